@@ -1,0 +1,5 @@
+"""`robvit data`."""
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="")

@@ -1,0 +1,84 @@
+"""What can go wrong, by name, and the checks at the public doors.
+
+    RobvitError
+    |- InputError          images, labels or settings that cannot be right
+    |- UnknownName         a name no registry holds
+    |- Unsupported         the model's family cannot do what was asked
+    |- WrongBackbone       tokens, a head or adapters made for other weights
+    |- WeightsUnavailable  no source has the weights
+    |- DataError           a data set that is empty, broken or of another layout
+    |- BrokenAttack        an attack left its budget or returned something that is not a picture
+
+Every message says what was expected, what came, and what to do. Nothing here recovers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RobvitError(Exception):
+    """Anything robvit refuses; the command line prints its message without a traceback."""
+
+
+class InputError(RobvitError, ValueError):
+    """Images, labels or settings that cannot be right."""
+
+
+class UnknownName(RobvitError, KeyError):
+    """A name no registry holds."""
+
+    def __str__(self) -> str:  # KeyError would show the message quoted
+        return str(self.args[0])
+
+
+class Unsupported(RobvitError):
+    """The model's family cannot do what was asked."""
+
+
+class WrongBackbone(RobvitError):
+    """Tokens, a head or adapters made for other weights."""
+
+
+class WeightsUnavailable(RobvitError):
+    """No source has the weights."""
+
+
+class DataError(RobvitError):
+    """A data set that is empty, broken or of another layout."""
+
+
+class BrokenAttack(RobvitError):
+    """An attack left its budget or returned something that is not a picture."""
+
+
+def check_images(x: torch.Tensor) -> None:
+    """Refuse anything but float images (B 3 H W) in [0,1]."""
+    if x.ndim != 4 or x.shape[1] != 3:
+        raise InputError(f"images must be (B 3 H W), got {tuple(x.shape)}; add the batch axis or convert to RGB")
+    if not x.is_floating_point():
+        raise InputError(f"images must be floats in [0,1], got {x.dtype}; divide 8-bit pictures by 255")
+    if x.numel() == 0:
+        raise InputError(f"images must not be empty, got {tuple(x.shape)}")
+    low, high = (float(v) for v in x.detach().aminmax())
+    if not (low >= 0 and high <= 1):  # also catches NaN
+        raise InputError(
+            f"images must lie in [0,1], got [{low:.2f}, {high:.2f}]; "
+            "the backbone normalises, so pass raw pixels / 255"
+        )
+
+
+def check_labels(y: torch.Tensor, count: int, classes: int | None = None) -> None:
+    """Refuse labels that are not `count` whole numbers in [0, classes)."""
+    if y.ndim != 1 or len(y) != count:
+        raise InputError(f"labels must be ({count},), one a picture, got {tuple(y.shape)}")
+    if y.is_floating_point() or y.is_complex():
+        raise InputError(f"labels must be whole numbers, got {y.dtype}; use .long()")
+    if classes is not None and count and not (0 <= int(y.min()) and int(y.max()) < classes):
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, the model's classes, got {int(y.min())}..{int(y.max())}; "
+            "check that the model was trained on this data set"
+        )

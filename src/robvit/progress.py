@@ -1,0 +1,66 @@
+"""Progress of long work: a live bar on a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+QUIET_SECONDS = 10.0  # between two lines where nobody watches live
+
+Advance = Callable[..., None]
+
+
+@contextmanager
+def progress(label: str, total: float | None = None, unit: str = "") -> Iterator[Advance]:
+    """Yield `advance(amount=1, note="")`; everything is written to standard error.
+
+    The time left is what the work so far predicts, so none is shown before something is done.
+    """
+    if sys.stderr.isatty():
+        with _live(label, total, unit) as advance:
+            yield advance
+    else:
+        yield _lines(label, total, unit)
+
+
+@contextmanager
+def _live(label: str, total: float | None, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:g} " + unit),
+        TimeElapsedColumn(),
+        *([TextColumn("left"), TimeRemainingColumn()] if total else []),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, note="")
+
+        def advance(amount: float = 1, note: str = "") -> None:
+            bar.update(task, advance=amount, **({"note": note} if note else {}))
+
+        yield advance
+
+
+def _lines(label: str, total: float | None, unit: str) -> Advance:
+    start = last = time.monotonic()
+    done = 0.0
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        finished = total is not None and done >= total
+        if now - last < QUIET_SECONDS and not (finished and now - start >= QUIET_SECONDS):
+            return
+        last = now
+        share = f"{done / total:4.0%}" if total else f"{done:g} {unit}".rstrip()
+        left = f", {(now - start) * (total - done) / done:.0f} s left" if total and done else ""
+        print(f"{label}: {share}{left} {note}".rstrip(), file=sys.stderr, flush=True)
+
+    return advance

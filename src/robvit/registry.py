@@ -1,0 +1,65 @@
+"""Named things that plug in, and loud errors for names nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar
+
+from robvit.errors import UnknownName
+
+T = TypeVar("T")
+
+
+def unknown(kind: str, name: str, known: list[str], hint: str = "") -> UnknownName:
+    """An error that offers the nearest known names."""
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)[:20])}"
+    return UnknownName(f"no {kind} is called {name!r}; {offer}{' ' + hint if hint else ''}")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered thing with what is known about it."""
+
+    name: str
+    value: T
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Registry(Generic[T]):
+    """A table of named things, in the order in which they were added."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def add(self, name: str | None = None, /, **facts: Any) -> Callable[[T], T]:
+        """Decorator that files a function under its own name, or the one given."""
+
+        def file(value: T) -> T:
+            key = name or getattr(value, "__name__", "")
+            if not key or key in self._entries:
+                raise ValueError(f"{self.kind} {key!r} is nameless or already there; choose another name")
+            self._entries[key] = Entry(key, value, facts)
+            return value
+
+        return file
+
+    def entry(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise unknown(self.kind, name, list(self._entries))
+        return self._entries[name]
+
+    def __getitem__(self, name: str) -> T:
+        return self.entry(name).value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
