@@ -36,6 +36,7 @@ class ConvStem(nn.Module):
         super().__init__()
         assert patch_size == 4, "the stem halves the picture twice"
         self.patch_size = (patch_size, patch_size)
+        self.img_size = (img_size, img_size)
         self.grid_size = (img_size // patch_size, img_size // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         quarter, half = embed_dim // 4, embed_dim // 2

@@ -1,0 +1,217 @@
+"""The families of timm transformers: how each turns pixels into tokens, and where its blocks are.
+
+A family is one entry of FAMILIES. To add one, write a function from normalised pixels to `Tokens`
+and register it with the timm class it is for. Extra tokens enter at the end of the sequence, after
+the position embedding (and after CLIP's `norm_pre`), so that they have no position; they are split
+off again before anything is called a feature.
+
+Legend for shapes: B batch, N patches, P prefix tokens, R extra tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import timm.models as zoo
+import torch
+from timm.models._manipulate import checkpoint
+from torch import nn
+
+from robvit.errors import Unsupported
+
+
+class Tokens(NamedTuple):
+    """The final tokens of a batch: prefix (B P D), patch (B N D), extra (B R D), grid (rows, columns).
+
+    The prefix holds the class token first, then registers; `patch` is the grid row by row.
+    """
+
+    prefix: torch.Tensor
+    patch: torch.Tensor
+    extra: torch.Tensor
+    grid: tuple[int, int]
+
+
+Forward = Callable[[nn.Module, torch.Tensor, torch.Tensor | None], Tokens]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What robvit knows of a timm architecture."""
+
+    name: str
+    architecture: type[nn.Module]
+    tokens: Forward
+    blocks: Callable[[nn.Module], list[nn.Module]]
+    takes_extra: bool = True
+    why_not: str = ""  # why extra tokens are impossible
+
+
+FAMILIES: list[Family] = []
+
+
+def family_of(net: nn.Module) -> Family:
+    """The family a timm model belongs to; a model of no known family gets the plain one."""
+    return next((f for f in FAMILIES if isinstance(net, f.architecture)), PLAIN)
+
+
+def _family(architecture: type[nn.Module], *stacks: str, **facts: Any) -> Callable[[Forward], Forward]:
+    """Register the tokens function of a family whose blocks lie in the named attributes."""
+
+    def blocks(net: nn.Module) -> list[nn.Module]:
+        return [block for stack in stacks for block in getattr(net, stack)]
+
+    def register(tokens: Forward) -> Forward:
+        FAMILIES.append(Family(tokens.__name__, architecture, tokens, blocks, **facts))
+        return tokens
+
+    return register
+
+
+def _with_extra(x: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
+    """Append extra tokens (1 R D) or (B R D) to the sequence (B T D)."""
+    if extra is None:
+        return x
+    return torch.cat((x, extra.to(x.dtype).expand(len(x), -1, -1)), dim=1)
+
+
+def _split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
+    """Cut a sequence (B P+N+R D) into its parts."""
+    end = prefix + grid[0] * grid[1]
+    return Tokens(x[:, :prefix], x[:, prefix:end], x[:, end:], grid)
+
+
+def _grid(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
+    embed = net.patch_embed
+    if hasattr(embed, "dynamic_feat_size"):
+        rows, columns = embed.dynamic_feat_size(pixels.shape[-2:])
+    else:
+        rows, columns = embed.grid_size
+    return int(rows), int(columns)
+
+
+def _run(net: Any, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a block, trading memory for time when timm's gradient checkpointing is on."""
+    return checkpoint(block, *args, **kwargs) if net.grad_checkpointing else block(*args, **kwargs)
+
+
+@_family(zoo.vision_transformer.VisionTransformer, "blocks")
+def vit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+    """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
+    x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(pixels))))
+    x = _with_extra(x, extra)
+    for block in net.blocks:
+        x = _run(net, block, x)
+    return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
+
+
+@_family(zoo.eva.Eva, "blocks")
+def eva(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+    """EVA-02, DINOv3: as a ViT, with rotary positions for patches only."""
+    x, rope = net._pos_embed(net.patch_embed(pixels))
+    x = _with_extra(net.norm_pre(x), extra)
+    if rope is not None and extra is not None:
+        rope = _unrotated(rope, extra.shape[1])
+    per_block = rope is not None and getattr(net, "rope_mixed", False)
+    for i, block in enumerate(net.blocks):
+        x = _run(net, block, x, rope=rope[i] if per_block else rope)
+    return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
+
+
+def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
+    """Lengthen rotary embeddings (... N 2E) by `count` positions that rotate by nothing.
+
+    timm concatenates sines and cosines; sine 0 and cosine 1 leave a token as it is.
+    """
+    sin, cos = rope.chunk(2, dim=-1)
+    shape = (*sin.shape[:-2], count, sin.shape[-1])
+    sin = torch.cat((sin, sin.new_zeros(shape)), dim=-2)
+    cos = torch.cat((cos, cos.new_ones(shape)), dim=-2)
+    return torch.cat((sin, cos), dim=-1)
+
+
+@_family(zoo.cait.Cait, "blocks", "blocks_token_only")
+def cait(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+    """CaiT: patches first, then a class token that looks at them and at the extra tokens."""
+    x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
+    x = _with_extra(x, extra)
+    for block in net.blocks:
+        x = _run(net, block, x)
+    cls = net.cls_token.expand(len(x), -1, -1)
+    for block in net.blocks_token_only:
+        cls = block(x, cls)
+    return _split(net.norm(torch.cat((cls, x), dim=1)), 1, _grid(net, pixels))
+
+
+@_family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")
+def xcit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+    """XCiT: attention between channels, so extra tokens act through the channel covariances.
+
+    Its local patch interaction is a convolution over the grid; extra tokens are not on the grid and
+    pass it by.
+    """
+    x, grid = net.patch_embed(pixels)
+    count = x.shape[1]
+    if net.pos_embed is not None:
+        x = x + net.pos_embed(len(x), *grid).reshape(len(x), -1, count).permute(0, 2, 1)
+    x = _with_extra(net.pos_drop(x), extra)
+    with _patches_only([block.local_mp for block in net.blocks], count, 0 if extra is None else extra.shape[1]):
+        for block in net.blocks:
+            x = _run(net, block, x, *grid)
+    x = torch.cat((net.cls_token.expand(len(x), -1, -1), x), dim=1)
+    for block in net.cls_attn_blocks:
+        x = _run(net, block, x)
+    return _split(net.norm(x), 1, grid)
+
+
+@contextmanager
+def _patches_only(modules: list[nn.Module], count: int, others: int) -> Iterator[None]:
+    """Let modules see only the first `count` tokens and return zero for the `others` behind them."""
+
+    def cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args[0][:, :count], *args[1:]
+
+    def pad(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(output, (0, 0, 0, others))
+
+    handles = [m.register_forward_pre_hook(cut) for m in modules if others]
+    handles += [m.register_forward_hook(pad) for m in modules if others]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _plain_tokens(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+    """Any other timm model: its last feature map as patches, without prefix unless timm names one."""
+    assert extra is None
+    x = net.forward_features(pixels)
+    if x.ndim == 4:
+        if getattr(net, "output_fmt", "NCHW") == "NHWC":
+            x = x.permute(0, 3, 1, 2)
+        grid = (int(x.shape[2]), int(x.shape[3]))
+        return _split(x.flatten(2).transpose(1, 2), 0, grid)
+    if x.ndim != 3:
+        raise Unsupported(f"{type(net).__name__} gives features of shape {tuple(x.shape)}, not tokens")
+    prefix = int(getattr(net, "num_prefix_tokens", 0))
+    side = int((x.shape[1] - prefix) ** 0.5)
+    grid = (side, side) if side * side == x.shape[1] - prefix else (1, x.shape[1] - prefix)
+    return _split(x, prefix, grid)
+
+
+def _stage_blocks(net: Any) -> list[nn.Module]:
+    """The blocks of a pyramid, stage by stage."""
+    stages = getattr(net, "layers", None) or getattr(net, "stages", None) or []
+    return [block for stage in stages for block in getattr(stage, "blocks", [])]
+
+
+PLAIN = Family(
+    "plain", nn.Module, _plain_tokens, _stage_blocks, False, "it has no single token sequence from start to end"
+)
+for _name, _architecture in (("swin", zoo.swin_transformer.SwinTransformer), ("levit", zoo.levit.Levit)):
+    _why = "its windows and stages have no single token sequence from start to end"
+    FAMILIES.append(Family(_name, _architecture, _plain_tokens, _stage_blocks, False, _why))
