@@ -74,12 +74,14 @@ def n_fgsm(
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    return sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500))) / len(x)
+    return sum(
+        int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True)
+    ) / len(x)
 
 
 def pgd_accuracy(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 10) -> float:
     parts = []
-    for a, b in zip(x.split(250), y.split(250)):
+    for a, b in zip(x.split(250), y.split(250), strict=True):
         adv = a.clone()
         for _ in range(steps):
             adv.requires_grad_()
@@ -90,7 +92,9 @@ def pgd_accuracy(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("which", choices=SETTINGS)
     parser.add_argument("--data", type=Path, default=Path.home() / ".cache/robvit/data/cifar10")
     parser.add_argument("--out", type=Path, default=Path("runs/bundled"))
@@ -156,7 +160,10 @@ def main() -> None:
             loss_sum += loss.item()
             if i % 50 == 49:
                 speed = (i + 1) * settings["batch"] / (time.time() - start)
-                print(f"epoch {epoch + 1} step {i + 1}/{per_epoch} loss {loss_sum / (i + 1):.3f} {speed:.0f}/s", flush=True)
+                print(
+                    f"epoch {epoch + 1} step {i + 1}/{per_epoch} loss {loss_sum / (i + 1):.3f} {speed:.0f}/s",
+                    flush=True,
+                )
         ema.module.eval()
         clean = accuracy(ema.module, x_val, y_val)
         attacked = pgd_accuracy(ema.module, x_val[:1000], y_val[:1000]) if robust else None

@@ -1,4 +1,49 @@
 """Harden Vision Transformers against adversarial examples, attack them, and tell the truth about it.
 
-Names are looked up when they are first used, so `import robvit` costs nothing.
+Names are looked up when they are first used, so `import robvit` is quick: torch is not loaded, no
+model is built and nothing is downloaded.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from robvit import attacks as attacks
+    from robvit import backbones as backbones
+    from robvit import data as data
+    from robvit.backbones.families import Tokens as Tokens
+    from robvit.backbones.model import Model as Model
+    from robvit.defenses.tokens import RobustTokens as RobustTokens
+    from robvit.errors import RobvitError as RobvitError
+    from robvit.loading import load as load
+    from robvit.threat import Threat as Threat
+
+# Public name: where it lives; an empty second part is a module.
+_PUBLIC = {
+    "Model": ("robvit.backbones.model", "Model"),
+    "RobustTokens": ("robvit.defenses.tokens", "RobustTokens"),
+    "RobvitError": ("robvit.errors", "RobvitError"),
+    "Threat": ("robvit.threat", "Threat"),
+    "Tokens": ("robvit.backbones.families", "Tokens"),
+    "attacks": ("robvit.attacks", ""),
+    "backbones": ("robvit.backbones", ""),
+    "data": ("robvit.data", ""),
+    "load": ("robvit.loading", "load"),
+}
+__all__ = ["Model", "RobustTokens", "RobvitError", "Threat", "Tokens", "attacks", "backbones", "data", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'robvit' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *_PUBLIC))

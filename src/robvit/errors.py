@@ -58,7 +58,8 @@ class BrokenAttack(RobvitError):
 def check_images(x: torch.Tensor) -> None:
     """Refuse anything but float images (B 3 H W) in [0,1]."""
     if x.ndim != 4 or x.shape[1] != 3:
-        raise InputError(f"images must be (B 3 H W), got {tuple(x.shape)}; add the batch axis or convert to RGB")
+        shape = tuple(x.shape)
+        raise InputError(f"images must be (B 3 H W), got {shape}; add the batch axis or convert to RGB")
     if not x.is_floating_point():
         raise InputError(f"images must be floats in [0,1], got {x.dtype}; divide 8-bit pictures by 255")
     if x.numel() == 0:
@@ -77,7 +78,7 @@ def check_labels(y: torch.Tensor, count: int, classes: int | None = None) -> Non
         raise InputError(f"labels must be ({count},), one a picture, got {tuple(y.shape)}")
     if y.is_floating_point() or y.is_complex():
         raise InputError(f"labels must be whole numbers, got {y.dtype}; use .long()")
-    if classes is not None and count and not (0 <= int(y.min()) and int(y.max()) < classes):
+    if classes is not None and count and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(
             f"labels must lie in 0..{classes - 1}, the model's classes, got {int(y.min())}..{int(y.max())}; "
             "check that the model was trained on this data set"

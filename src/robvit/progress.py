@@ -42,7 +42,9 @@ def _live(label: str, total: float | None, unit: str) -> Iterator[Advance]:
         task = bar.add_task(label, total=total, note="")
 
         def advance(amount: float = 1, note: str = "") -> None:
-            bar.update(task, advance=amount, **({"note": note} if note else {}))
+            bar.update(task, advance=amount)
+            if note:
+                bar.update(task, note=note)
 
         yield advance
 

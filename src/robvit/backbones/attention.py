@@ -38,13 +38,13 @@ def _net(model: nn.Module) -> nn.Module:
 # --- scaling -----------------------------------------------------------------------------------------
 
 
-def _scale_output(module: nn.Module, scale: Scale, part: Callable[[torch.Tensor], int] | None = None) -> Remove:
-    """Multiply a module's output, or only its first `part` channels, by `scale`."""
+def _scale_output(module: nn.Module, scale: Scale, share: int = 1) -> Remove:
+    """Multiply a module's output, or only the first 1/`share` of its channels, by `scale`."""
 
     def hook(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
-        if part is None:
+        if share == 1:
             return output * scale
-        width = part(output)
+        width = output.shape[-1] // share
         return torch.cat((output[..., :width] * scale, output[..., width:]), dim=-1)
 
     return module.register_forward_hook(hook).remove
@@ -59,7 +59,7 @@ def _scale_q(attention: Any, scale: Scale) -> Remove:
 
 
 def _scale_first_third(attention: Any, scale: Scale) -> Remove:
-    return _scale_output(attention.qkv, scale, part=lambda qkv: qkv.shape[-1] // 3)
+    return _scale_output(attention.qkv, scale, share=3)
 
 
 def _scale_levit(attention: Any, scale: Scale) -> Remove:
@@ -72,7 +72,8 @@ def _scale_levit(attention: Any, scale: Scale) -> Remove:
         query, rest = heads.tensor_split([attention.key_dim], dim=channels + 1)
         return torch.cat((query * scale, rest), dim=channels + 1).flatten(channels, channels + 1)
 
-    return attention.qkv.register_forward_hook(hook).remove
+    layer: nn.Module = attention.qkv
+    return layer.register_forward_hook(hook).remove
 
 
 def _scale_temperature(attention: Any, scale: Scale) -> Remove:

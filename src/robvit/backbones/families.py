@@ -10,9 +10,9 @@ Legend for shapes: B batch, N patches, P prefix tokens, R extra tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import timm.models as zoo
@@ -93,7 +93,7 @@ def _grid(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _run(net: Any, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run(net: Any, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a block, trading memory for time when timm's gradient checkpointing is on."""
     return checkpoint(block, *args, **kwargs) if net.grad_checkpointing else block(*args, **kwargs)
 
@@ -158,32 +158,30 @@ def xcit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
     if net.pos_embed is not None:
         x = x + net.pos_embed(len(x), *grid).reshape(len(x), -1, count).permute(0, 2, 1)
     x = _with_extra(net.pos_drop(x), extra)
-    with _patches_only([block.local_mp for block in net.blocks], count, 0 if extra is None else extra.shape[1]):
-        for block in net.blocks:
-            x = _run(net, block, x, *grid)
+    for block in net.blocks:
+        x = _run(net, partial(_patches_interact, block, count), x, *grid)
     x = torch.cat((net.cls_token.expand(len(x), -1, -1), x), dim=1)
     for block in net.cls_attn_blocks:
         x = _run(net, block, x)
     return _split(net.norm(x), 1, grid)
 
 
-@contextmanager
-def _patches_only(modules: list[nn.Module], count: int, others: int) -> Iterator[None]:
-    """Let modules see only the first `count` tokens and return zero for the `others` behind them."""
+def _patches_interact(block: Any, count: int, x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Run an XCiT block in which only the first `count` tokens meet in the local interaction.
+
+    The hooks live inside, so that a gradient checkpoint that runs the block again has them too.
+    """
+    others = x.shape[1] - count
 
     def cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args[0][:, :count], *args[1:]
 
-    def pad(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    def pad(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         return nn.functional.pad(output, (0, 0, 0, others))
 
-    handles = [m.register_forward_pre_hook(cut) for m in modules if others]
-    handles += [m.register_forward_hook(pad) for m in modules if others]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with block.local_mp.register_forward_pre_hook(cut), block.local_mp.register_forward_hook(pad):
+        out: torch.Tensor = block(x, rows, columns)
+    return out
 
 
 def _plain_tokens(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
@@ -209,9 +207,11 @@ def _stage_blocks(net: Any) -> list[nn.Module]:
     return [block for stage in stages for block in getattr(stage, "blocks", [])]
 
 
-PLAIN = Family(
-    "plain", nn.Module, _plain_tokens, _stage_blocks, False, "it has no single token sequence from start to end"
-)
-for _name, _architecture in (("swin", zoo.swin_transformer.SwinTransformer), ("levit", zoo.levit.Levit)):
-    _why = "its windows and stages have no single token sequence from start to end"
-    FAMILIES.append(Family(_name, _architecture, _plain_tokens, _stage_blocks, False, _why))
+def _pyramid(name: str, architecture: type[nn.Module]) -> Family:
+    why_not = "it has no single token sequence from start to end"
+    return Family(name, architecture, _plain_tokens, _stage_blocks, takes_extra=False, why_not=why_not)
+
+
+FAMILIES.append(_pyramid("swin", zoo.swin_transformer.SwinTransformer))
+FAMILIES.append(_pyramid("levit", zoo.levit.Levit))
+PLAIN = _pyramid("plain", nn.Module)

@@ -9,6 +9,7 @@ Legend for shapes: B batch, N patches, D width, K classes, H W picture.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +39,7 @@ def _silent(*_: Any, **__: Any) -> None:
 
 
 def pooled(tokens: Tokens) -> torch.Tensor:
-    """Class token beside mean patch token, as in the Robustness Tokens paper: (B 2D), or (B D) without class."""
+    """Class token beside mean patch token, as in the Robustness Tokens paper: (B 2D); (B D) without class."""
     return torch.cat((*tokens.prefix[:, :1].unbind(1), tokens.patch.mean(1)), dim=1)
 
 
@@ -53,11 +54,16 @@ class FeatureHead(nn.Module):
         self.fingerprint = fingerprint
         self.names = names or []
 
+    @classmethod
+    @abstractmethod
+    def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> FeatureHead:
+        """A head of the right shape to load `state` into."""
+
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
-        facts = {"kind": self.kind, "classes": self.classes, "fingerprint": self.fingerprint, "names": self.names}
+        about = {name: getattr(self, name) for name in ("kind", "classes", "fingerprint", "names")}
         with written_whole(path) as aside:
-            save_file(self.state_dict(), aside, {"format": FORMAT, "head": json.dumps(facts)})
+            save_file(self.state_dict(), aside, {"format": FORMAT, "head": json.dumps(about)})
 
     def check(self, model: Model) -> None:
         """Refuse a backbone other than the one this head was trained on."""
@@ -129,10 +135,10 @@ class LinearHead(FeatureHead):
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = F.cross_entropy(F.linear(z, weight, bias), y) + weight_decay * weight.square().sum() / 2
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
         with torch.no_grad():
             head.linear.weight.copy_(weight / std)
             head.linear.bias.copy_(bias - (weight / std) @ mean)
@@ -175,7 +181,13 @@ class NearestHead(FeatureHead):
 
     @classmethod
     def fit(
-        cls, model: Model, batches: Batches, classes: int, *, names: list[str] | None = None, report: Report = _silent
+        cls,
+        model: Model,
+        batches: Batches,
+        classes: int,
+        *,
+        names: list[str] | None = None,
+        report: Report = _silent,
     ) -> NearestHead:
         """Remember the normalised features of all training pictures."""
         x, y = _collect(model, batches, report)

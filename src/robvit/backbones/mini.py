@@ -54,7 +54,8 @@ class ConvStem(nn.Module):
         return self.patch_size[0] if as_scalar else self.patch_size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.stem(x).flatten(2).transpose(1, 2)  # (B N D)
+        grid: torch.Tensor = self.stem(x)  # (B D h w)
+        return grid.flatten(2).transpose(1, 2)  # (B N D)
 
 
 @register_model
@@ -69,8 +70,9 @@ def robvit_mini(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
         "mlp_ratio": 2.0, "num_classes": 10, "embed_layer": ConvStem,
     }  # fmt: skip
     model = VisionTransformer(**{**settings, **kwargs})
-    model.pretrained_cfg = {
+    config: Any = {
         "architecture": "robvit_mini", "input_size": (3, 32, 32), "fixed_input_size": True,
         "mean": CIFAR_MEAN, "std": CIFAR_STD, "num_classes": 10, "interpolation": "bilinear", "crop_pct": 1.0,
     }  # fmt: skip
+    model.pretrained_cfg = model.default_cfg = config
     return model

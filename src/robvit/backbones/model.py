@@ -7,10 +7,10 @@ a head. With none of them its logits are timm's, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, cast
 
-import timm.data
 import torch
+from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.backbones.families import Family, Tokens, family_of
@@ -21,14 +21,11 @@ from robvit.files import tensors_sha256
 _SIZE_DEPENDENT = ("pos_embed", "relative_position_index", "attn_mask", "attention_bias_idxs", "rope.")
 
 
-class Head(Protocol):
-    """Anything that turns final tokens into logits, told the picture's size (rows, columns)."""
-
-    def __call__(self, tokens: Tokens, size: tuple[int, int]) -> torch.Tensor: ...
-
-
 class Model(nn.Module):
-    """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K)."""
+    """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K).
+
+    A head is a module from final tokens and the picture's size (rows, columns) to logits.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -60,8 +57,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B K); (B K H W) with a segmentation head."""
         if self.head is None and self.extra is None:
-            out: torch.Tensor = self.net(self.normalise(x))
-            return out
+            return cast(torch.Tensor, self.net(self.normalise(x)))
         return self.logits(self.tokens(x), (x.shape[-2], x.shape[-1]))
 
     def features(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,12 +76,10 @@ class Model(nn.Module):
     def logits(self, tokens: Tokens, size: tuple[int, int] | None = None) -> torch.Tensor:
         """Logits from final tokens, by the model's own head or timm's."""
         if self.head is not None:
-            out: torch.Tensor = self.head(tokens, size or self.input_size)
-            return out
+            return cast(torch.Tensor, self.head(tokens, size or self.input_size))
         if self.family.takes_extra:
             net: Any = self.net
-            out = net.forward_head(torch.cat((tokens.prefix, tokens.patch), dim=1))
-            return out
+            return cast(torch.Tensor, net.forward_head(torch.cat((tokens.prefix, tokens.patch), dim=1)))
         raise Unsupported(f"{self.name} classifies its own feature map, not tokens; call model(x) instead")
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +101,7 @@ class Model(nn.Module):
         rows, columns = (
             self._input_size
             or getattr(embed, "img_size", None)
-            or timm.data.resolve_model_data_config(self.net)["input_size"][1:]
+            or resolve_model_data_config(self.net)["input_size"][1:]
         )
         return int(rows), int(columns)
 
@@ -144,7 +138,7 @@ class Model(nn.Module):
         if extra is None:
             return
         if not self.family.takes_extra:
-            raise Unsupported(f"{self.name} ({self.family.name}) cannot take extra tokens: {self.family.why_not}")
+            raise Unsupported(f"{self.name} cannot take extra tokens: {self.family.why_not}")
         if extra.ndim != 3 or extra.shape[-1] != self.width:
             raise InputError(
                 f"extra tokens must be (1 R {self.width}) or (B R {self.width}) for {self.name}, "

@@ -1,0 +1,1 @@
+"""What hardens a model."""

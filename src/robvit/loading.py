@@ -1,0 +1,109 @@
+"""`robvit.load`: one door to every model, with its weights, its tokens and its head."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data.config import resolve_model_data_config
+from torch import nn
+
+from robvit.backbones import weights, zoo
+from robvit.backbones.heads import FeatureHead, load_head
+from robvit.backbones.model import Model
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError, Unsupported
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+Size = int | tuple[int, int]
+
+# timm builds DINOv2 for 518x518; its users and the papers take 224, at a tenth of the cost.
+USUAL_SIZE = {"dinov2": 224}
+
+
+def load(
+    name: str,
+    *,
+    pretrained: bool = True,
+    tokens: RobustTokens | str | Path | None = None,
+    head: FeatureHead | str | Path | None = None,
+    img_size: Size | None = None,
+    num_classes: int | None = None,
+    normalise: Literal["model", "imagenet", "none"] | Statistics = "model",
+    pos_embed: Literal["timm", "hub"] = "timm",
+    arch: str | None = None,
+) -> Model:
+    """A model on pixels, ready to judge or attack: (B 3 H W) in [0,1] to logits (B K).
+
+    `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
+    does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
+    they belong to other weights. `normalise` is the network's own statistics unless you know better:
+    the published robust XCiT checkpoints were trained with "none". `pos_embed` says how positions are
+    interpolated to another size: as timm does, or as the DINOv2 hub does ("hub"), which the published
+    tokens were trained with.
+    """
+    path = weights.local_file(name)
+    tensors, origin = weights.state_dict(name) if pretrained else (None, None)
+    named = arch or (origin.timm_name if path and origin else name)
+    if not named:
+        raise InputError(
+            f"{name} does not say which network it holds; name it with arch=, such as arch='xcit-s12'"
+        )
+    known = zoo.resolve(named)
+    net = _build(known, img_size or USUAL_SIZE.get(known.family), num_classes)
+    if tensors is not None:
+        _fill(net, tensors, name, pos_embed, keep_head=num_classes is None)
+    mean, std = _statistics(net, normalise)
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    model = Model(net, name=name, mean=mean, std=std, input_size=size).eval()
+    if head is not None:
+        head = head if isinstance(head, FeatureHead) else load_head(head)
+        head.check(model)
+        model.head = head
+    if tokens is not None:
+        tokens = tokens if isinstance(tokens, RobustTokens) else RobustTokens.load(tokens)
+        tokens.check(model)
+        model.extra = tokens.values.clone()
+    return model
+
+
+def _build(known: zoo.Known, img_size: Size | None, num_classes: int | None) -> nn.Module:
+    wishes = {"img_size": img_size, "num_classes": num_classes}
+    try:
+        return zoo.build(known, **{k: v for k, v in wishes.items() if v is not None})
+    except (TypeError, AssertionError) as error:
+        raise Unsupported(f"timm cannot build {known.timm_name} with img_size={img_size}: {error}") from None
+
+
+def _fill(
+    net: nn.Module, tensors: dict[str, torch.Tensor], name: str, pos_embed: str, *, keep_head: bool
+) -> None:
+    """Load weights strictly after fitting them to the network's size, as timm does for its own."""
+    if pos_embed == "hub":
+        grid = getattr(getattr(net, "patch_embed", None), "grid_size", None)
+        if grid is None or "pos_embed" not in tensors:
+            raise Unsupported(f"{name} has no position embedding to interpolate the hub's way")
+        tensors = {**tensors, "pos_embed": weights.hub_pos_embed(tensors["pos_embed"], grid)}
+    adapt: Any = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
+    if adapt is not None:
+        tensors = adapt(dict(tensors), net)
+    if not keep_head:  # another number of classes: the new head starts afresh
+        fresh = {k: v for k, v in net.state_dict().items() if k.startswith("head")}
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("head")} | fresh
+    weights.load_strict(net, tensors, name)
+
+
+def _statistics(net: nn.Module, normalise: str | Statistics) -> Statistics:
+    if not isinstance(normalise, str):
+        return normalise
+    if normalise == "none":
+        return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if normalise == "imagenet":
+        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    if normalise == "model":
+        config = resolve_model_data_config(net)
+        return tuple(config["mean"]), tuple(config["std"])
+    raise InputError(f'normalise must be "model", "imagenet", "none" or (mean, std), got {normalise!r}')
