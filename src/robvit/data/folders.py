@@ -1,0 +1,194 @@
+"""Folders of pictures: one folder a class, no classes at all, or pictures beside masks."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from robvit.data.pictures import IGNORE, SUFFIXES, MaskValues, PictureError, read_mask_values
+from robvit.data.sets import Listing
+from robvit.errors import DataError
+from robvit.progress import progress
+
+# A part of a data set goes by any of these names; without a name the first judging part is taken.
+PARTS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
+JUDGING = ("test", "val")
+MASK_FOLDERS = ("masks", "annotations", "labels")
+WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
+
+
+def existing_folder(path: str | Path) -> Path:
+    """The folder of that name, which must be there."""
+    folder = Path(path).expanduser()
+    if not str(path):
+        raise DataError("this data set needs a folder after the colon, as in imagenet:PATH")
+    if not folder.is_dir():
+        raise DataError(f"expected a folder of pictures, got {folder}, which {_what_is(folder)}")
+    return folder
+
+
+def pictures_below(root: Path) -> list[Path]:
+    """Every picture file under a folder, sorted; links are followed, hidden files are not pictures."""
+    found: list[Path] = []
+    visited: set[str] = set()
+    for folder, inner, files in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(folder)) in visited:  # a link that leads back up
+            inner.clear()
+            continue
+        visited.add(real)
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        found += [Path(folder, name) for name in files if _is_picture_name(name)]
+    return sorted(
+        (path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix()
+    )
+
+
+def named(root: Path, paths: list[Path]) -> list[str]:
+    """Names that mean the same on every machine: the paths below the root, with forward slashes."""
+    return [path.relative_to(root).as_posix() for path in paths]
+
+
+def part_folder(root: Path, split: str | None) -> Path:
+    """The folder of a part: root/train for "train" or "training"; without a split the judging part.
+
+    A folder without parts is its own judging part.
+    """
+    folders = _subfolders(root)
+    parts = {part: folder for part, names in PARTS.items() for folder in folders if folder.name in names}
+    if split is None:
+        only_parts = bool(folders) and len(parts) == len(folders)
+        if not only_parts and "train" not in parts:  # then "test" may well be a class
+            return root
+        for part in JUDGING:
+            if part in parts:
+                return parts[part]
+        if only_parts:  # never judge on the training part unasked
+            raise DataError(f"{root} has only a training part; ask for it with split='train' (--split train)")
+        return root
+    for folder in folders:
+        if folder.name == split:
+            return folder
+    for part, names in PARTS.items():
+        if split in names and part in parts:
+            return parts[part]
+    inside = not Path(split).is_absolute() and ".." not in Path(split).parts
+    if inside and (root / split).is_dir():
+        return root / split
+    known = ", ".join(folder.name for folder in folders[:20]) or "no folders"
+    raise DataError(f"{root} has no part called {split!r}; it holds {known}")
+
+
+def class_folders(root: Path) -> Listing:
+    """One folder a class, numbered in the order of their names, as torchvision's ImageFolder does."""
+    folders = _subfolders(root)
+    names: list[str] = []
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        inside = pictures_below(folder)
+        if not inside:
+            raise DataError(f"class folder {folder} holds no pictures; fill it or remove it")
+        names += [f"{folder.name}/{name}" for name in named(folder, inside)]
+        paths += inside
+        labels += [label] * len(inside)
+    return Listing(names, paths, labels=labels, classes=[folder.name for folder in folders])
+
+
+def plain_folder(root: Path) -> Listing:
+    """Pictures without labels."""
+    paths = pictures_below(root)
+    if not paths:
+        raise DataError(
+            f"{root} holds no pictures; expected files ending in {' '.join(sorted(SUFFIXES))}, "
+            "directly or in one folder for each class"
+        )
+    return Listing(named(root, paths), paths)
+
+
+def is_flat(root: Path) -> bool:
+    """Whether the pictures lie in the folder itself; a mixture is refused, for part of it would be lost."""
+    folders = _subfolders(root)
+    if not _has_loose_pictures(root):
+        return not folders
+    if filled := [folder.name for folder in folders if pictures_below(folder)]:
+        raise DataError(
+            f"{root} holds both pictures and folders of pictures ({', '.join(filled[:3])}); "
+            "move the pictures into class folders, or the folders elsewhere"
+        )
+    return True
+
+
+def masked_pictures(root: Path, split: str | None) -> tuple[list[str], list[Path], list[Path]]:
+    """Names, pictures and masks: images/SPLIT + masks/SPLIT, SPLIT/images + SPLIT/masks, or no parts."""
+    if (root / "images").is_dir():
+        images, masks = root / "images", _mask_folder(root)
+        if split is not None or not _has_loose_pictures(images):
+            images = part_folder(images, split)
+            masks = masks / images.name
+    else:
+        part = part_folder(root, split)
+        images, masks = part / "images", _mask_folder(part)
+    paths = pictures_below(existing_folder(images))
+    if not paths:
+        raise DataError(f"{images} holds no pictures")
+    return named(images, paths), paths, [_mask_of(path, images, masks) for path in paths]
+
+
+def count_mask_classes(masks: list[Path], void: int) -> int:
+    """One more than the largest class found in any readable mask."""
+    largest = -1
+    with progress("counting the masks' classes", total=len(masks), unit="masks") as advance:
+        for path in masks:
+            advance()
+            try:
+                values = read_mask_values(path)
+            except PictureError:
+                continue  # opening the set names and counts it
+            values = values[(values != void) & (values != IGNORE)]
+            largest = max(largest, int(values.max(initial=-1)))
+    if not 0 <= largest < IGNORE:
+        raise DataError(f"expected mask values in 0..{IGNORE - 1}, the largest is {largest}; 255 is void")
+    return largest + 1
+
+
+def mask_listing(
+    found: tuple[list[str], list[Path], list[Path]], values: MaskValues, classes: list[str]
+) -> Listing:
+    """A set of pictures with masks, whose classes are numbered where nobody named them."""
+    names, paths, masks = found
+    numbered = [f"class {values.first + i}" for i in range(values.classes)]
+    return Listing(names, paths, masks=masks, mask_values=values, classes=classes or numbered)
+
+
+def _mask_folder(root: Path) -> Path:
+    for name in MASK_FOLDERS:
+        if (root / name).is_dir():
+            return root / name
+    raise DataError(f"expected masks in {root} in a folder called {' or '.join(MASK_FOLDERS)}, found none")
+
+
+def _mask_of(picture: Path, images: Path, masks: Path) -> Path:
+    beside = masks / picture.relative_to(images)
+    for suffix in (".png", ".tif", ".bmp", ".gif"):  # lossless: JPEG would invent classes at every edge
+        if (mask := beside.with_suffix(suffix)).is_file():
+            return mask
+    raise DataError(f"no mask for {picture}; expected {beside.with_suffix('.png')}")
+
+
+def _subfolders(root: Path) -> list[Path]:
+    return sorted(
+        entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__"))
+    )
+
+
+def _has_loose_pictures(folder: Path) -> bool:
+    return any(entry.is_file() and _is_picture_name(entry.name) for entry in folder.iterdir())
+
+
+def _is_picture_name(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+
+
+def _what_is(path: Path) -> str:
+    return "is a file" if path.is_file() else "does not exist"

@@ -1,0 +1,113 @@
+"""Hugging Face data sets, through the `datasets` package where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from robvit.data.folders import JUDGING, PARTS
+from robvit.data.pictures import PictureError
+from robvit.data.sets import Listing
+from robvit.errors import DataError
+
+_LABEL_COLUMNS = ("label", "labels")
+
+
+class HubPictures:
+    """The undecoded pictures of a column, so that our own decoder decides what is a picture."""
+
+    def __init__(self, table: Any, column: str) -> None:
+        self.table, self.column = table, column
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int, /) -> bytes | Path:
+        cell = self.table[index][self.column]
+        if cell and cell.get("bytes") is not None:
+            return bytes(cell["bytes"])
+        if cell and cell.get("path"):
+            return Path(cell["path"])
+        raise PictureError("the data set has no picture in this row")
+
+
+def hub_listing(
+    name: str, split: str | None, *, config: str | None, image: str | None, label: str | None
+) -> Listing:
+    """A split of a data set on the hub; names are the split and the row."""
+    datasets = _datasets()
+    try:
+        split = _split(name, split, datasets.get_dataset_split_names(name, config))
+        table = datasets.load_dataset(name, config, split=split)
+    except DataError:
+        raise
+    except Exception as error:  # the package's errors share no base class
+        raise DataError(f"Hugging Face data set {name!r} cannot be loaded: {error}") from error
+    return table_listing(table, split, datasets.Image(decode=False), image=image, label=label)
+
+
+def table_listing(table: Any, split: str, undecoded: Any, *, image: str | None, label: str | None) -> Listing:
+    """The pictures and labels of a loaded table; `undecoded` is the feature that keeps pictures as bytes."""
+    features = dict(table.features)
+    image = _column(features, image, [n for n, f in features.items() if type(f).__name__ == "Image"], "image")
+    if image is None:
+        raise DataError(
+            f"expected a column of pictures, got {', '.join(features)}; name it with ?image=COLUMN"
+        )
+    labels, classes = _labels(table, features, label)
+    names = [f"{split}/{row:08d}" for row in range(len(table))]
+    if not names:
+        raise DataError(f"split {split!r} is empty")
+    pictures = HubPictures(table.cast_column(image, undecoded), image)
+    return Listing(names, pictures, labels=labels, classes=classes)
+
+
+def _labels(table: Any, features: dict[str, Any], label: str | None) -> tuple[list[int] | None, list[str]]:
+    """Whole numbers and class names, or nothing where the table has no labels."""
+    candidates = [n for n, f in features.items() if type(f).__name__ == "ClassLabel"]
+    column = _column(features, label, candidates or [n for n in _LABEL_COLUMNS if n in features], "label")
+    if column is None:
+        return None, []
+    values = list(table[column])
+    if not all(isinstance(value, int) and value >= 0 for value in values):
+        raise DataError(
+            f"expected whole numbers in column {column!r}, one class a picture, got {values[:3]}; "
+            "name another with ?label=COLUMN"
+        )
+    named = list(getattr(features[column], "names", None) or [])
+    return values, named or [str(i) for i in range(max(values, default=-1) + 1)]
+
+
+def _column(features: dict[str, Any], wanted: str | None, candidates: list[str], option: str) -> str | None:
+    """The column asked for, else the only candidate or the usually named one."""
+    if wanted is not None:
+        if wanted not in features:
+            raise DataError(f"no column is called {wanted!r}; there are {', '.join(features)}")
+        return wanted
+    usual = [name for name in candidates if name in (option, f"{option}s")]
+    if len(candidates) > 1 and len(usual) != 1:
+        raise DataError(
+            f"several columns could be the {option}: {', '.join(candidates)}; say ?{option}=COLUMN"
+        )
+    return next(iter(usual or candidates), None)
+
+
+def _split(name: str, wanted: str | None, known: list[str]) -> str:
+    """The split asked for, under any of its usual names; without one, the judging part."""
+    groups = [wanted] if wanted else list(JUDGING)
+    for group in groups:
+        alike = next((names for names in PARTS.values() if group in names), (group,))
+        for candidate in (group, *alike):
+            if candidate in known:
+                return candidate
+    raise DataError(f"{name} has no {wanted or 'judging'} split; choose one with split=: {', '.join(known)}")
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            "Hugging Face data sets need the `datasets` package; install it with: pip install 'robvit[data]'"
+        ) from None
+    return datasets

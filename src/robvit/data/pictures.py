@@ -1,0 +1,175 @@
+"""Picture files to 8-bit RGB: every mode decoded to what people see, anything else refused by name.
+
+What is decided here, once:
+
+- EXIF orientation is applied; of an animation the first frame counts.
+- Transparency is laid over white, because the colours stored under transparent pixels are arbitrary.
+- 16-bit grey is scaled to 8 bits (value / 257), never clipped; floats must lie in [0,1].
+- Colour profiles are ignored, as every common training pipeline ignores them.
+- A header that promises more than `MAX_PIXELS` is refused before anything is decoded.
+
+Pillow's global settings are neither changed nor relied upon.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from robvit.errors import DataError
+
+MAX_PIXELS = 100_000_000
+IGNORE = 255  # the label of pixels that no metric counts
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+)
+
+# Only formats that are plain pixels: Pillow would hand EPS to an outside program.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_EXIF_ORIENTATION = 0x0112
+
+
+class PictureError(DataError):
+    """A picture that cannot be decoded right: the reason, and the file's name where it has one."""
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(reason, name)
+        self.reason, self.name = reason, name
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}" if self.name else self.reason
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """How a mask file's values are meant: class k is stored as `first + k`, `void` is no class."""
+
+    classes: int
+    first: int = 0
+    void: int = IGNORE
+
+
+def read_picture(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    """The picture in a file, or in a file's bytes, as uint8 RGB (3 H W)."""
+    with _opened(source, max_pixels) as image:
+        pixels = np.array(_to_rgb(ImageOps.exif_transpose(image)))
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def check_picture(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise what `read_picture` would raise, sooner.
+
+    A JPEG is decoded at an eighth of its size: all of its data is read, little of it is computed.
+    """
+    with _opened(source, max_pixels) as image:
+        image.draft(None, (1, 1))
+        _to_rgb(ImageOps.exif_transpose(image))
+
+
+def picture_size(source: str | Path | bytes) -> tuple[int, int]:
+    """(H, W) as `read_picture` would return it, from the header alone."""
+    with _opened(source, MAX_PIXELS) as image:
+        width, height = image.size
+        turned = image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+    return (width, height) if turned else (height, width)
+
+
+def read_mask(path: Path, values: MaskValues) -> torch.Tensor:
+    """The class of every pixel, uint8 (H W), with `IGNORE` where there is none."""
+    raw = read_mask_values(path)
+    labels = raw - values.first
+    void = (raw == values.void) | (raw == IGNORE)
+    wrong = ~void & ((labels < 0) | (labels >= values.classes))
+    if wrong.any():
+        raise PictureError(
+            f"mask value {int(raw[wrong][0])} is neither one of the {values.classes} classes "
+            f"({values.first}..{values.first + values.classes - 1}) nor void ({values.void})",
+            path.name,
+        )
+    return torch.from_numpy(np.where(void, IGNORE, labels).astype(np.uint8))
+
+
+def read_mask_values(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """The whole numbers stored in a mask file (H W); a palette's numbers, not its colours."""
+    with _opened(path, MAX_PIXELS) as image:
+        raw = np.asarray(image)
+        if raw.ndim != 2 or raw.dtype.kind not in "ubi":
+            raise PictureError(f"expected a mask with one whole number a pixel, got a {image.mode} picture")
+    return raw.astype(np.int64)
+
+
+@contextmanager
+def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """Open a picture after looking at its header; whatever goes wrong inside becomes a PictureError."""
+    name = "" if isinstance(source, bytes) else Path(source).name
+    try:
+        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        if not data:
+            raise PictureError("the file is empty")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels alone decide
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                _check_header(image, max_pixels)
+                yield image
+    except PictureError as error:
+        raise PictureError(error.reason, name) from None
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"refused as a decompression bomb ({error})", name) from None
+    except UnidentifiedImageError:
+        raise PictureError(f"not a picture in any of the formats {', '.join(_FORMATS)}", name) from None
+    except FileNotFoundError:
+        raise PictureError(f"no such file: {source!s}", name) from None
+    except Exception as error:  # decoders fail in every way there is, IndexError and zlib.error included
+        raise PictureError(str(error) or type(error).__name__, name) from error
+
+
+def _check_header(image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise PictureError(
+            f"refused as a decompression bomb: {width} x {height} pixels, at most {max_pixels:,} are allowed"
+        )
+    if width * height == 0:
+        raise PictureError(f"has no pixels ({width} x {height})")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """What the picture shows, as 8-bit RGB; decodes it if that has not happened yet."""
+    image.load()
+    if image.mode.startswith("I"):
+        return _from_wide_grey(image)
+    if image.mode == "F":
+        return _from_floats(image)
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_wide_grey(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey; Pillow would clip it, which turns most of such a picture white."""
+    grey = np.asarray(image).astype(np.int64)
+    if grey.min() < 0 or grey.max() > 65535:
+        raise PictureError(
+            f"expected 16-bit grey values in 0..65535, got {grey.min()}..{grey.max()}; "
+            "what is white in such a picture cannot be known, so convert it to 8 bits first"
+        )
+    return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _from_floats(image: Image.Image) -> Image.Image:
+    grey = np.asarray(image)
+    if not (grey.min() >= 0 and grey.max() <= 1):  # also catches NaN
+        raise PictureError(
+            f"expected float grey values in [0,1], got [{grey.min():g}, {grey.max():g}]; "
+            "convert the picture to 8 bits first"
+        )
+    return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")

@@ -1,0 +1,62 @@
+"""A contact sheet: some pictures of a set on one page, with their labels, to see what a model will see."""
+
+from __future__ import annotations
+
+import colorsys
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from robvit.data.pictures import IGNORE
+from robvit.data.sets import PictureSet
+from robvit.files import written_whole
+
+TILE, GAP, TEXT = 112, 8, 16
+MAX_TILES, COLUMNS = 64, 8
+
+
+def contact_sheet(pictures: PictureSet, path: str | Path, *, count: int = MAX_TILES) -> int:
+    """Write up to `count` pictures, spread evenly over the set, as one PNG; how many there are.
+
+    Masks are laid over their pictures in colours; void stays as it is.
+    """
+    count = min(count, len(pictures))
+    shown = pictures.take(i * len(pictures) // count for i in range(count))
+    if pictures.size is None:
+        shown = shown.sized(TILE, "crop")
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    page = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + TEXT + GAP) + GAP), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    for place, name in enumerate(shown.names):
+        x, y = shown[place]
+        left = GAP + place % columns * (TILE + GAP)
+        top = GAP + place // columns * (TILE + TEXT + GAP)
+        page.paste(_tile(x, y), (left, top))
+        label = shown.classes[y] if isinstance(y, int) and 0 <= y < len(shown.classes) else Path(name).name
+        draw.text((left, top + TILE + 1), _shortened(label, font), fill="black", font=font)
+    with written_whole(path) as aside:
+        page.save(aside, format="PNG")
+    return count
+
+
+def _tile(x: torch.Tensor, y: int | torch.Tensor) -> Image.Image:
+    if isinstance(y, torch.Tensor):
+        inked = (y != IGNORE).float() * 0.5
+        x = x * (1 - inked) + _colours()[y].permute(2, 0, 1) * inked
+    pixels = (x * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    return Image.fromarray(pixels.numpy()).resize((TILE, TILE), Image.Resampling.BILINEAR)
+
+
+def _colours() -> torch.Tensor:
+    """A colour for every class (256 3); neighbours in number are far apart in hue."""
+    return torch.tensor([colorsys.hsv_to_rgb(i * 0.618 % 1, 0.9, 0.95) for i in range(256)])
+
+
+def _shortened(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    if font.getlength(text) <= TILE:
+        return text
+    while text and font.getlength(text + "...") > TILE:
+        text = text[:-1]
+    return text + "..."
