@@ -21,15 +21,27 @@ def _per_image(values: torch.Tensor) -> torch.Tensor:
     return values.view(-1, 1, 1, 1)
 
 
+def _each(value: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(value, device=like.device, dtype=like.dtype).expand(len(like))
+
+
+def _shrink(x: torch.Tensor, adv: torch.Tensor, radius: float) -> torch.Tensor:
+    delta = adv - x
+    length = delta.flatten(1).norm(dim=1).clamp_min(1e-30)
+    return x + delta * _per_image((radius / length).clamp_max(1))
+
+
 @dataclass(frozen=True)
 class Threat:
     """All pictures in [0,1] within `eps` of the original in the given norm; `eps` is in pixels.
 
-    `eps` may be infinite, for attacks that look for the smallest perturbation.
+    `eps` may be infinite, for attacks that look for the smallest perturbation. With `psnr`, every
+    picture must also keep at least so many decibels of peak signal-to-noise ratio.
     """
 
     norm: str
     eps: float
+    psnr: float | None = None
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -40,7 +52,8 @@ class Threat:
     def __str__(self) -> str:
         levels = self.eps * 255
         whole = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels)) < 1e-6
-        return f"{self.norm} {round(levels)}/255" if whole else f"{self.norm} {self.eps:g}"
+        text = f"{self.norm} {round(levels)}/255" if whole else f"{self.norm} {self.eps:g}"
+        return text if self.psnr is None else f"{text}, PSNR >= {self.psnr:g} dB"
 
     @classmethod
     def parse(cls, norm: str, eps: str) -> Threat:
@@ -54,29 +67,69 @@ class Threat:
             return flat.abs().amax(1)
         return flat.norm(dim=1) if self.norm == "l2" else flat.abs().sum(1)
 
+    def radius(self, x: torch.Tensor) -> float:
+        """The L2 norm at which a perturbation of `x` reaches the PSNR limit; infinite without one."""
+        return math.inf if self.psnr is None else math.sqrt(x[0].numel()) * 10 ** (-self.psnr / 20)
+
     def project(self, x: torch.Tensor, adv: torch.Tensor) -> torch.Tensor:
         """A picture in [0,1] inside the ball around `x`, near `adv`; the nearest one for L-inf and L1."""
         if not math.isfinite(self.eps):
-            return adv.clamp(0, 1)
-        if self.norm == "linf":
-            return adv.clamp(x - self.eps, x + self.eps).clamp(0, 1)
-        if self.norm == "l1":
-            return x + _project_l1_box(x, adv - x, self.eps)
-        delta = adv - x
-        delta = delta * _per_image((self.eps / self.size(delta).clamp_min(1e-30)).clamp_max(1))
-        return (x + delta).clamp(0, 1)  # x is in the box, so clamping only shortens
+            adv = adv.clamp(0, 1)
+        elif self.norm == "linf":
+            adv = adv.clamp(x - self.eps, x + self.eps).clamp(0, 1)
+        elif self.norm == "l1":
+            adv = x + _project_l1_box(x, adv - x, self.eps)
+        else:
+            adv = _shrink(x, adv, self.eps).clamp(0, 1)  # x is in the box, so clamping only shortens
+        if self.psnr is None:
+            return adv
+        return _shrink(x, adv, self.radius(x)).clamp(0, 1)  # moving towards x stays inside the ball
 
-    def steepest(self, gradient: torch.Tensor, step: float | torch.Tensor) -> torch.Tensor:
-        """The move of size `step`, one number or (B,), that raises a linear loss the most."""
-        length = torch.as_tensor(step, device=gradient.device, dtype=gradient.dtype).expand(len(gradient))
+    def steepest(
+        self, gradient: torch.Tensor, step: float | torch.Tensor, share: float | torch.Tensor = 0.0
+    ) -> torch.Tensor:
+        """The move of size `step`, one number or (B,), that raises a linear loss the most.
+
+        In L1 that move changes one value only, or as few as the box allows, which serves real
+        networks badly, so it may be spread evenly over a `share` of the values, those of the largest
+        gradient; other norms ignore it.
+        """
+        length = _each(step, gradient)
         if self.norm == "linf":
             return gradient.sign() * _per_image(length)
         if self.norm == "l2":
             return gradient * _per_image(length / gradient.flatten(1).norm(dim=1).clamp_min(1e-30))
-        flat = gradient.flatten(1)
-        spot = flat.abs().argmax(1, keepdim=True)
-        move = torch.zeros_like(flat).scatter_(1, spot, flat.gather(1, spot).sign() * length[:, None])
-        return move.view_as(gradient)
+        size = gradient.flatten(1).abs()
+        fewest = 2 * length  # from mid-grey a value can move by one half
+        count = (_each(share, gradient) * size.shape[1]).maximum(fewest).ceil().long().clamp(1, size.shape[1])
+        least = size.sort(1, descending=True).values.gather(1, count[:, None] - 1)
+        move = torch.where(size >= least, gradient.flatten(1).sign(), 0)
+        return (move * (length / move.abs().sum(1).clamp_min(1))[:, None]).view_as(gradient)
+
+    def random(self, x: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        """A random picture of the ball around `x` from numbers in (0,1) of the same shape.
+
+        In L2 and L1 it lies on the sphere, where nearly all of a ball of many dimensions is.
+        """
+        spread = 2 * uniform.clamp(1e-6, 1 - 1e-6) - 1
+        if self.norm == "l2":
+            spread = torch.erfinv(spread)  # normal numbers: every direction is as likely
+        elif self.norm == "l1":
+            spread = -spread.sign() * torch.log1p(-spread.abs())
+        if self.norm != "linf":
+            spread = spread / _per_image(self.size(spread).clamp_min(1e-30))
+        return self.project(x, x + self.eps * spread)
+
+    def onto_plane(self, x: torch.Tensor, normal: torch.Tensor, rise: torch.Tensor) -> torch.Tensor:
+        """The smallest move in [0,1] that raises <normal, x> by `rise` (B,): (B 3 H W) -> (B 3 H W).
+
+        Where the box does not allow the whole rise, the move goes as far as the box allows.
+        """
+        slope = normal.flatten(1) * rise.sign()[:, None]
+        room = torch.where(slope > 0, 1 - x.flatten(1), x.flatten(1)) * (slope != 0)
+        solve = _fill_steepest_first if self.norm == "l1" else _fill_together
+        rate = torch.ones_like(slope) if self.norm == "linf" else slope.abs()
+        return (solve(slope.abs(), room, rate, rise.abs()) * slope.sign()).view_as(x)
 
 
 def parse_number(text: str | float) -> float:
@@ -112,3 +165,35 @@ def _project_l1_box(x: torch.Tensor, delta: torch.Tensor, eps: float) -> torch.T
         low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
     amount = torch.where(inside, torch.zeros_like(high), high)
     return shrunk(amount) * delta.sign()
+
+
+def _fill_steepest_first(
+    slope: torch.Tensor, room: torch.Tensor, rate: torch.Tensor, rise: torch.Tensor
+) -> torch.Tensor:
+    """L1: the values of the steepest slope move first, each as far as its room allows. All (B n)."""
+    order = slope.argsort(1, descending=True)
+    gain = (slope * room).gather(1, order)
+    before = gain.cumsum(1) - gain
+    part = ((rise[:, None] - before) / gain.clamp_min(1e-30)).clamp(0, 1)
+    return torch.zeros_like(room).scatter_(1, order, part) * room
+
+
+def _fill_together(
+    slope: torch.Tensor, room: torch.Tensor, rate: torch.Tensor, rise: torch.Tensor
+) -> torch.Tensor:
+    """L-inf and L2: all values move together at their `rate` until their room is used. All (B n).
+
+    The rise is a concave piecewise linear function of time whose kinks are the times at which a
+    value runs out of room; sorting them gives the time at which it reaches `rise` exactly.
+    """
+    kink, order = (room / rate.clamp_min(1e-30)).sort(1)
+    speed = (slope * rate).gather(1, order)
+    left = speed.flip(1).cumsum(1).flip(1)  # still moving at each kink, the value itself included
+    full = (slope * room).gather(1, order)
+    before = full.cumsum(1) - full  # gained by values that have stopped before
+    reached = before + kink * left
+    index = (reached < rise[:, None]).sum(1, keepdim=True)
+    possible = index < kink.shape[1]
+    index = index.clamp_max(kink.shape[1] - 1)
+    time = (rise[:, None] - before.gather(1, index)) / left.gather(1, index).clamp_min(1e-30)
+    return torch.where(possible, torch.minimum(time * rate, room), room)

@@ -1,0 +1,21 @@
+"""Attacks: pure functions `attack(model, x, y, threat, *, ...) -> adv` on any callable model.
+
+x (B 3 H W) are floats in [0,1] and y (B,) labels; the result has the shape of x and lies in the
+threat's ball and in [0,1]. A new attack is one new file in this folder.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from robvit.attacks.core import ATTACKS, attack, fooled, frozen
+from robvit.attacks.losses import LOSSES
+from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
+from robvit.attacks.run import AttackWarning, Count, Outcome, SoftmaxOutput, ZeroGradient, certify, run
+
+for _found in iter_modules(__path__):  # files nobody names above file their attacks too
+    import_module(f"{__name__}.{_found.name}")
+
+__all__ = [
+    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "SoftmaxOutput", "ZeroGradient",
+    "attack", "certify", "cw", "dlr", "fgsm", "fooled", "frozen", "gama", "pgd", "run",
+]  # fmt: skip

@@ -1,0 +1,171 @@
+"""Ascent with fixed steps: fgsm, pgd and its relatives cw, dlr and gama. Defines no loss.
+
+Papers: FGSM 1412.6572, PGD 1706.06083, momentum 1710.06081, the margin 1608.04644, GAMA 2011.14969.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from robvit.attacks import losses
+from robvit.attacks.core import Best, Model, Objective, attack, draw, fooled, gradient, needed, take
+from robvit.attacks.losses import Loss, objective_of
+from robvit.errors import InputError
+from robvit.threat import NORMS, Threat
+
+WIDE_SHARE = 0.05  # L1: the first step moves this share of the values, the second half as few as it can
+
+
+@dataclass(frozen=True)
+class _State:
+    """The pictures still under attack: their rows in the batch, and where each of them stands."""
+
+    rows: torch.Tensor
+    x: torch.Tensor
+    point: torch.Tensor
+    velocity: torch.Tensor
+
+
+def ascend(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, best: Best, *,
+    objective: Objective, start: torch.Tensor, steps: int, size: Callable[[int], float],
+    momentum: float = 0.0, rank: Objective | None = None,
+) -> None:  # fmt: skip
+    """Climb from `start` for the survivors of `best`, which keeps what is found.
+
+    One pass serves to judge a point and to leave it: n steps take n + 1 forward and n backward
+    passes, and the last point is judged too. `rank` compares the points of one climb where the
+    objective changes from step to step.
+    """
+    rows = best.survivors()
+    state = _State(rows, x[rows], start[rows], torch.zeros_like(x[rows]))
+    for step in range(steps + 1):
+        if not len(state.rows):
+            return
+        goal = partial(lambda s, k, output: objective(output, s.rows, k), state, step)
+        if step == steps:
+            output = model(state.point)
+            value, grad = goal(output), torch.zeros_like(state.point)
+        else:
+            output, value, grad = gradient(model, state.point, goal)
+        broken = fooled(output, y if y is None else y[state.rows])
+        worth = rank(output, state.rows, step) if rank else value
+        keep = best.offer(state.rows, state.point, worth, broken)
+        if keep is not None:
+            state, grad = take(state, keep), grad[keep]
+        velocity = grad
+        if momentum:  # gradients of equal length, so that old ones count however steep they were
+            velocity = momentum * state.velocity + grad / grad.abs().mean((1, 2, 3), keepdim=True).clamp_min(
+                1e-30
+            )
+        share = WIDE_SHARE * max(0.0, 1 - 2 * step / steps)
+        move = threat.steepest(velocity, size(step), share)
+        point = threat.project(state.x, state.point + move)
+        state = _State(state.rows, state.x, point, velocity)
+
+
+def _search(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    objective: Objective, steps: int, size: Callable[[int], float], restarts: int, random_start: bool,
+    momentum: float, keep_broken: bool, seed: int, rank: Objective | None = None, corner: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """`ascend` from one start after the other, on survivors only."""
+    if steps < 1 or restarts < 1:
+        raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
+    best = Best(x, keep_broken)
+    for restart in range(restarts):
+        noise = draw(x, seed, f"start {restart}")
+        start = threat.random(x, noise.round() if corner else noise) if random_start or restart else x
+        ascend(
+            model, x, y, threat, best,
+            objective=objective, start=start, steps=steps, size=size, momentum=momentum, rank=rank,
+        )  # fmt: skip
+    return best.adv
+
+
+@attack(kind="budget", norms=NORMS, paper="1412.6572")
+def fgsm(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    loss: str | Loss = "cross_entropy", keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """One steepest step of the whole budget. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
+
+    It is the one attack that does not judge its result: one forward and one backward pass.
+    """
+    objective = objective_of(loss, y)
+    rows = torch.arange(len(x), device=x.device)
+    _, _, grad = gradient(model, x, lambda output: objective(output, rows, 0))
+    return threat.project(x, x + threat.steepest(grad, threat.eps))
+
+
+@attack(kind="budget", norms=NORMS, paper="1706.06083", quick={"steps": 3})
+def pgd(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 20, step_size: float | None = None, restarts: int = 1, random_start: bool = True,
+    momentum: float = 0.0, loss: str | Loss = "cross_entropy", keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """Projected gradient ascent. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
+
+    A picture leaves the batch as soon as it is misclassified, unless `keep_broken`; of the others
+    the point of the highest loss is returned. The default step is 2.5 eps / steps.
+    """
+    size = 2.5 * threat.eps / max(steps, 1) if step_size is None else step_size
+    return _search(
+        model, x, y, threat,
+        objective=objective_of(loss, y), steps=steps, size=lambda _: size, restarts=restarts,
+        random_start=random_start, momentum=momentum, keep_broken=keep_broken, seed=seed,
+    )  # fmt: skip
+
+
+@attack(kind="budget", norms=NORMS, paper="1608.04644", like="pgd", quick={"steps": 3})
+def cw(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, loss: str | Loss = "margin", **settings: Any,
+) -> torch.Tensor:  # fmt: skip
+    """`pgd` on Carlini and Wagner's margin of logits. x (B 3 H W) in [0,1], y (B,)."""
+    return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
+
+
+@attack(kind="budget", norms=NORMS, paper="2003.01690", like="pgd", quick={"steps": 3})
+def dlr(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, loss: str | Loss = "dlr", **settings: Any,
+) -> torch.Tensor:  # fmt: skip
+    """`pgd` on the difference of logits ratio. x (B 3 H W) in [0,1], y (B,)."""
+    return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
+
+
+@attack(kind="budget", norms=NORMS, paper="2011.14969", quick={"steps": 4})
+def gama(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, guide: float = 50.0, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """Guided adversarial margin attack. x (B 3 H W) in [0,1], y (B,), any number of classes.
+
+    The guide pushes the probabilities away from those of the clean picture with a weight that falls
+    linearly to zero over the first quarter of the steps. Steps of twice the budget from a corner of
+    the ball are divided by ten after 60 % and again after 85 % of them, as the paper does for 100.
+    """
+    labels = needed(y, "gama")
+    clean = model(x).softmax(1)
+
+    def guided(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
+        return losses.gama(output, labels[rows], clean[rows], guide * max(0.0, 1 - 4 * step / steps))
+
+    def plain(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
+        return losses.gama(output, labels[rows], clean[rows], 0.0)
+
+    def size(step: int) -> float:
+        cuts = (step >= 0.6 * steps) + (step >= 0.85 * steps)
+        return 2 * threat.eps * 0.1**cuts
+
+    return _search(
+        model, x, y, threat,
+        objective=guided, rank=plain, steps=steps, size=size, restarts=restarts,
+        random_start=True, corner=True, momentum=0.0, keep_broken=keep_broken, seed=seed,
+    )  # fmt: skip

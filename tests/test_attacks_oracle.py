@@ -1,0 +1,76 @@
+"""Attacks against a linear model, where the best perturbation of each norm is known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from robvit.attacks import ATTACKS
+from robvit.threat import Threat
+
+EPS = {"linf": 0.03, "l2": 0.3, "l1": 0.4}  # from mid-grey none of them meets the box
+DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}
+
+
+def linear(classes: int, gap: float, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
+    """A linear model that puts class 0 first by at least `gap` at mid-grey; its weights (K n)."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, 3 * 8 * 8, generator=generator)
+    layer = nn.Linear(weight.shape[1], classes)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(-0.5 * weight.sum(1) - gap * torch.arange(classes))
+    return nn.Sequential(nn.Flatten(), layer.requires_grad_(False)), weight
+
+
+def setting() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((2, 3, 8, 8), 0.5), torch.zeros(2, dtype=torch.long)
+
+
+def of_kind(kind: str) -> list[tuple[str, str]]:
+    chosen = [e for e in ATTACKS if e.facts["kind"] == kind and e.facts["labels"]]
+    return [(e.name, norm) for e in chosen for norm in e.facts["norms"]]
+
+
+@pytest.mark.parametrize(("name", "norm"), of_kind("budget"))
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_budget_attack_reaches_the_best_margin(name, norm, kept):
+    x, y = setting()
+    # Unless kept, a fooled picture stops early: there the model must be one that can't be fooled.
+    model, weight = linear(2, 0.1 if kept else 10.0)
+    clean = model(x)[:, 1] - model(x)[:, 0]
+    best = EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
+    adv = ATTACKS[name](model, x, y, Threat(norm, EPS[norm]), keep_broken=kept)
+    rise = (model(adv)[:, 1] - model(adv)[:, 0] - clean) / best
+    assert bool((rise <= 1 + 1e-4).all()), "more than the budget allows"
+    assert bool((rise >= 1 - ATTACKS.entry(name).facts["tolerance"]).all()), rise
+
+
+@pytest.mark.parametrize(("name", "norm"), of_kind("minimum"))
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_a_minimum_attack_finds_the_nearest_boundary(name, norm, classes):
+    x, y = setting()
+    model, weight = linear(classes, 0.5)
+    gaps = (model(x)[0, 0] - model(x)[0, 1:]) / (weight[1:] - weight[0]).norm(p=DUAL[norm], dim=1)
+    best = float(gaps.min())
+    threat = Threat(norm, math.inf)
+    adv = ATTACKS[name](model, x, y, threat)
+    assert bool((model(adv).argmax(1) != y).all())
+    size = threat.size(adv - x)
+    assert bool((size >= best * (1 - 1e-4)).all()), "nearer than the boundary"
+    assert bool((size <= 1.05 * best).all()), size / best
+
+
+@pytest.mark.parametrize(("name", "norm"), of_kind("minimum") + of_kind("budget"))
+@pytest.mark.parametrize("far", [0.9, 1.2])
+def test_success_turns_at_the_distance_of_the_boundary(name, norm, far):
+    """Below the known distance nothing can succeed; a fifth above it everything must."""
+    x, y = setting()
+    model, weight = linear(2, 0.5)
+    distance = float((model(x)[0, 0] - model(x)[0, 1]) / (weight[1] - weight[0]).norm(p=DUAL[norm]))
+    adv = ATTACKS[name](model, x, y, Threat(norm, far * distance))
+    wrong = model(adv).argmax(1) != y
+    assert bool((wrong == (far > 1)).all())
