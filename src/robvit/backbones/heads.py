@@ -56,6 +56,19 @@ class FeatureHead(nn.Module):
 
     @classmethod
     @abstractmethod
+    def fit(
+        cls,
+        model: Model,
+        batches: Batches,
+        classes: int,
+        *,
+        names: list[str] | None = None,
+        report: Report = _silent,
+    ) -> FeatureHead:
+        """Learn from batches of pictures (B 3 H W) with labels (B,) or masks (B H W)."""
+
+    @classmethod
+    @abstractmethod
     def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> FeatureHead:
         """A head of the right shape to load `state` into."""
 

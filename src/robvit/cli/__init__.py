@@ -7,10 +7,12 @@ so that `robvit --help` answers at once.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from robvit.cli import data, weights
+from robvit import __version__
+from robvit.cli import data, models, tokens, train, weights
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -20,8 +22,26 @@ app = typer.Typer(
     add_completion=False,
     help="Harden Vision Transformers, attack them hard, and tell the truth about the result.",
 )
-app.add_typer(data.app, name="data")
+app.command()(models.models)
 app.add_typer(weights.app, name="weights")
+app.add_typer(data.app, name="data")
+app.add_typer(train.app, name="train")
+app.add_typer(tokens.app, name="tokens")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -107,8 +107,8 @@ def import_published(path: str | Path, model: Model | None = None) -> RobustToke
     except Exception as error:  # torch raises many kinds for a hostile or broken file
         raise InputError(f"{path} is not a token file that can be read safely: {error}") from error
     values = content.get("rtokens") if isinstance(content, dict) else None
-    if not isinstance(values, torch.Tensor):
-        raise InputError(f'{path} must hold {{"rtokens": tensor (1 R D)}}, as the published files do')
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+        raise InputError(f'{path} must hold {{"rtokens": floats (1 R D)}}, as the published files do')
     tokens = RobustTokens(values.detach().float().clone(), settings={"imported": Path(path).name})
     if model is None:
         return tokens

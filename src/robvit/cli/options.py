@@ -1,0 +1,36 @@
+"""Options that several commands share, with one wording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
+]
+DataSpec = Annotated[
+    str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of pictures.")
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option("--img-size", help="Side of the pictures in pixels; the model's own if left out."),
+]
+Architecture = Annotated[
+    str | None,
+    typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
+]
+Limit = Annotated[int | None, typer.Option(help="At most so many pictures, drawn by a fixed seed.")]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Pictures in one pass.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]
+
+
+def free_place(path: Path, force: bool) -> Path:
+    """The path, unless something is there that was not given up with --force."""
+    from robvit.errors import InputError
+
+    if path.exists() and not force:
+        raise InputError(f"{path} is already there; choose another --out, or replace it with --force")
+    return path

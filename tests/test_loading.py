@@ -1,0 +1,122 @@
+"""robvit.load: names, sizes, statistics, tokens and heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import robvit
+from robvit.backbones import weights
+from robvit.backbones.heads import HEADS
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
+
+
+@pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust"])
+def test_bundled_models_load_and_know_their_pictures(name: str) -> None:
+    model = robvit.load(name)
+    x, y = robvit.data.open_data("sample", limit=200).arrays()
+    assert model.input_size == (32, 32)
+    with torch.no_grad():
+        accuracy = (model(x).argmax(1) == y).float().mean()
+    assert accuracy > (0.7 if name == "robvit-mini" else 0.4)
+    assert model.features(x[:2]).shape == (2, 65, 128)
+
+
+def test_any_timm_name_loads_with_its_own_statistics() -> None:
+    clip = robvit.load("vit_base_patch32_clip_224", pretrained=False, img_size=64, num_classes=3)
+    assert [round(float(v), 4) for v in clip.mean.flatten()] == [0.4815, 0.4578, 0.4082]
+    assert clip(torch.rand(1, 3, 64, 64)).shape == (1, 3)
+    plain = robvit.load("vit_tiny_patch16_224", pretrained=False, img_size=32, normalise="none")
+    assert (plain.mean == 0).all()
+    assert (plain.std == 1).all()
+    given = robvit.load(
+        "vit_tiny_patch16_224", pretrained=False, img_size=32, normalise=((0.1,) * 3, (0.2,) * 3)
+    )
+    assert float(given.std[0, 0, 0, 0]) == pytest.approx(0.2)
+
+
+def test_dinov2_takes_the_papers_size_unless_told() -> None:
+    assert robvit.load("dinov2-small", pretrained=False).input_size == (224, 224)
+    assert robvit.load("dinov2-small", pretrained=False, img_size=112).input_size == (112, 112)
+
+
+def test_a_checkpoint_of_another_size_is_fitted_as_timm_does(tmp_path: Path) -> None:
+    state = timm.create_model("vit_tiny_patch16_224", num_classes=4).state_dict()
+    save_file(state, tmp_path / "tiny.safetensors", {"timm_name": "vit_tiny_patch16_224"})
+    model = robvit.load(str(tmp_path / "tiny.safetensors"), img_size=64, num_classes=7)
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=64)
+    fitted = timm.models.vision_transformer.checkpoint_filter_fn(dict(state), reference)
+    assert torch.equal(model.net.state_dict()["pos_embed"], fitted["pos_embed"])
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 7)
+
+
+def test_a_checkpoint_that_does_not_name_itself_needs_arch(tmp_path: Path) -> None:
+    state = timm.create_model("vit_tiny_patch16_224").state_dict()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "tiny.pth")
+    with pytest.raises(InputError, match="name it with arch="):
+        robvit.load(str(tmp_path / "tiny.pth"))
+    model = robvit.load(str(tmp_path / "tiny.pth"), arch="vit_tiny_patch16_224")
+    assert torch.equal(model.net.head.weight, state["head.weight"])
+    with pytest.raises(InputError, match="do not fit"):
+        robvit.load(str(tmp_path / "tiny.pth"), arch="vit_small_patch16_224")
+
+
+def test_tokens_and_head_come_along_and_foreign_ones_are_refused(tmp_path: Path) -> None:
+    plain = robvit.load("robvit-mini")
+    x, y = robvit.data.open_data("sample", split="train", limit=20).arrays()
+    tokens = RobustTokens(0.1 * torch.randn(1, 4, 128), plain.fingerprint())
+    tokens.save(tmp_path / "tokens.safetensors")
+    head = HEADS["linear"].fit(plain, [(x, y)], 10)
+    head.save(tmp_path / "head.safetensors")
+    strong = robvit.load(
+        "robvit-mini", tokens=tmp_path / "tokens.safetensors", head=tmp_path / "head.safetensors"
+    )
+    assert torch.equal(strong.features(x), plain.features(x, tokens.values))
+    assert strong(x).shape == (20, 10)
+    for wrong in ({"tokens": tokens}, {"head": head}):
+        with pytest.raises(WrongBackbone):
+            robvit.load("robvit-mini-robust", **wrong)
+
+
+def test_positions_can_be_interpolated_the_hubs_way(tmp_path: Path) -> None:
+    state = timm.create_model("vit_tiny_patch16_224").state_dict()
+    save_file(state, tmp_path / "tiny.safetensors", {"timm_name": "vit_tiny_patch16_224"})
+    path = str(tmp_path / "tiny.safetensors")
+    hub, own = (robvit.load(path, img_size=64, pos_embed=way).net.pos_embed for way in ("hub", "timm"))
+    assert torch.equal(hub, weights.hub_pos_embed(state["pos_embed"], (4, 4)))
+    assert (hub - own).abs().max() > 1e-3
+    save_file(
+        timm.create_model("xcit_nano_12_p16_224").state_dict(),
+        tmp_path / "xcit.safetensors",
+        {"timm_name": "xcit_nano_12_p16_224"},
+    )
+    with pytest.raises(Unsupported, match="no position embedding"):
+        robvit.load(str(tmp_path / "xcit.safetensors"), pos_embed="hub")
+
+
+@pytest.mark.weights
+def test_real_dinov2_small_sees_what_is_in_a_picture() -> None:
+    """Nearest neighbours of real features tell sample pictures apart; random weights cannot."""
+    x, y = robvit.data.open_data("sample", size=112, limit=60).arrays()
+    right = {}
+    for pretrained in (True, False):
+        model = robvit.load("dinov2-small", pretrained=pretrained, img_size=112)
+        with torch.no_grad():
+            classes = torch.nn.functional.normalize(model.features(x)[:, 0], dim=1)
+        near = (classes @ classes.T).fill_diagonal_(-1).argmax(1)
+        right[pretrained] = float((y[near] == y).float().mean())
+    assert right[True] > 0.6 > 0.4 > right[False]
+
+
+def test_bad_names_get_near_ones() -> None:
+    with pytest.raises(UnknownName, match="dinov2-small"):
+        robvit.load("dinov2-smal")
+    with pytest.raises(InputError, match="no file at"):
+        robvit.load("nowhere/model.safetensors")
+    with pytest.raises(InputError, match="normalise must be"):
+        robvit.load("robvit-mini", normalise="clip")
