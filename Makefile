@@ -1,0 +1,39 @@
+# People and CI use the same targets. Everything lives in .venv; delete it to start afresh.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test quick check format bench clean
+
+demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
+	$(BIN)/robvit demo --out runs/demo
+
+test: .venv/weights  ## all tests
+	$(BIN)/python -m pytest
+
+quick: .venv/ready  ## tests that take seconds and need no foundation model
+	$(BIN)/python -m pytest -m "not slow and not weights"
+
+check: .venv/ready  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready  ## put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready  ## speed of the attacks beside other libraries
+	$(BIN)/python benchmarks/attacks.py
+
+clean:  ## remove what make made
+	rm -rf .venv runs
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "robvit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/weights: .venv/ready
+	$(BIN)/robvit weights get dinov2-small
+	@touch $@
