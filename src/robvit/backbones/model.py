@@ -134,6 +134,11 @@ class Model(nn.Module):
         """SHA-256 of the backbone's weights: the same at any input size, another for other weights."""
         return tensors_sha256(_weights_only(self.net.state_dict()))
 
+    def identity(self) -> str:
+        """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens."""
+        state = {**self.state_dict(), "mean": self.mean, "std": self.std}
+        return tensors_sha256(state if self.extra is None else {**state, "extra": self.extra})
+
     def _check_extra(self, extra: torch.Tensor | None) -> None:
         if extra is None:
             return

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
-from robvit.cli import data, models, tokens, train, weights
+from robvit.cli import attack, data, models, tokens, train, weights
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     help="Harden Vision Transformers, attack them hard, and tell the truth about the result.",
 )
 app.command()(models.models)
+app.command()(attack.attack)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

@@ -1,0 +1,134 @@
+"""`robvit attack`: adversarial pictures from a data set, a record of what they did, and a sheet to look at."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robvit.cli.options import Architecture, BatchSize, DataSpec, ImageSize, Limit, ModelName
+
+if TYPE_CHECKING:
+    from robvit.data import PictureSet
+    from robvit.evaluate.crafting import Job
+
+SHOWN = 8  # panels on the sheet
+
+
+def attack(
+    model: ModelName,
+    data: DataSpec = "sample",
+    attack: Annotated[str, typer.Option(help="One of the attacks of `robvit attacks`.")] = "pgd",
+    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
+    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the attack, such as --set steps=20.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, record and sheet.")] = Path("runs/attack"),
+    victim: Annotated[
+        str | None, typer.Option(help="Craft on MODEL, but judge on this model (transfer).")
+    ] = None,
+    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="Tokens that harden the judged model: MODEL's, or the victim's.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="The part of the data set; its judging part if left out.")] = None,
+    img_size: ImageSize = None,
+    arch: Architecture = None,
+    limit: Limit = 64,
+    batch: BatchSize = 32,
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    """Attack every picture of a data set and write pictures that still fool the model when read back.
+
+    Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
+    share the work; the result is the same.
+    """
+    from robvit.data import open_data
+    from robvit.evaluate.crafting import Job, craft
+    from robvit.loading import load
+    from robvit.progress import progress
+    from robvit.threat import Threat
+
+    own = {"head": head, "img_size": img_size, "arch": arch}
+    crafted_on = load(model, **own, tokens=None if victim else tokens)
+    judged = load(victim, **{**own, "arch": None}, tokens=tokens) if victim else None
+    pictures = open_data(data, split=split, size=crafted_on.input_size[0], limit=limit)
+    identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
+    settings = _settings(attack, setting or [], seed)
+    job = Job(attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch)
+    with progress(f"{attack} on {model}", total=len(pictures)) as advance:
+        trial = craft(job, out / "shards", advance)
+    _finish(job, trial, out, victim or model, data)
+
+
+def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
+    """Settings from text: whole numbers, fractions, true and false, or words."""
+    from robvit.attacks import ATTACKS
+    from robvit.errors import InputError
+    from robvit.registry import unknown
+    from robvit.threat import parse_number
+
+    known = ATTACKS.entry(attack).facts["defaults"]
+    settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise InputError(f"a setting looks like steps=20, got {item!r}")
+        if name not in known:
+            raise unknown(f"setting of {attack}", name, list(known))
+        try:
+            settings[name] = json.loads(text.lower())
+        except ValueError:
+            settings[name] = parse_number(text) if "/" in text else text
+    return settings
+
+
+def _finish(job: Job, trial: Any, out: Path, judged: str, data: str) -> None:
+    """Write pictures, sheet and record; only the first of several processes does."""
+    from accelerate import PartialState
+
+    from robvit.evaluate.crafting import clean_trial
+    from robvit.evaluate.record import Record
+
+    if not PartialState().is_main_process:
+        return
+    _write_pictures(job, out)
+    record = Record(
+        kind="attack",
+        model={"judged": judged, "crafted on": str(getattr(job.model, "name", "")), "identity": job.identity},
+        data={"spec": data, "digest": job.pictures.digest(), "count": len(job.pictures),
+              "names": job.pictures.names, "labels": job.pictures.labels},
+        trials=[clean_trial(job), trial],
+        command=" ".join(["robvit", *sys.argv[1:]]),
+    )  # fmt: skip
+    record.save(out / "record.json")
+    typer.echo(record.table())
+    for name in trial.warnings:
+        typer.echo(f"warning: {name}: see `robvit attacks --warnings`")
+    typer.echo(f"written: {out}/pictures (PNG), {out}/sheet.png, {out}/record.json")
+
+
+def _write_pictures(job: Job, out: Path) -> None:
+    from PIL import Image
+
+    from robvit.evaluate.crafting import shards
+    from robvit.files import written_whole
+    from robvit.report.panels import Panel, attack_sheet
+
+    panels: list[Panel] = []
+    names = job.pictures.classes
+    for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
+        for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
+            path = (out / "pictures" / some.names[place]).with_suffix(".png")
+            with written_whole(path) as aside:
+                Image.fromarray(pixels).save(aside, format="PNG")
+            if len(panels) < SHOWN:
+                x, y = some[place]
+                clean = (x * 255).round().byte().permute(1, 2, 0).numpy()
+                after = names[shard.facts["predicted"][place]]
+                panels.append(Panel(clean, pixels, names[int(y)], after, shard.facts["right"][place]))
+    attack_sheet(panels, out / "sheet.png", title=f"{job.attack} within {job.threat}")

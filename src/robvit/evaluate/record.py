@@ -1,0 +1,124 @@
+"""The record: the one result format. A report, a table or a paired test never needs the model again.
+
+JSON with a schema version; every picture's outcome under every attack, seeds, versions and cost. This
+file uses the standard library only, so that records can be read where no torch is.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from robvit.errors import InputError
+from robvit.evaluate.metrics import interval
+from robvit.files import write_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on all pictures: for each, whether the judged model is still right, and what it says.
+
+    Lists run over the pictures. `distance` is in the threat's norm. Passes are sums over pictures.
+    """
+
+    attack: str
+    threat: str
+    settings: dict[str, Any]
+    right: list[bool]
+    predicted: list[int]
+    distance: list[float]
+    forward: int = 0
+    backward: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """What was judged, on what, how, and what came of it."""
+
+    kind: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    trials: list[Trial]
+    figures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    command: str = ""
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: dict[str, str] = field(default_factory=lambda: library_versions())
+    schema: int = SCHEMA
+
+    def still_right(self) -> list[bool]:
+        """For each picture, whether the model withstands every attack of the record."""
+        if not self.trials:
+            raise InputError("this record holds no attack, so nothing can be said of robustness")
+        return [all(outcome) for outcome in zip(*(t.right for t in self.trials), strict=True)]
+
+    def robust_accuracy(self) -> float:
+        """The mean over pictures of the worst attack, never the minimum of the attacks' means."""
+        verdicts = self.still_right()
+        return sum(verdicts) / len(verdicts)
+
+    def table(self) -> str:
+        """One line an attack, then the worst case, each with its 95 % interval."""
+        rows = [(t.attack, t.threat, t.right) for t in self.trials]
+        if len({t.attack for t in self.trials} - {"clean"}) > 1:
+            rows.append(("worst case", self.trials[-1].threat, self.still_right()))
+        lines = [f"{'attack':<14}{'threat':<16}{'accuracy':>9}   95 % interval"]
+        for name, threat, right in rows:
+            low, high = interval(sum(right), len(right))
+            lines.append(f"{name:<14}{threat:<16}{sum(right) / len(right):>9.1%}   {low:.1%} to {high:.1%}")
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON, whole or not at all."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """A record from its file; one of another schema, or a broken one, is refused by the field."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is not a record that can be read: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            got = content.get("schema") if isinstance(content, dict) else type(content).__name__
+            raise InputError(f"{path}: expected a record of schema {SCHEMA}, got {got}; write it anew")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(content.keys() - known):
+            raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
+        try:
+            trials = [Trial(**trial) for trial in content.pop("trials")]
+            record = cls(trials=trials, **content)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: a field of the record is missing or of another kind: {error}") from error
+        _check_lengths(record, path)
+        return record
+
+
+def _check_lengths(record: Record, path: str | Path) -> None:
+    for trial in record.trials:
+        for name in ("right", "predicted", "distance"):
+            if len(getattr(trial, name)) != record.data.get("count"):
+                got = len(getattr(trial, name))
+                raise InputError(
+                    f"{path}: {trial.attack}.{name} must have {record.data.get('count')} entries, got {got}"
+                )
+
+
+def library_versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("robvit", "torch", "timm", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,1 @@
+"""Records and pictures for people."""
