@@ -63,14 +63,15 @@ class _ArraysOnly(pickle.Unpickler):
         return _RawArray
 
 
-def unpickle(data: bytes) -> dict[bytes, Any]:
+def unpickle(data: bytes, *keys: bytes) -> list[Any]:
+    """The values of these keys in a pickled dictionary; texts are bytes, as Python 2 wrote them."""
     try:
         value = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+        return [value[key] for key in keys]
+    except KeyError as error:
+        raise DataError(f"the archive's pickle has no entry {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"the archive's pickle is refused: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"expected a dictionary in the archive's pickle, got {type(value).__name__}")
-    return value
 
 
 def raw_bytes(raw: Any) -> torch.Tensor:

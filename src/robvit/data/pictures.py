@@ -14,6 +14,7 @@ Pillow's global settings are neither changed nor relied upon.
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from robvit.errors import DataError
 
 MAX_PIXELS = 100_000_000
 IGNORE = 255  # the label of pixels that no metric counts
+HOWS = ("squash", "crop")
+CROP_SHARE = 0.875  # of the shorter side, what an ImageNet evaluation keeps
+MAX_ASPECT = 32
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )
@@ -104,6 +108,37 @@ def read_mask_values(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.int6
         if raw.ndim != 2 or raw.dtype.kind not in "ubi":
             raise PictureError(f"expected a mask with one whole number a pixel, got a {image.mode} picture")
     return raw.astype(np.int64)
+
+
+def fit(pixels: torch.Tensor, size: int | None, how: str) -> torch.Tensor:
+    """Make uint8 pixels a square: a picture (3 H W) smoothly, a mask (H W) by the nearest pixel.
+
+    "squash" resizes both sides; "crop" brings the shorter side to size / 0.875 and keeps the middle.
+    Pillow resizes, so the pixels are those of the published pipelines, bit for bit.
+    """
+    if size is None or (how == "squash" and pixels.shape[-2:] == (size, size)):
+        return pixels
+    if how == "squash":
+        return _resize(pixels, size, size)
+    target, shorter = math.floor(size / CROP_SHARE), min(pixels.shape[-2:])
+    pixels = _middle(pixels, MAX_ASPECT * shorter)  # or a strip one pixel high would become gigabytes
+    height, width = pixels.shape[-2:]
+    return _middle(_resize(pixels, target * height // shorter, target * width // shorter), size)
+
+
+def _middle(pixels: torch.Tensor, most: int) -> torch.Tensor:
+    """The middle of the pixels, at most `most` high and wide."""
+    height, width = pixels.shape[-2:]
+    top, left = (max(0, round((side - most) / 2)) for side in (height, width))
+    return pixels[..., top : top + most, left : left + most]
+
+
+def _resize(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    picture = pixels.ndim == 3
+    image = Image.fromarray((pixels.permute(1, 2, 0) if picture else pixels).numpy())
+    filtered = Image.Resampling.BILINEAR if picture else Image.Resampling.NEAREST
+    resized = torch.from_numpy(np.array(image.resize((width, height), filtered)))
+    return resized.permute(2, 0, 1) if picture else resized
 
 
 @contextmanager

