@@ -28,7 +28,7 @@ from robvit.files import tensors_sha256, written_whole
 
 Tensors = dict[str, torch.Tensor]
 
-TOLERANCE = 1e-3  # of a fingerprint; other processors and thread counts move it by less than 1e-4
+TOLERANCE = 1e-3  # of a fingerprint: far above rounding, far below what one wrong tensor does
 WRAPPERS = ("state_dict", "model", "model_state")  # keys under which training scripts keep the tensors
 
 
