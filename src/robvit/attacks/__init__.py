@@ -7,15 +7,20 @@ threat's ball and in [0,1]. A new attack is one new file in this folder.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
 from robvit.attacks.core import ATTACKS, attack, fooled, frozen
+from robvit.attacks.cw_l2 import cw_l2
+from robvit.attacks.fab import fab, fab_t
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
 from robvit.attacks.run import AttackWarning, Count, Outcome, SoftmaxOutput, ZeroGradient, certify, run
+from robvit.attacks.square import square
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
 
 __all__ = [
     "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "SoftmaxOutput", "ZeroGradient",
-    "attack", "certify", "cw", "dlr", "fgsm", "fooled", "frozen", "gama", "pgd", "run",
+    "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "certify", "cw", "cw_l2", "dlr", "fab", "fab_t",
+    "fgsm", "fooled", "frozen", "gama", "pgd", "run", "square",
 ]  # fmt: skip

@@ -39,8 +39,9 @@ def attack(
     paper: str,
     gradients: bool = True,
     like: str = "",
-    tolerance: float = 0.05,
+    tolerance: float | dict[str, float] = 0.05,
     quick: dict[str, Any] | None = None,
+    oracle: dict[str, Any] | None = None,
     labels: bool = True,
     batch_coupled: bool = False,
 ) -> Callable[[F], F]:
@@ -50,7 +51,8 @@ def attack(
     parameters need no gradients, and no autograd but where it asks for it; afterwards every
     submodule's mode and every parameter are as they were. kind is "budget" or "minimum"; `like`
     names the attack to which it passes on the settings it does not name itself. On a linear model it
-    comes within `tolerance` of the best there is; `quick` are settings for a first try.
+    comes within `tolerance`, one number or one a norm, of the best there is, with the settings `oracle`
+    if there are any; `quick` are settings for a first try.
     Facts that differ from the usual are said too: no `labels` needed, results `batch_coupled`.
     """
 
@@ -76,7 +78,8 @@ def attack(
         defaults = passed_on | {p.name: p.default for p in keywords if p.kind is p.KEYWORD_ONLY}
         ATTACKS.add(
             kind=kind, norms=norms, paper=paper, gradients=gradients, defaults=defaults,
-            tolerance=tolerance, quick=quick or {}, labels=labels, batch_coupled=batch_coupled,
+            tolerance=tolerance, quick=quick or {}, oracle=oracle or {}, labels=labels,
+            batch_coupled=batch_coupled,
         )(guarded)  # fmt: skip
         return cast(F, guarded)
 
@@ -136,16 +139,22 @@ def gradient(
         leaf = point.detach().requires_grad_()
         output = model(leaf)
         value = objective(output)
-        (grad,) = (
-            torch.autograd.grad(value.sum(), leaf, allow_unused=True) if value.requires_grad else (None,)
-        )
+        total = value.sum()
+    return output.detach(), value.detach(), slope(total, leaf)
+
+
+def slope(total: torch.Tensor, leaf: torch.Tensor, again: bool = False) -> torch.Tensor:
+    """The gradient of one number for the pictures `leaf` and nothing else; `again` keeps the graph."""
+    grad = None
+    if total.requires_grad:
+        (grad,) = torch.autograd.grad(total, leaf, retain_graph=again, allow_unused=True)
     if grad is None:
         raise InputError(
             "the model's output must follow from its input through autograd, got no gradient at all; "
             "wrap what is not differentiable in bpda(), or use the attack square"
         )
     # A single NaN would spread over the picture and stay; a zero leaves that pixel alone.
-    return output.detach(), value.detach(), torch.nan_to_num(grad, 0.0, 0.0, 0.0)
+    return torch.nan_to_num(grad, 0.0, 0.0, 0.0)
 
 
 def fooled(output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
@@ -197,3 +206,64 @@ class Best:
     def survivors(self) -> torch.Tensor:
         """The rows that are still to be attacked."""
         return (~self.broken | self.keep_broken).nonzero()[:, 0]
+
+
+class Nearest:
+    """The nearest fooling picture found so far for each row, for attacks that look for the smallest change.
+
+    With a finite budget a row is done as soon as it is fooled inside the budget, unless `keep_broken`.
+    """
+
+    def __init__(self, x: torch.Tensor, threat: Threat, keep_broken: bool = False) -> None:
+        self.x, self.threat, self.keep_broken = x, threat, keep_broken
+        self.adv = x.clone()
+        self.size = torch.full((len(x),), math.inf, device=x.device, dtype=x.dtype)
+
+    @property
+    def _endless(self) -> bool:
+        return self.keep_broken or not math.isfinite(self.threat.eps)
+
+    def offer(self, rows: torch.Tensor, point: torch.Tensor, broken: torch.Tensor) -> torch.Tensor | None:
+        """Keep what is nearer; then the positions still to be attacked, or None if that is all of them."""
+        size = self.threat.size(point - self.x[rows])
+        better = broken & (size < self.size[rows])
+        self.adv[rows] = torch.where(better.view(-1, 1, 1, 1), point, self.adv[rows])
+        self.size[rows] = torch.where(better, size, self.size[rows])
+        if self._endless:
+            return None
+        inside = self.size[rows] <= self.threat.eps
+        return (~inside).nonzero()[:, 0] if bool(inside.any()) else None
+
+    def survivors(self) -> torch.Tensor:
+        """The rows that are still to be attacked."""
+        return ((self.size > self.threat.eps) | self._endless).nonzero()[:, 0]
+
+    def halfway(self, rows: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        """Random points (b 3 H W) half as far as the nearest so far, or as the budget if that is less."""
+        grey = torch.full_like(self.x[rows], 0.5)
+        unit = (replace(self.threat, eps=0.5, psnr=None).random(grey, uniform) - grey) / 0.5
+        far = self.size[rows].clamp_max(min(self.threat.eps, 1e3)) / 2
+        return (self.x[rows] + far.view(-1, 1, 1, 1) * unit).clamp(0, 1)
+
+    def finish(
+        self, judge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], halvings: int
+    ) -> torch.Tensor:
+        """The result: nearer still by halving the way from the original, `judge(rows, point)` deciding.
+
+        A picture whose nearest lies outside the budget is projected into it. With `keep_broken` and a
+        finite budget the direction is followed to the edge of the budget: what lies just across
+        one model's boundary says little about another model.
+        """
+        if not math.isfinite(self.threat.eps):
+            rows = self.size.isfinite().nonzero()[:, 0]
+            x, good, bad = self.x[rows], self.adv[rows], self.x[rows]
+            for _ in range(halvings if len(rows) else 0):
+                middle = (good + bad) / 2
+                broken = judge(rows, middle).view(-1, 1, 1, 1)
+                good, bad = torch.where(broken, middle, good), torch.where(broken, bad, middle)
+            shorter = (self.threat.size(good - x) <= self.size[rows]).view(-1, 1, 1, 1)
+            self.adv[rows] = torch.where(shorter, good, self.adv[rows])
+        elif self.keep_broken:
+            stretch = (self.threat.eps / self.threat.size(self.adv - self.x).clamp_min(1e-30)).clamp_min(1)
+            self.adv = self.x + (self.adv - self.x) * stretch.view(-1, 1, 1, 1)
+        return self.threat.project(self.x, self.adv)

@@ -7,6 +7,11 @@ import torch
 from robvit.threat import Threat
 
 
+def levels(x: torch.Tensor) -> torch.Tensor:
+    """Pixels in [0,1] as grey levels: floats to uint8 of the same shape."""
+    return (x * 255).round().to(torch.uint8)
+
+
 def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tensor:
     """The nearest whole grey levels n/255 inside the budget: (B 3 H W) -> (B 3 H W).
 

@@ -1,0 +1,123 @@
+"""The nearest point across a decision boundary, by projection onto linearised boundaries (1907.02044).
+
+The paper judges each new point with one pass and linearises after a backward step with another.
+Here one forward and one backward pass do both: the boundary is linearised at the judged point, and
+the backward step is taken along that linearisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from robvit.attacks.apgd import likeliest_wrong
+from robvit.attacks.core import Model, Nearest, attack, draw, fooled, needed, slope, take
+from robvit.errors import InputError
+from robvit.threat import NORMS, Threat
+
+OVERSHOOT = 1.05  # past the linearised boundary, so that the real one is crossed
+BACKWARD = 0.9  # of the way from the original to a point that fools: where the search goes on
+BIAS = 0.1  # the most that the projection of the original weighs
+HALVINGS = 6  # of the segment from the original, at the end
+
+
+@dataclass(frozen=True)
+class _State:
+    rows: torch.Tensor
+    x: torch.Tensor
+    point: torch.Tensor
+    wanted: torch.Tensor  # (b c): the classes whose boundaries are looked at
+
+
+@attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
+def fab(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, targets: int = 9, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The nearest boundary, each step towards the nearest of several. x (B 3 H W) in [0,1], y (B,).
+
+    A step takes a backward pass for each of the `targets` likeliest wrong classes.
+    """
+    labels, found = needed(y, "fab"), Nearest(x, threat, keep_broken)
+    wrong = likeliest_wrong(model(x), labels, targets)
+    for restart in range(restarts):
+        _approach(model, x, labels, threat, found, wrong, steps, seed, restart)
+    return found.finish(lambda rows, point: fooled(model(point), labels[rows]), HALVINGS)
+
+
+@attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
+def fab_t(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, targets: int = 9, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The nearest boundary to each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,)."""
+    labels, found = needed(y, "fab_t"), Nearest(x, threat, keep_broken)
+    wrong = likeliest_wrong(model(x), labels, targets)
+    for restart in range(restarts):
+        for wanted in wrong.split(1, dim=1):
+            _approach(model, x, labels, threat, found, wanted, steps, seed, restart)
+    return found.finish(lambda rows, point: fooled(model(point), labels[rows]), HALVINGS)
+
+
+def _approach(
+    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, found: Nearest,
+    wanted: torch.Tensor, steps: int, seed: int, restart: int,
+) -> None:  # fmt: skip
+    """n steps from the original, or from a random point on a restart: n + 1 forward, n backward passes."""
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    rows = found.survivors()
+    start = x[rows] if restart == 0 else found.halfway(rows, draw(x[rows], seed, f"fab {restart}"))
+    state = _State(rows, x[rows], start, wanted[rows])
+    for step in range(steps + 1):
+        if not len(state.rows):
+            return
+        output, gap, grad = _boundary(model, state, y[state.rows], threat, last=step == steps)
+        broken = fooled(output, y[state.rows])
+        keep = found.offer(state.rows, state.point, broken)
+        if keep is not None:
+            state, gap, grad, broken = take(state, keep), gap[keep], grad[keep], broken[keep]
+        state = replace(state, point=_step(state, threat, gap, grad, broken))
+
+
+def _boundary(
+    model: Model, state: _State, y: torch.Tensor, threat: Threat, last: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The output, and gap and gradient (b ...) of the label's logit over the class of nearest boundary."""
+    with torch.set_grad_enabled(not last):
+        leaf = state.point.detach().requires_grad_(not last)
+        output = model(leaf)
+        gaps = output.gather(1, y[:, None]) - output.gather(1, state.wanted)  # (b c)
+        totals = gaps.sum(0).unbind()
+    gap, grad = gaps[:, 0].detach(), torch.zeros_like(state.point)
+    if last:
+        return output, gap, grad
+    nearest = torch.full_like(gap, math.inf)
+    for total, column in zip(totals, gaps.detach().unbind(1), strict=True):
+        normal = slope(total, leaf, again=total is not totals[-1])
+        # The steepest small move shows how fast the gap can change in this norm.
+        speed = (threat.steepest(normal, 0.1) * normal).flatten(1).sum(1) / 0.1
+        distance = column.abs() / speed.clamp_min(1e-30)
+        nearer = distance < nearest
+        nearest = torch.where(nearer, distance, nearest)
+        gap = torch.where(nearer, column, gap)
+        grad = torch.where(nearer.view(-1, 1, 1, 1), normal, grad)
+    return output.detach(), gap, grad
+
+
+def _step(
+    state: _State, threat: Threat, gap: torch.Tensor, grad: torch.Tensor, broken: torch.Tensor
+) -> torch.Tensor:
+    """Between the projections of the point, or of one further back if it fools, and of the original."""
+    back = state.x + BACKWARD * (state.point - state.x)
+    base = torch.where(broken.view(-1, 1, 1, 1), back, state.point)
+    ends = torch.cat([base, state.x])
+    normal = torch.cat([grad, grad])
+    rise = -torch.cat([gap, gap]) - (normal * (ends - torch.cat([state.point] * 2))).flatten(1).sum(1)
+    move = threat.onto_plane(ends, normal, rise)
+    near, far = threat.size(move).chunk(2)
+    weight = (near / (near + far).clamp_min(1e-30)).clamp_max(BIAS).view(-1, 1, 1, 1)
+    first, second = (ends + OVERSHOOT * move).chunk(2)
+    return ((1 - weight) * first + weight * second).clamp(0, 1)
