@@ -206,9 +206,22 @@ def test_fingerprint_is_of_the_weights_and_not_of_the_input_size() -> None:
 
     small, other = build(32, 0), build(32, 1)
     large = build(64, 2)
-    state = {k: v for k, v in small.net.state_dict().items() if k != "pos_embed"}
-    large.net.load_state_dict(state, strict=False)
+    fitted = timm.models.vision_transformer.checkpoint_filter_fn(small.net.state_dict(), large.net)
+    large.net.load_state_dict(fitted)
     assert small.fingerprint() == large.fingerprint() != other.fingerprint()
+
+
+def test_fingerprint_does_not_ask_how_class_token_and_its_position_are_split() -> None:
+    model = Model(small_net("dinov2"))
+    before = model.fingerprint()
+    with torch.no_grad():
+        total = model.net.cls_token + model.net.pos_embed[:, :1]
+        model.net.cls_token.copy_(total / 2)
+        model.net.pos_embed[:, :1] = total / 2
+    assert model.fingerprint() == before
+    with torch.no_grad():
+        model.net.cls_token.mul_(1.01)
+    assert model.fingerprint() != before
 
 
 def test_secret_tokens_are_in_no_state_dict() -> None:

@@ -23,9 +23,11 @@ MAY_IMPORT = {
     "defenses": BASE | {"backbones", "attacks"},
     "evaluate": BASE | {"attacks", "data"},
     "loading": BASE | {"backbones", "defenses"},
+    "report": BASE | {"evaluate"},
 }
 MAY_IMPORT["demo"] = set(MAY_IMPORT) | {"demo"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT) | {"cli", "__init__"}
+MAY_IMPORT["__main__"] = {"cli"}
 
 
 def rooms_imported(file: Path) -> set[str]:

@@ -6,7 +6,6 @@ a head. With none of them its logits are timm's, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -132,7 +131,17 @@ class Model(nn.Module):
 
     def fingerprint(self) -> str:
         """SHA-256 of the backbone's weights: the same at any input size, another for other weights."""
-        return tensors_sha256(_weights_only(self.net.state_dict()))
+        state = self.net.state_dict()
+        weights = {
+            name: tensor
+            for name, tensor in state.items()
+            if not name.startswith("head") and not any(part in name for part in _SIZE_DEPENDENT)
+        }
+        position = state.get("pos_embed")
+        if "cls_token" in weights and position is not None and not getattr(self.net, "no_embed_class", True):
+            # The network only sees the sum; exports fold it, so how it is split says nothing.
+            weights["cls_token"] = weights["cls_token"] + position[:, :1]
+        return tensors_sha256(weights)
 
     def identity(self) -> str:
         """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens."""
@@ -149,12 +158,3 @@ class Model(nn.Module):
                 f"extra tokens must be (1 R {self.width}) or (B R {self.width}) for {self.name}, "
                 f"got {tuple(extra.shape)}"
             )
-
-
-def _weights_only(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The backbone's weights without classifier and without what depends on the input's size."""
-    return {
-        name: tensor
-        for name, tensor in state.items()
-        if not name.startswith("head") and not any(part in name for part in _SIZE_DEPENDENT)
-    }

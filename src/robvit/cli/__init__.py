@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
-from robvit.cli import attack, data, models, tokens, train, weights
+from robvit.cli import attack, data, demo, models, tokens, train, weights
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -22,8 +22,10 @@ app = typer.Typer(
     add_completion=False,
     help="Harden Vision Transformers, attack them hard, and tell the truth about the result.",
 )
+app.command()(demo.demo)
 app.command()(models.models)
 app.command()(attack.attack)
+app.command()(attack.attacks)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

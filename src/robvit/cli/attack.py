@@ -1,4 +1,4 @@
-"""`robvit attack`: adversarial pictures from a data set, a record of what they did, and a sheet to look at."""
+"""`robvit attack`: adversarial pictures from a data set, a record of what they did, and a sheet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from robvit.cli.options import Architecture, BatchSize, DataSpec, ImageSize, Limit, ModelName
 
 if TYPE_CHECKING:
-    from robvit.data import PictureSet
     from robvit.evaluate.crafting import Job
 
 SHOWN = 8  # panels on the sheet
@@ -35,7 +34,9 @@ def attack(
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens that harden the judged model: MODEL's, or the victim's.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="The part of the data set; its judging part if left out.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The part of the data; its judging part if left out.")
+    ] = None,
     img_size: ImageSize = None,
     arch: Architecture = None,
     limit: Limit = 64,
@@ -53,7 +54,7 @@ def attack(
     from robvit.progress import progress
     from robvit.threat import Threat
 
-    own = {"head": head, "img_size": img_size, "arch": arch}
+    own: dict[str, Any] = {"head": head, "img_size": img_size, "arch": arch}
     crafted_on = load(model, **own, tokens=None if victim else tokens)
     judged = load(victim, **{**own, "arch": None}, tokens=tokens) if victim else None
     pictures = open_data(data, split=split, size=crafted_on.input_size[0], limit=limit)
@@ -91,6 +92,7 @@ def _finish(job: Job, trial: Any, out: Path, judged: str, data: str) -> None:
     """Write pictures, sheet and record; only the first of several processes does."""
     from accelerate import PartialState
 
+    import robvit.attacks as library
     from robvit.evaluate.crafting import clean_trial
     from robvit.evaluate.record import Record
 
@@ -108,14 +110,14 @@ def _finish(job: Job, trial: Any, out: Path, judged: str, data: str) -> None:
     record.save(out / "record.json")
     typer.echo(record.table())
     for name in trial.warnings:
-        typer.echo(f"warning: {name}: see `robvit attacks --warnings`")
+        typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
     typer.echo(f"written: {out}/pictures (PNG), {out}/sheet.png, {out}/record.json")
 
 
 def _write_pictures(job: Job, out: Path) -> None:
     from PIL import Image
 
-    from robvit.evaluate.crafting import shards
+    from robvit.evaluate.crafting import levels, shards
     from robvit.files import written_whole
     from robvit.report.panels import Panel, attack_sheet
 
@@ -128,7 +130,29 @@ def _write_pictures(job: Job, out: Path) -> None:
                 Image.fromarray(pixels).save(aside, format="PNG")
             if len(panels) < SHOWN:
                 x, y = some[place]
-                clean = (x * 255).round().byte().permute(1, 2, 0).numpy()
+                clean = levels(x).permute(1, 2, 0).numpy()
                 after = names[shard.facts["predicted"][place]]
                 panels.append(Panel(clean, pixels, names[int(y)], after, shard.facts["right"][place]))
     attack_sheet(panels, out / "sheet.png", title=f"{job.attack} within {job.threat}")
+
+
+def attacks() -> None:
+    """List the attacks, the norms they work in, and their settings."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from robvit.attacks import ATTACKS
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("attack", "norms", "paper", "settings"):
+        table.add_column(column, no_wrap=column != "settings")
+    for entry in ATTACKS:
+        settings = ", ".join(f"{k}={v}" for k, v in entry.facts["defaults"].items() if _plain(v))
+        table.add_row(entry.name, " ".join(entry.facts["norms"]), entry.facts["paper"], settings)
+    Console().print(table)
+    typer.echo("\nnext: robvit attack robvit-mini-robust sample --attack apgd_ce --set steps=20")
+
+
+def _plain(value: object) -> bool:
+    """Whether a setting can be given as text."""
+    return value is None or isinstance(value, bool | int | float | str)

@@ -32,6 +32,11 @@ from robvit.threat import Threat
 Report = Callable[..., None]
 
 
+def levels(x: torch.Tensor) -> torch.Tensor:
+    """Pixels in [0,1] as grey levels: floats to uint8 of the same shape."""
+    return (x * 255).round().to(torch.uint8)
+
+
 @dataclass(frozen=True)
 class Job:
     """What is done to every picture, and all that its result depends on.
@@ -114,9 +119,7 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
     """Attack one batch, round to 8 bits inside the budget, judge what was rounded, and keep it."""
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
-    outcome = run(
-        job.attack, job.model, x, y, job.threat, victim=job.victim, batch=len(x), **job.settings
-    )
+    outcome = run(job.attack, job.model, x, y, job.threat, victim=job.victim, batch=len(x), **job.settings)
     adv = eight_bit(x, outcome.adv, job.threat)
     with torch.no_grad():
         predicted = (job.victim or job.model)(adv).argmax(1)
@@ -129,9 +132,8 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
         "seconds": time.monotonic() - start,
         "warnings": list(outcome.warnings),
     }
-    levels = (adv * 255).round().to(torch.uint8).cpu()
     with written_whole(path) as aside:
-        save_file({"adv": levels}, aside, {"facts": json.dumps(facts)})
+        save_file({"adv": levels(adv).cpu()}, aside, {"facts": json.dumps(facts)})
     return facts
 
 

@@ -98,7 +98,7 @@ class Record:
             trials = [Trial(**trial) for trial in content.pop("trials")]
             record = cls(trials=trials, **content)
         except (KeyError, TypeError) as error:
-            raise InputError(f"{path}: a field of the record is missing or of another kind: {error}") from error
+            raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
         _check_lengths(record, path)
         return record
 

@@ -1,0 +1,217 @@
+"""`robvit attack` and the shards behind it: resume, sharing out, pictures that hold what they promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import robvit
+from robvit.attacks.pixels import eight_bit
+from robvit.cli import app
+from robvit.data import open_data, read_picture
+from robvit.errors import InputError
+from robvit.evaluate.crafting import Job, craft, shards
+from robvit.evaluate.metrics import interval
+from robvit.evaluate.record import Record
+from robvit.threat import Threat
+
+LINF = Threat("linf", 8 / 255)
+
+
+def silent(*_: object, **__: object) -> None:
+    pass
+
+
+def job(count: int = 12, batch: int = 5, **settings: object) -> Job:
+    model = robvit.load("robvit-mini-robust")
+    pictures = open_data("sample", limit=count)
+    return Job("pgd", LINF, {"steps": 3, **settings}, model, model.identity(), pictures, batch=batch)
+
+
+def contents(folder: Path, work: Job) -> tuple[torch.Tensor, list[bool]]:
+    parts = list(shards(folder, len(work.batches())))
+    return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["right"]]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    work = job()
+    whole = craft(work, tmp_path / "whole", silent)
+
+    class Killed(Exception):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):  # after the first shard
+        craft(work, tmp_path / "parts", die)
+    assert len(list((tmp_path / "parts").glob("shard-*"))) == 1
+    (tmp_path / "parts" / "shard-00001.safetensors").write_bytes(b"half a sh")  # torn by a crash
+    resumed = craft(work, tmp_path / "parts", silent)
+    assert (whole.right, whole.distance) == (resumed.right, resumed.distance)
+    assert torch.equal(contents(tmp_path / "whole", work)[0], contents(tmp_path / "parts", work)[0])
+
+
+def test_batches_of_any_size_give_the_same_pictures(tmp_path: Path) -> None:
+    sizes = {batch: job(batch=batch) for batch in (1, 4, 12)}
+    for batch, work in sizes.items():
+        craft(work, tmp_path / str(batch), silent)
+    first = contents(tmp_path / "1", sizes[1])
+    for batch in (4, 12):
+        # Kernels for other batch sizes may round differently, so a few values may cross a level.
+        other = contents(tmp_path / str(batch), sizes[batch])
+        assert (first[0] != other[0]).float().mean() < 0.02
+        assert first[1] == other[1]
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    craft(job(count=4), tmp_path, silent)
+    with pytest.raises(InputError, match="another run"):
+        craft(job(count=4, seed=1), tmp_path, silent)
+
+
+def test_pictures_are_whole_levels_inside_the_budget() -> None:
+    x = (torch.rand(8, 3, 6, 6) * 255).round() / 255
+    for threat in (LINF, Threat("linf", 1.7 / 255), Threat("l2", 0.3), Threat("linf", 8 / 255, psnr=40)):
+        adv = threat.project(x, x + 0.05 * torch.randn_like(x))
+        out = eight_bit(x, adv, threat)
+        assert torch.equal((out * 255).round() / 255, out)
+        assert (threat.size(out - x) <= threat.eps * (1 + 1e-5)).all()
+        assert ((out - x).flatten(1).norm(dim=1) <= threat.radius(x) * (1 + 1e-5)).all()
+        assert ((out - adv).abs() <= 1 / 255 + 1e-6).all()
+
+
+def test_the_command_writes_pictures_that_still_succeed_when_read_back(tmp_path: Path) -> None:
+    arguments = [
+        "attack",
+        "robvit-mini",
+        "sample",
+        "--limit",
+        "12",
+        "--set",
+        "steps=5",
+        "--out",
+        str(tmp_path),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    record = Record.load(tmp_path / "record.json")
+    model = robvit.load("robvit-mini")
+    clean, pgd = record.trials
+    pictures = open_data("sample", limit=12)
+    assert record.data["names"] == pictures.names
+    with torch.no_grad():
+        for i, name in enumerate(record.data["names"]):
+            picture = read_picture((tmp_path / "pictures" / name).with_suffix(".png")).float() / 255
+            assert (picture - pictures[i][0]).abs().max() <= 8 / 255 + 1e-6
+            assert int(model(picture[None]).argmax()) == pgd.predicted[i]
+    assert sum(pgd.right) < sum(clean.right)
+    assert record.robust_accuracy() == sum(pgd.right) / 12
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size[0] > 400
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0
+    assert Record.load(tmp_path / "record.json").trials == record.trials
+
+
+def test_transfer_is_judged_by_the_victim(tmp_path: Path) -> None:
+    arguments = ["attack", "robvit-mini", "sample", "--victim", "robvit-mini-robust", "--limit", "12"]
+    done = CliRunner().invoke(app, [*arguments, "--set", "steps=3", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    trial = Record.load(tmp_path / "record.json").trials[1]
+    victim = robvit.load("robvit-mini-robust")
+    advs = [s.adv for s in shards(tmp_path / "shards", 1)]
+    with torch.no_grad():
+        assert victim(torch.cat(advs).float() / 255).argmax(1).tolist() == trial.predicted
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
+    common = [
+        "-m",
+        "robvit",
+        "attack",
+        "robvit-mini",
+        "sample",
+        "--limit",
+        "12",
+        "--batch",
+        "4",
+        "--set",
+        "steps=2",
+    ]
+    one = subprocess.run([sys.executable, *common, "--out", str(tmp_path / "one")], check=False)
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no"]  # fmt: skip
+    two = subprocess.run(
+        [sys.executable, *launch, *common[0:2], *common[2:], "--out", str(tmp_path / "two")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert one.returncode == 0
+    assert two.returncode == 0, two.stderr
+    records = [json.loads((tmp_path / name / "record.json").read_text()) for name in ("one", "two")]
+    for record in records:
+        for trial in record["trials"]:
+            trial.pop("seconds")
+    assert records[0]["trials"] == records[1]["trials"]
+    for name in records[0]["data"]["names"]:
+        pictures = [(tmp_path / run / "pictures" / name).with_suffix(".png") for run in ("one", "two")]
+        assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attack", "pdg"], "did you mean pgd"),
+        (["--set", "stepz=2"], "did you mean step"),
+        (["--set", "steps"], "looks like steps=20"),
+        (["--eps", "banana"], "number such as 8/255"),
+        (["--norm", "l7"], "one of linf, l2, l1"),
+    ],
+)
+def test_mistakes_get_a_remedy(arguments: list[str], message: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "robvit",
+        "attack",
+        "robvit-mini",
+        "sample",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for text, message in (
+        ('{"schema": 99}', "schema 1, got 99"),
+        ('{"schema": 1, "kin', "not a record"),
+        ('{"schema": 1, "colour": 3, "trials": []}', "unknown field 'colour'"),
+        ('{"schema": 1, "kind": "attack"}', "missing"),
+        ("[]", "got list"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            Record.load(path)
+
+
+def test_wilsons_interval_holds_its_known_values() -> None:
+    low, high = interval(8, 10)
+    assert (round(low, 3), round(high, 3)) == (0.490, 0.943)  # a textbook example
+    assert interval(0, 10)[0] == 0
+    assert interval(10, 10)[1] == pytest.approx(1)
