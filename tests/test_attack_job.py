@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks.pixels import eight_bit
-from robvit.cli import app
+from robvit.cli import app, main
 from robvit.data import open_data, read_picture
 from robvit.errors import InputError
 from robvit.evaluate.crafting import Job, craft, shards
@@ -178,21 +178,19 @@ def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
         (["--norm", "l7"], "one of linf, l2, l1"),
     ],
 )
-def test_mistakes_get_a_remedy(arguments: list[str], message: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "robvit",
-        "attack",
-        "robvit-mini",
-        "sample",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_get_a_remedy(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["robvit", "attack", "robvit-mini", "sample", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", [*command, *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
