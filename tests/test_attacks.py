@@ -31,6 +31,25 @@ def tiny(classes: int = 4, seed: int = 0) -> nn.Module:
     ).double()  # fmt: skip
 
 
+class Segmenter(nn.Module):
+    """A class for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = tiny()[:4]
+        self.head = nn.Conv2d(6, 4, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def prepared(name: str, count: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model for the attack's task, pictures, and the labels the model gives them."""
+    model = Segmenter() if ATTACKS.entry(name).facts["task"] == "pixels" else tiny()
+    return model, pictures(count), labelled(model, pictures(count))
+
+
 def pictures(count: int = 8, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed)).double()
 
@@ -48,11 +67,11 @@ def quick(name: str) -> dict[str, object]:
 
 @every
 def test_inside_the_budget_and_the_world_untouched(name, norm):
-    model, x, threat = tiny().train(), pictures(), Threat(norm, EPS[norm])
-    y = labelled(model, x)
-    model[0].bias.requires_grad_(False)
-    model[2].eval()
-    model[5].weight.grad = torch.ones_like(model[5].weight)
+    (model, x, y), threat = prepared(name), Threat(norm, EPS[norm])
+    layers = [m for m in model.train().modules() if not list(m.children())]
+    layers[0].bias.requires_grad_(False)
+    layers[2].eval()
+    layers[-1].weight.grad = torch.ones_like(layers[-1].weight)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     modes = [m.training for m in model.modules()]
     wants = [p.requires_grad for p in model.parameters()]
@@ -67,8 +86,8 @@ def test_inside_the_budget_and_the_world_untouched(name, norm):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert modes == [m.training for m in model.modules()]
     assert wants == [p.requires_grad for p in model.parameters()]
-    assert torch.equal(model[5].weight.grad, torch.ones_like(model[5].weight))
-    assert model[0].weight.grad is None
+    assert torch.equal(layers[-1].weight.grad, torch.ones_like(layers[-1].weight))
+    assert layers[0].weight.grad is None
     assert torch.equal(random_state, torch.get_rng_state())
 
 
@@ -76,8 +95,7 @@ def test_inside_the_budget_and_the_world_untouched(name, norm):
 def test_batches_do_not_matter_and_the_same_seed_gives_the_same(name, norm):
     if ATTACKS.entry(name).facts["batch_coupled"]:
         pytest.skip("documented to depend on the batch")
-    model, x, threat = tiny(), pictures(), Threat(norm, EPS[norm])
-    y = labelled(model, x)
+    (model, x, y), threat = prepared(name), Threat(norm, EPS[norm])
     together = ATTACKS[name](model, x, y, threat, seed=3, **quick(name))
     alone = torch.cat(
         [
@@ -91,15 +109,20 @@ def test_batches_do_not_matter_and_the_same_seed_gives_the_same(name, norm):
 
 
 @every
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_any_model_shape_and_budget(name, norm, data):
+    facts = ATTACKS.entry(name).facts
+    if facts["batch_coupled"]:
+        pytest.skip("documented to leave the smallest budgets, which the certificate refuses")
     eps = data.draw(st.sampled_from([0.0, 1e-4, 0.05, 1.0, 30.0]))
     fill = data.draw(st.sampled_from(["black", "white", "random", "both"]))
     count, side = data.draw(st.sampled_from([(1, 1), (1, 4), (3, 5)]))
     classes = data.draw(st.sampled_from([2, 3, 5]))
     torch.manual_seed(data.draw(st.integers(0, 9)))
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 8), nn.ReLU(), nn.Linear(8, classes))
+    if facts["task"] == "pixels":
+        model = nn.Sequential(nn.Conv2d(3, classes, 1))
     x = {
         "black": torch.zeros(count, 3, side, side), "white": torch.ones(count, 3, side, side),
         "random": torch.rand(count, 3, side, side), "both": (torch.rand(count, 3, side, side) > 0.5).float(),
@@ -116,8 +139,7 @@ def test_any_model_shape_and_budget(name, norm, data):
 
 @every
 def test_no_gradient_mode_and_inference_mode_of_the_caller_do_not_matter(name, norm):
-    model, x, threat = tiny(), pictures(2), Threat(norm, EPS[norm])
-    y = labelled(model, x)
+    (model, x, y), threat = prepared(name, 2), Threat(norm, EPS[norm])
     plain = ATTACKS[name](model, x, y, threat, **quick(name))
     with torch.inference_mode():
         assert torch.equal(plain, ATTACKS[name](model, x.clone(), y.clone(), threat, **quick(name)))
@@ -126,8 +148,8 @@ def test_no_gradient_mode_and_inference_mode_of_the_caller_do_not_matter(name, n
 @every
 @pytest.mark.parametrize("classes", [2, 3])
 def test_few_classes_are_attacked_with_success(name, norm, classes):
-    if not ATTACKS.entry(name).facts["labels"]:
-        pytest.skip("knows no labels")
+    if ATTACKS.entry(name).facts["task"] != "classes":
+        pytest.skip("knows no classes")
     model, x = tiny(classes, seed=1), pictures(6)
     y = labelled(model, x)
     result = run(name, model, x, y, Threat(norm, 4 * EPS[norm]))

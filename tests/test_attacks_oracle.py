@@ -40,7 +40,7 @@ def tolerance(name: str, norm: str) -> float:
 
 
 def of_kind(kind: str) -> list[tuple[str, str]]:
-    chosen = [e for e in ATTACKS if e.facts["kind"] == kind and e.facts["labels"]]
+    chosen = [e for e in ATTACKS if e.facts["kind"] == kind and e.facts["task"] == "classes"]
     return [(e.name, norm) for e in chosen for norm in e.facts["norms"]]
 
 

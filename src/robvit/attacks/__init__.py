@@ -10,17 +10,32 @@ from pkgutil import iter_modules
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
 from robvit.attacks.core import ATTACKS, attack, fooled, frozen
 from robvit.attacks.cw_l2 import cw_l2
+from robvit.attacks.ensemble import autoattack, worst_of
+from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
+from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
-from robvit.attacks.run import AttackWarning, Count, Outcome, SoftmaxOutput, ZeroGradient, certify, run
+from robvit.attacks.pixels import eight_bit
+from robvit.attacks.run import (
+    AttackWarning,
+    Count,
+    Outcome,
+    RandomisedOutput,
+    SoftmaxOutput,
+    ZeroGradient,
+    certify,
+    run,
+)
+from robvit.attacks.segmentation import segmentation
 from robvit.attacks.square import square
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
 
 __all__ = [
-    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "SoftmaxOutput", "ZeroGradient",
-    "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "certify", "cw", "cw_l2", "dlr", "fab", "fab_t",
-    "fgsm", "fooled", "frozen", "gama", "pgd", "run", "square",
+    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "RandomisedOutput", "SoftmaxOutput",
+    "ZeroGradient", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack", "bpda", "certify", "cw",
+    "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature", "feature_reference", "fgsm", "fooled",
+    "frozen", "gama", "pgd", "run", "segmentation", "square", "worst_of",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def attack(
     tolerance: float | dict[str, float] = 0.05,
     quick: dict[str, Any] | None = None,
     oracle: dict[str, Any] | None = None,
-    labels: bool = True,
+    task: str = "classes",
     batch_coupled: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that files an attack and holds its promises to the caller.
@@ -53,7 +53,8 @@ def attack(
     names the attack to which it passes on the settings it does not name itself. On a linear model it
     comes within `tolerance`, one number or one a norm, of the best there is, with the settings `oracle`
     if there are any; `quick` are settings for a first try.
-    Facts that differ from the usual are said too: no `labels` needed, results `batch_coupled`.
+    `task` says what the model returns: "classes", "features" (then there are no labels) or "pixels";
+    `batch_coupled` that results depend on the batch.
     """
 
     def decorate(body: F) -> F:
@@ -78,7 +79,7 @@ def attack(
         defaults = passed_on | {p.name: p.default for p in keywords if p.kind is p.KEYWORD_ONLY}
         ATTACKS.add(
             kind=kind, norms=norms, paper=paper, gradients=gradients, defaults=defaults,
-            tolerance=tolerance, quick=quick or {}, oracle=oracle or {}, labels=labels,
+            tolerance=tolerance, quick=quick or {}, oracle=oracle or {}, task=task,
             batch_coupled=batch_coupled,
         )(guarded)  # fmt: skip
         return cast(F, guarded)

@@ -14,6 +14,8 @@ import torch
 
 from robvit.attacks import losses
 from robvit.attacks.core import ATTACKS, Attack, Model, fooled, frozen, gradient
+from robvit.attacks.eot import eot
+from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.errors import BrokenAttack, InputError, check_images, check_labels
 from robvit.registry import unknown
 from robvit.threat import Threat
@@ -25,6 +27,10 @@ class AttackWarning(UserWarning):
 
 class SoftmaxOutput(AttackWarning):
     """The model returns probabilities: its gradients vanish where it is sure of itself."""
+
+
+class RandomisedOutput(AttackWarning):
+    """The model answers differently when asked again, and one answer decides: use eot and `samples`."""
 
 
 class ZeroGradient(AttackWarning):
@@ -126,23 +132,28 @@ def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool 
 
 def run(
     attack: str | Attack, model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    victim: Model | None = None, batch: int = 128, eight_bit: bool = False, **settings: Any,
+    victim: Model | None = None, batch: int = 128, eight_bit: bool = False, samples: int = 1, **settings: Any,
 ) -> Outcome:  # fmt: skip
     """Attack pictures x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
 
     Pictures that are wrong from the start are left as they are. With a `victim`, pictures are made
     on `model` and judged on the victim: every picture is attacked to the attack's full objective,
-    whatever `model` thinks of it. y may be None, or a target that is no label, for attacks whose
-    objective needs none; then nothing counts as a success.
+    whatever `model` thinks of it. A randomised model is judged by its mean over `samples` fresh
+    passes. With `eight_bit` pictures are rounded to whole grey levels inside the budget before they
+    are judged, so that saving them changes nothing. y may be None, or a target that is no label, for
+    attacks whose objective needs none; then nothing counts as a success.
     """
     check_images(x)
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label a picture, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
+    counted = Count(model)
+    judged = counted if victim is None else Count(victim)
+    judge = eot(judged, samples)
     if victim is not None:
         settings = {"keep_broken": True, **settings}
-    counted = Count(model)
-    judge = counted if victim is None else Count(victim)
+        if isinstance(attack, str) and "judge" in ATTACKS.entry(attack).facts["defaults"]:
+            settings = {"judge": judge, **settings}
     names: set[str] = set()
     parts = []
     with torch.no_grad(), frozen(model), frozen(victim):
@@ -151,7 +162,7 @@ def run(
             clean = judge(some)
             _check_output(clean, labels, len(some))
             if first == 0:
-                names |= _doubts(counted, some, labels, clean, gradients)
+                names |= _doubts(counted, some, labels, clean, gradients, victim is None and samples == 1)
             wrong = fooled(clean, labels)
             todo = torch.arange(len(some)) if victim is not None else (~wrong).nonzero()[:, 0]
             adv = some.detach().clone()
@@ -159,17 +170,20 @@ def run(
                 made = function(
                     counted, some[todo], labels if labels is None else labels[todo], threat, **settings
                 )
-                certify(some[todo], made, threat, eight_bit)
+                certify(some[todo], made, threat)
+                if eight_bit:
+                    made = whole_levels(some[todo], made, threat)
+                    certify(some[todo], made, threat, eight_bit)
                 adv[todo] = made
             verdict = fooled(judge(adv), labels)
             parts.append((adv, verdict, ~wrong, threat.size(adv - some)))
-    for watched in {counted, judge}:
+    for watched in {counted, judged}:
         if watched.nan_seen:
             raise InputError(
                 "the model must return numbers, got NaN on attacked pictures; check its precision"
             )
     adv, success, clean_right, distance = (torch.cat(part) for part in zip(*parts, strict=True))
-    forward, backward = (sum(getattr(c, n) for c in {counted, judge}) for n in ("forward", "backward"))
+    forward, backward = (sum(getattr(c, n) for c in {counted, judged}) for n in ("forward", "backward"))
     return Outcome(adv, success, clean_right, distance, forward, backward, tuple(sorted(names)))
 
 
@@ -199,21 +213,30 @@ def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> N
 
 
 def _doubts(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool, steady: bool
 ) -> set[str]:
-    """Warn of what makes results doubtful, judged on the first batch; the names of the warnings."""
-    if y is None or clean.ndim != 2 or y.is_floating_point():
+    """Warn of what makes results doubtful, judged on the first pictures; the names of the warnings.
+
+    `steady` says that `clean` is the answer of the same model to the same pictures.
+    """
+    if y is None or y.ndim != 1 or y.is_floating_point():
         return set()
     found: list[tuple[type[AttackWarning], str]] = []
-    if bool((clean >= 0).all() and ((clean.sum(1) - 1).abs() < 1e-3).all()):
-        found.append((SoftmaxOutput, "the model's outputs look like probabilities; pass logits"))
-    if gradients:
-        few = min(len(x), 16)  # enough to notice, and cheap
-        grad = gradient(model, x[:few], lambda output: losses.margin(output, y[:few]))[2]
+    few = min(len(x), 16)  # enough to notice, and cheap
+    if not gradients:
+        again = model(x[:few])
+    else:
+        again, _, grad = gradient(model, x[:few], lambda output: losses.margin(output, y[:few]))
         dead = int((grad.flatten(1).abs().amax(1) == 0).sum())
         if dead:
             text = f"the gradient is zero for {dead} of {few} pictures; use square or bpda as well"
             found.append((ZeroGradient, text))
+    if bool((again >= 0).all() and ((again.sum(1) - 1).abs() < 1e-3).all()):
+        found.append((SoftmaxOutput, "the model's outputs look like probabilities; pass logits"))
+    if steady and not torch.allclose(again, clean[:few], rtol=1e-2, atol=1e-3 * float(clean.abs().max())):
+        found.append(
+            (RandomisedOutput, "two answers to the same pictures differ; attack eot(model), set samples")
+        )
     for category, text in found:
         warnings.warn(text, category, stacklevel=3)
     return {category.__name__ for category, _ in found}

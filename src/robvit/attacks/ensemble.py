@@ -1,0 +1,77 @@
+"""Several attacks as one: each goes on with what the ones before left standing. No attack maths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from robvit.attacks.core import ATTACKS, Best, Model, attack, fooled, needed
+from robvit.attacks.eot import eot
+from robvit.attacks.losses import margin
+from robvit.errors import InputError
+from robvit.threat import NORMS, Threat
+
+STANDARD = ("apgd_ce", "apgd_t", "fab_t", "square")
+RAND = ("apgd_ce", "apgd_dlr")
+
+
+@attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"settings": {"pgd": {"steps": 3}}})
+def worst_of(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    attacks: Sequence[str] = ("pgd", "apgd_dlr"), settings: dict[str, dict[str, Any]] | None = None,
+    judge: Model | None = None, keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The worst case of several attacks for each picture. x (B 3 H W) in [0,1], y (B,).
+
+    `settings` holds those of single attacks by name. `judge` decides who is fooled, the model itself if
+    none is given: a picture leaves once the judge is fooled. With a judge, or `keep_broken`, each attack
+    runs to its full objective whatever the model thinks.
+    """
+    labels, best = needed(y, "worst_of"), Best(x, keep_broken and judge is None)
+    for name in attacks:
+        rows = best.survivors()
+        if not len(rows):
+            break
+        given = {
+            "seed": seed,
+            "keep_broken": keep_broken or judge is not None,
+            **(settings or {}).get(name, {}),
+        }
+        made = ATTACKS[name](model, x[rows], labels[rows], threat, **given)
+        output = (judge or model)(made)
+        best.offer(rows, made, margin(output, labels[rows]), fooled(output, labels[rows]))
+    return best.adv
+
+
+@attack(
+    kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 4, "targets": 2, "queries": 8},
+    oracle={"queries": 50},
+)  # fmt: skip
+def autoattack(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    version: str = "standard", steps: int = 100, targets: int = 9, queries: int = 5000,
+    averaged: int = 20, judgements: int = 100, judge: Model | None = None,
+    keep_broken: bool = False, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """AutoAttack. x (B 3 H W) in [0,1], y (B,); models of few classes have fewer targets.
+
+    version "standard" is APGD-CE, targeted APGD, targeted FAB and Square; "rand", for randomised models,
+    is APGD-CE and APGD-DLR on the mean of `averaged` passes, where the mean of `judgements` fresh passes
+    decides, never the one on which a point was chosen.
+    """
+    if version == "standard":
+        return worst_of(
+            model, x, y, threat, attacks=STANDARD, judge=judge, keep_broken=keep_broken, seed=seed,
+            settings={
+                "apgd_ce": {"steps": steps}, "apgd_t": {"steps": steps, "targets": targets},
+                "fab_t": {"steps": steps, "targets": targets}, "square": {"steps": queries},
+            },
+        )  # fmt: skip
+    if version == "rand":
+        return worst_of(
+            eot(model, averaged), x, y, threat, attacks=RAND, seed=seed,
+            judge=eot(judge or model, judgements), settings={name: {"steps": steps} for name in RAND},
+        )  # fmt: skip
+    raise InputError(f'version must be "standard" or "rand", got {version!r}')

@@ -1,0 +1,42 @@
+"""Attacks on segmentation: per-pixel objectives over the usual ascent. Measures no mIoU."""
+
+from __future__ import annotations
+
+import torch
+
+from robvit.attacks.core import Best, Model, attack, draw
+from robvit.attacks.losses import objective_of, segpgd
+from robvit.attacks.pgd import ascend
+from robvit.errors import InputError
+from robvit.threat import NORMS, Threat
+
+
+@attack(kind="budget", norms=NORMS, paper="2207.12391", task="pixels", quick={"steps": 3})
+def segmentation(
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
+    steps: int = 100, step_size: float | None = None, weighted: bool = True, restarts: int = 1,
+    keep_broken: bool = True, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """SegPGD. x (B 3 H W) in [0,1]; model(x) (B K H W); labels y (B H W), negative ones and 255 ignored.
+
+    The weight of pixels that are wrong already grows from nothing to one half over the steps, so that
+    the attack turns to the others first; not `weighted`, all count alike. For adaptive steps use
+    `apgd(..., loss="pixel_cross_entropy")`. The default step is 2.5 eps / steps.
+    """
+    if y is None or y.shape != (len(x), *x.shape[2:]) or steps < 1:
+        got = None if y is None else tuple(y.shape)
+        raise InputError(f"needs a label a pixel {(len(x), *x.shape[2:])} and steps, got {got} and {steps}")
+    size = 2.5 * threat.eps / steps if step_size is None else step_size
+    plain = objective_of("pixel_cross_entropy", y)
+
+    def favouring(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
+        return segpgd(output, y[rows], step / (2 * steps))
+
+    best = Best(x, keep_broken=True)
+    for restart in range(restarts):
+        ascend(
+            model, x, None, threat, best,
+            objective=favouring if weighted else plain, rank=plain, steps=steps, size=lambda _: size,
+            start=threat.random(x, draw(x, seed, f"segmentation {restart}")),
+        )  # fmt: skip
+    return best.adv
