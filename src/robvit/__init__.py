@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from robvit import data as data
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
+    from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.errors import RobvitError as RobvitError
     from robvit.loading import load as load
@@ -33,8 +34,20 @@ _PUBLIC = {
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
     "load": ("robvit.loading", "load"),
+    "robustify": ("robvit.defenses.robustify", "robustify"),
 }
-__all__ = ["Model", "RobustTokens", "RobvitError", "Threat", "Tokens", "attacks", "backbones", "data", "load"]
+__all__ = [
+    "Model",
+    "RobustTokens",
+    "RobvitError",
+    "Threat",
+    "Tokens",
+    "attacks",
+    "backbones",
+    "data",
+    "load",
+    "robustify",
+]
 
 
 def __getattr__(name: str) -> Any:

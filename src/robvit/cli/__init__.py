@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
-from robvit.cli import attack, data, demo, models, tokens, train, weights
+from robvit.cli import attack, data, demo, models, robustify, tokens, train, weights
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(models.models)
+app.command()(robustify.robustify)
 app.command()(attack.attack)
 app.command()(attack.attacks)
 app.add_typer(weights.app, name="weights")

@@ -42,13 +42,14 @@ class Trial:
 
 @dataclass
 class Record:
-    """What was judged, on what, how, and what came of it."""
+    """What was judged, on what, how, and what came of it; `history` holds the course of a training."""
 
     kind: str
     model: dict[str, Any]
     data: dict[str, Any]
     trials: list[Trial]
     figures: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
