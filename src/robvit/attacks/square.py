@@ -30,6 +30,7 @@ class _State:
     x: torch.Tensor
     point: torch.Tensor
     value: torch.Tensor
+    earlier: torch.Tensor  # the margin one block of steps ago
     numbers: torch.Tensor
 
 
@@ -40,23 +41,26 @@ class _State:
 )  # fmt: skip
 def square(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 5000, area: float = 0.8, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
+    steps: int = 5000, area: float = 0.8, restarts: int = 1, give_up: float | None = None,
+    keep_broken: bool = False, seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """Random search over square windows, at most `steps` queries a picture. x (B 3 H W) in [0,1], y (B,).
 
-    The first window covers the share `area` of the picture; later ones shrink as the paper says.
+    The first window covers the share `area` of the picture; later ones shrink as the paper says. With
+    `give_up` a picture is given up once even so many times the pace of its last 256 queries would not
+    bring its margin to zero by the end; the search slows down, so a factor of a few loses little.
     """
     labels, best = needed(y, "square"), Best(x, keep_broken)
     if steps < 1 or not 0 < area <= 1:
         raise InputError(f"steps must be at least 1 and area in (0,1], got {steps} and {area}")
     for restart in range(restarts):
-        _search(model, x, labels, threat, best, steps, area, seed, f"square {restart}")
+        _search(model, x, labels, threat, best, steps, area, give_up, seed, f"square {restart}")
     return best.adv
 
 
 def _search(
     model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, best: Best,
-    steps: int, area: float, seed: int, purpose: str,
+    steps: int, area: float, give_up: float | None, seed: int, purpose: str,
 ) -> None:  # fmt: skip
     rows = best.survivors()
     if not len(rows):
@@ -64,11 +68,14 @@ def _search(
     start = _stripes if threat.norm == "linf" else _tiles
     point = start(x[rows], threat, draw(x[rows], seed, purpose, 3, TILES**2 + x.shape[-1]))
     low = torch.full((len(rows),), -torch.inf, device=x.device, dtype=x.dtype)
-    state = _State(rows, x[rows], point, low, torch.empty(len(rows), 0, DRAWS, device=x.device))
+    state = _State(rows, x[rows], point, low, low, torch.empty(len(rows), 0, DRAWS, device=x.device))
     for step, side in enumerate(_sides(steps, area, x.shape[-2:])):
         if step:
             place = (step - 1) % BLOCK
             if place == 0:
+                state = _hopeful(state, (steps - step) / BLOCK, give_up)
+                if not len(state.rows):
+                    return
                 numbers = draw(state.x, seed, f"{purpose} {step // BLOCK}", BLOCK, DRAWS)
                 state = replace(state, numbers=numbers)
             propose = _paint if threat.norm == "linf" else _shift_mass
@@ -86,6 +93,15 @@ def _search(
             state = take(state, keep)
             if not len(state.rows):
                 return
+
+
+def _hopeful(state: _State, blocks: float, give_up: float | None) -> _State:
+    """The pictures that may still be fooled in what is left of the search."""
+    pace = state.value - state.earlier
+    state = replace(state, earlier=state.value)
+    if give_up is None:
+        return state
+    return take(state, (state.value + give_up * pace * blocks >= 0).nonzero()[:, 0])
 
 
 def _sides(steps: int, area: float, shape: torch.Size) -> Iterator[int]:
