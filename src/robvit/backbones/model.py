@@ -72,6 +72,12 @@ class Model(nn.Module):
             self._check_extra(extra)
         return self.family.tokens(self.net, self.normalise(x), extra)
 
+    def with_tokens(self, extra: torch.Tensor | None) -> Model:
+        """The same weights and head, shared, with these extra tokens (1 R D), or with none."""
+        twin = Model(self.net, name=self.name, head=self.head, extra=extra, input_size=self._input_size)
+        twin.mean, twin.std = self.mean, self.std
+        return twin.train(self.training)
+
     def logits(self, tokens: Tokens, size: tuple[int, int] | None = None) -> torch.Tensor:
         """Logits from final tokens, by the model's own head or timm's."""
         if self.head is not None:

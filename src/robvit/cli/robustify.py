@@ -62,7 +62,7 @@ def robustify(
         REFERENCE if reference else Recipe(), count=count, steps=steps, batch=batch, lr=lr, seed=seed,
         attack=AttackSetting(name, Threat.parse("linf", eps), settings, seed),
     )  # fmt: skip
-    with progress(f"robustify {model}", total=min(len(pictures), steps * batch) + steps * batch) as advance:
+    with progress(f"robustify {model}", total=1) as advance:
         training = train(net, pictures, recipe, state=out / "state.safetensors", report=advance)
     training.tokens.save(out / "tokens.safetensors")
     kept, withstood = (sum(side) / len(side) for side in zip(*training.history[-20:], strict=True))

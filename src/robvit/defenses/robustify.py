@@ -87,7 +87,8 @@ def robustify(
 
     `images` are pictures (N 3 H W) in [0,1] or a data set of them; `state` is a file from which an
     interrupted training goes on to the same tokens, bit for bit; `store` is where attacked pictures
-    are kept (the user's cache if left out).
+    are kept (the user's cache if left out). `report(share, note=...)` is told each share of the work,
+    one in all.
     """
     recipe = recipe or Recipe(count=count)
     pictures = TensorPictures(images) if isinstance(images, torch.Tensor) else images
@@ -112,13 +113,18 @@ def train(
     order = _order(len(pictures), recipe)
     used = sorted({place for batch in order for place in batch})
     kept = AttackStore(model, pictures, recipe.attack, store)
-    attacked = kept.fill(used, report)
+    missing = kept.missing(used)
+    attacked = sum(len(shard.places) for shard in missing)
+    # In forward passes, where a backward pass counts two: what a picture costs to attack, and in a step.
+    attack_cost, step_cost = 3 * recipe.attack.steps, 6
+    total = attacked * attack_cost + recipe.steps * recipe.batch * step_cost
+    kept.fill(missing, lambda count, note: report(count * attack_cost / total, note=note))
     run = _Run(model, kept, recipe, state)
     run.resume()
     with frozen(model):  # no graph for the weights, no gradients for them
         for step in range(run.step, recipe.steps):
             run.advance(order[step])
-            report(recipe.batch, note=run.note())
+            report(recipe.batch * step_cost / total, note=run.note())
     run.save()
     settings = asdict(recipe)
     tokens = RobustTokens(run.tokens.detach().cpu().clone(), model.fingerprint(), settings=settings)

@@ -66,6 +66,12 @@ class AttackSetting:
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def steps(self) -> int:
+        """How many steps the attack takes."""
+        known = ATTACKS.entry(self.name).facts["defaults"]
+        return int(self.settings.get("steps", known.get("steps", 1)))
+
     def run(self, model: Model, x: torch.Tensor) -> torch.Tensor:
         """Adversarial pictures (B 3 H W), certified."""
         adv = ATTACKS[self.name](model.features, x, None, self.threat, seed=self.seed, **self.settings)
@@ -110,18 +116,19 @@ class AttackStore:
         places = list(range(first, min(first + PER_SHARD, len(self.pictures))))
         return Shard(self.folder / f"shard-{number:05d}.safetensors", places)
 
-    def fill(self, places: Sequence[int], report: Report) -> int:
-        """Make the shards of these pictures that are missing; how many pictures were attacked."""
+    def missing(self, places: Sequence[int]) -> list[Shard]:
+        """The shards of these pictures that are not there, or are damaged."""
+        shards = [self.shard(number) for number in sorted({place // PER_SHARD for place in places})]
+        return [shard for shard in shards if not shard.is_whole()]
+
+    def fill(self, missing: list[Shard], report: Report) -> None:
+        """Make these shards; several processes take turns."""
         state = PartialState()
-        numbers = sorted({place // PER_SHARD for place in places})
-        missing = [n for n in numbers if not self.shard(n).is_whole()]
-        for turn, number in enumerate(missing):
+        for turn, shard in enumerate(missing):
             if turn % state.num_processes == state.process_index:
-                shard = self.shard(number)
                 cosine = self._make(shard)
                 report(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
         state.wait_for_everyone()
-        return sum(len(self.shard(n).places) for n in missing)
 
     def batch(self, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Clean pictures, adversarial pictures (B 3 H W) and clean features (B T D)."""

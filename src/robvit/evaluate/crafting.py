@@ -139,7 +139,9 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
 
 def _trial(job: Job, folder: Path) -> Trial:
     parts = [shard.facts for shard in shards(folder, len(job.batches()))]
-    joined = {name: [v for part in parts for v in part[name]] for name in ("right", "predicted", "distance")}
+    joined: dict[str, Any] = {
+        name: [v for part in parts for v in part[name]] for name in ("right", "predicted", "distance")
+    }
     return Trial(
         job.attack,
         str(job.threat),

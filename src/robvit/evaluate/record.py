@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robvit.errors import InputError
 from robvit.evaluate.metrics import interval
@@ -26,6 +26,7 @@ class Trial:
     """One attack on all pictures: for each, whether the judged model is still right, and what it says.
 
     Lists run over the pictures. `distance` is in the threat's norm. Passes are sums over pictures.
+    `rung` says which variant of the model was judged and what its attacker knew, where there are several.
     """
 
     attack: str
@@ -38,6 +39,22 @@ class Trial:
     backward: int = 0
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
+    rung: str = ""
+
+
+class Row(NamedTuple):
+    """A line of the table: a share of pictures with its 95 % interval."""
+
+    rung: str
+    attack: str
+    threat: str
+    share: float
+    low: float
+    high: float
+
+
+def _share(right: list[bool]) -> tuple[float, float, float]:
+    return sum(right) / len(right), *interval(sum(right), len(right))
 
 
 @dataclass
@@ -56,26 +73,43 @@ class Record:
     versions: dict[str, str] = field(default_factory=lambda: library_versions())
     schema: int = SCHEMA
 
-    def still_right(self) -> list[bool]:
-        """For each picture, whether the model withstands every attack of the record."""
-        if not self.trials:
-            raise InputError("this record holds no attack, so nothing can be said of robustness")
-        return [all(outcome) for outcome in zip(*(t.right for t in self.trials), strict=True)]
+    def rungs(self) -> list[str]:
+        """The variants that were judged, in order."""
+        return list(dict.fromkeys(trial.rung for trial in self.trials))
 
-    def robust_accuracy(self) -> float:
+    def still_right(self, rung: str | None = None) -> list[bool]:
+        """For each picture, whether the model (on that rung) withstands every attack of the record."""
+        chosen = [t.right for t in self.trials if rung is None or t.rung == rung]
+        if not chosen:
+            raise InputError("this record holds no attack, so nothing can be said of robustness")
+        return [all(outcome) for outcome in zip(*chosen, strict=True)]
+
+    def robust_accuracy(self, rung: str | None = None) -> float:
         """The mean over pictures of the worst attack, never the minimum of the attacks' means."""
-        verdicts = self.still_right()
+        verdicts = self.still_right(rung)
         return sum(verdicts) / len(verdicts)
 
+    def rows(self) -> list[Row]:
+        """The table: a row for each trial, and for each rung with several attacks its worst case."""
+        found = []
+        for rung in self.rungs():
+            trials = [t for t in self.trials if t.rung == rung]
+            found += [Row(rung, t.attack, t.threat, *_share(t.right)) for t in trials]
+            if len({t.attack for t in trials} - {"clean"}) > 1:
+                found.append(Row(rung, "worst case", trials[-1].threat, *_share(self.still_right(rung))))
+        return found
+
     def table(self) -> str:
-        """One line an attack, then the worst case, each with its 95 % interval."""
-        rows = [(t.attack, t.threat, t.right) for t in self.trials]
-        if len({t.attack for t in self.trials} - {"clean"}) > 1:
-            rows.append(("worst case", self.trials[-1].threat, self.still_right()))
-        lines = [f"{'attack':<14}{'threat':<16}{'accuracy':>9}   95 % interval"]
-        for name, threat, right in rows:
-            low, high = interval(sum(right), len(right))
-            lines.append(f"{name:<14}{threat:<16}{sum(right) / len(right):>9.1%}   {low:.1%} to {high:.1%}")
+        """One line a row, each with its 95 % interval."""
+        rows = self.rows()
+        wide = max([len(row.rung) for row in rows] + [0]) + 2
+        first = f"{'':<{wide}}" if wide > 2 else ""
+        lines = [f"{first}{'attack':<12}{'threat':<14}{'accuracy':>8}   95 % interval"]
+        for row in rows:
+            name = f"{row.rung:<{wide}}" if wide > 2 else ""
+            lines.append(
+                f"{name}{row.attack:<12}{row.threat:<14}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}"
+            )
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> None:
