@@ -176,8 +176,8 @@ def _claims(trials: list[Trial]) -> list[str]:
         f"While the tokens stay secret, {secret:.0%} of the attacked pictures are still recognised; "
         f"without tokens it is {bare:.0%}.",
         f"The honest headline is the attacker who knows the tokens: {known:.0%}.",
-        f"A small run: {len(trials[0].right)} pictures, a short training, a {trials[1].settings['steps']}-step "
-        "attack. Mind the intervals.",
+        f"A small run: {len(trials[0].right)} pictures, a short training, an attack of "
+        f"{trials[1].settings['steps']} steps. Mind the intervals.",
     ]
 
 
