@@ -120,7 +120,8 @@ def _attack(
     parts, forward, backward, start = [], 0, 0, time.monotonic()
     with progress(label, total=len(pictures)) as advance:
         for x, y in pictures.batches(16):
-            outcome = run("pgd", model, x, y, threat, steps=steps, keep_broken=True)
+            # Naming a victim attacks every picture, also those that are wrong from the start.
+            outcome = run("pgd", model, x, y, threat, victim=model, steps=steps)
             parts.append(eight_bit(x, outcome.adv, threat))
             forward, backward = forward + outcome.forward, backward + outcome.backward
             advance(len(x))
