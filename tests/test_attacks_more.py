@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from robvit.attacks import (
+    ATTACKS,
+    Count,
     RandomisedOutput,
+    apgd,
     autoattack,
     bpda,
     certify,
@@ -98,6 +101,42 @@ def test_ignored_pixels_count_for_nothing():
         ]
     )
     torch.testing.assert_close(L.pixel_cross_entropy(z, y), usual)
+
+
+# Pace and cost
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_adaptive_steps_settle_on_an_optimum_inside_the_ball(norm):
+    x, threat = pictures(3), Threat(norm, 0.2)
+    goal = threat.project(x, x + 0.02 * (pictures(3, seed=1) - 0.5))
+
+    def nearness(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -(output - target).square().sum(1)
+
+    adv = apgd(lambda z: z.flatten(1), x, goal.flatten(1), threat, loss=nearness)
+    assert bool((threat.size(adv - goal) < 0.03 * threat.eps).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "forward", "backward"),
+    [
+        ("fgsm", {}, 1, 1),
+        ("pgd", {"steps": 7, "restarts": 2}, 16, 14),
+        ("gama", {"steps": 7}, 9, 7),
+        ("apgd_ce", {"steps": 7}, 8, 7),
+        ("apgd_t", {"steps": 7, "targets": 2}, 17, 14),
+        ("fab_t", {"steps": 7, "targets": 2}, 17, 14),
+        ("fab", {"steps": 7, "targets": 3}, 9, 21),
+        ("square", {"steps": 7}, 7, 0),
+        ("feature", {"steps": 7, "rounded": False}, 9, 7),
+    ],
+)
+def test_no_pass_is_wasted(name, settings, forward, backward):
+    model, x = tiny(), pictures(3)
+    with Count(model) as counted:
+        ATTACKS[name](counted, x, labelled(model, x), Threat("linf", 1e-9), **settings)
+    assert (counted.forward, counted.backward) == (3 * forward, 3 * backward)
 
 
 # Feature attacks and grey levels

@@ -66,7 +66,7 @@ def test_a_minimum_attack_finds_the_nearest_boundary(name, norm, classes):
     gaps = (model(x)[0, 0] - model(x)[0, 1:]) / (weight[1:] - weight[0]).norm(p=DUAL[norm], dim=1)
     best = float(gaps.min())
     threat = Threat(norm, math.inf)
-    adv = ATTACKS[name](model, x, y, threat)
+    adv = ATTACKS[name](model, x, y, threat, **oracle(name))
     assert bool((model(adv).argmax(1) != y).all())
     size = threat.size(adv - x)
     assert bool((size >= best * (1 - 1e-4)).all()), "nearer than the boundary"
@@ -83,3 +83,18 @@ def test_success_turns_at_the_distance_of_the_boundary(name, norm, above):
     far = 1.1 / (1 - tolerance(name, norm)) if above else 0.99
     adv = ATTACKS[name](model, x, y, Threat(norm, far * distance), **oracle(name))
     assert bool(((model(adv).argmax(1) != y) == above).all())
+
+
+@pytest.mark.parametrize(("name", "norm"), of_kind("minimum"))
+@pytest.mark.parametrize("tone", [0.02, 1.0])
+def test_a_minimum_attack_finds_the_nearest_boundary_along_the_box(name, norm, tone):
+    """In near-black or white pictures half of the ways out are closed."""
+    model, weight = linear(2, 0.5)
+    x, y = torch.full((1, 3, 8, 8), tone), torch.zeros(1, dtype=torch.long)
+    with torch.no_grad():
+        model[1].bias += torch.tensor([1.0, 0.0]) - model(x)[0]  # ahead by one, whatever the tone
+    threat = Threat(norm, math.inf)
+    best = threat.size(threat.onto_plane(x, (weight[1] - weight[0]).view_as(x), torch.ones(1)))
+    adv = ATTACKS[name](model, x, y, threat, **oracle(name))
+    assert bool((model(adv).argmax(1) != y).all())
+    assert bool((threat.size(adv - x) <= 1.05 * best).all())

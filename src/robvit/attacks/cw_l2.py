@@ -1,4 +1,8 @@
-"""Carlini and Wagner's smallest L2 perturbation with a search for the weight of success (1608.04644)."""
+"""Carlini and Wagner's smallest L2 perturbation with a search for the weight of success (1608.04644).
+
+The paper keeps pixels in their range by a tanh scale, on which black and white ones can't move. Here
+they are clamped after each step, which lets every pixel move.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,23 @@ from robvit.attacks.losses import margin
 from robvit.errors import InputError
 from robvit.threat import Threat
 
-EDGE = 1 - 1e-6  # keeps black and white at a finite place on the tanh scale
 RATES = (0.9, 0.999)  # Adam's, of its two averages
 
 
-@attack(kind="minimum", norms=("l2",), paper="1608.04644", quick={"steps": 8, "searches": 2})
+@attack(
+    kind="minimum", norms=("l2",), paper="1608.04644", quick={"steps": 8, "searches": 2},
+    oracle={"steps": 100, "searches": 6},
+)  # fmt: skip
 def cw_l2(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
     steps: int = 200, searches: int = 8, rate: float = 0.01, weight: float = 1.0, confidence: float = 0.0,
     keep_broken: bool = False, seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """The smallest L2 perturbation, by Adam on tanh-scaled pixels. x (B 3 H W) in [0,1], y (B,).
+    """The smallest L2 perturbation, by Adam on pixels. x (B 3 H W) in [0,1], y (B,).
 
     Each search minimises |delta|^2 + weight * (gap + confidence) where the picture is not yet fooled by
-    so much; the weight falls where that succeeds and grows where it does not, for each picture.
+    so much; the weight falls where that succeeds and grows where it does not, for each picture. Adam's
+    `rate`, in pixels, falls to zero over the steps of each search.
     """
     if steps < 1 or searches < 1:
         raise InputError(f"steps and searches must be at least 1, got {steps} and {searches}")
@@ -46,12 +53,10 @@ def _minimise(
 ) -> torch.Tensor:  # fmt: skip
     """One run of Adam for the given rows; which of them were fooled on the way (b,)."""
     original, labels = x[rows], y[rows]
-    place = torch.atanh(EDGE * (2 * original - 1))
-    first, second = torch.zeros_like(place), torch.zeros_like(place)
+    point = original
+    first, second = torch.zeros_like(point), torch.zeros_like(point)
     won = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     for step in range(1, steps + 2):
-        tanh = torch.tanh(place)
-        point = ((tanh / EDGE + 1) / 2).clamp(0, 1)
 
         def cost(output: torch.Tensor) -> torch.Tensor:
             return trade * (confidence - margin(output, labels)).clamp_min(0)
@@ -65,9 +70,9 @@ def _minimise(
         won |= broken
         if step > steps:
             return won
-        slope = (grad + 2 * (point - original)) * (1 - tanh.square()) / (2 * EDGE)
+        slope = grad + 2 * (point - original)
         first = RATES[0] * first + (1 - RATES[0]) * slope
         second = RATES[1] * second + (1 - RATES[1]) * slope.square()
         ahead = first / (1 - RATES[0] ** step) / ((second / (1 - RATES[1] ** step)).sqrt() + 1e-8)
-        place = place - rate * ahead
+        point = (point - rate * (1 - step / (steps + 1)) * ahead).clamp(0, 1)
     return won
