@@ -2,34 +2,34 @@
 
 python benchmarks/attacks.py --model robvit-mini-robust --data sample --count 64
 
-Forward and backward passes come first, seconds second. "bare" is what the passes we took cost alone, as
-plain forward and backward calls of the model on the same number of pictures.
+Forward and backward passes come first, seconds second; on a CPU they are CPU seconds, so that other work
+on the machine does not count. "bare" is what the passes we took cost alone, as plain forward and backward
+calls of the model on batches of all pictures.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
-from attacks_peers import Result, arguments, ours, prepared, with_foolbox, with_pyautoattack
+from attacks_peers import Result, arguments, clock_for, ours, prepared, with_foolbox, with_pyautoattack
 
 import robvit
 
 
 def bare(model: robvit.Model, x: torch.Tensor, result: Result) -> float:
     """The seconds of as many passes as `result` took, on batches of all pictures."""
-    repeats = 5
-    start = time.perf_counter()
+    repeats, clock = 5, clock_for(x)
+    start = clock()
     with torch.no_grad():
         for _ in range(repeats):
             model(x)
-    forward = (time.perf_counter() - start) / repeats
-    start = time.perf_counter()
+    forward = (clock() - start) / repeats
+    start = clock()
     for _ in range(repeats):
         leaf = x.clone().requires_grad_()
         torch.autograd.grad(model(leaf).sum(), leaf)
-    both = (time.perf_counter() - start) / repeats
+    both = (clock() - start) / repeats
     return (result.forward - result.backward) * forward + result.backward * both
 
 
