@@ -41,6 +41,9 @@ def attack(
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
+    precision: Annotated[
+        str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
+    ] = "fp32",
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
 ) -> None:
     """Attack every picture of a data set and write pictures that still fool the model when read back.
@@ -60,7 +63,9 @@ def attack(
     pictures = open_data(data, split=split, size=crafted_on.input_size[0], limit=limit)
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
     settings = _settings(attack, setting or [], seed)
-    job = Job(attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch)
+    job = Job(
+        attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch, precision
+    )
     with progress(f"{attack} on {model}", total=len(pictures)) as advance:
         trial = craft(job, out / "shards", advance)
     _finish(job, trial, out, victim or model, data)

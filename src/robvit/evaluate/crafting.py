@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
+from robvit.attacks.precision import run_in
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
 from robvit.evaluate.record import Trial
@@ -53,6 +53,7 @@ class Job:
     pictures: PictureSet
     victim: nn.Module | None = None
     batch: int = 32
+    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.pictures.kind != "labels":
@@ -62,7 +63,7 @@ class Job:
         """Names the result: the same key, the same shards, bit for bit."""
         facts = [
             "shards-1", self.attack, str(self.threat), self.settings, self.identity, self.batch,
-            self.pictures.digest(), self.pictures.size, self.pictures.how,
+            self.precision, self.pictures.digest(), self.pictures.size, self.pictures.how,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -119,7 +120,17 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
     """Attack one batch, round to 8 bits inside the budget, judge what was rounded, and keep it."""
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
-    outcome = run(job.attack, job.model, x, y, job.threat, victim=job.victim, batch=len(x), **job.settings)
+    outcome = run_in(
+        job.precision,
+        job.attack,
+        job.model,
+        x,
+        y,
+        job.threat,
+        victim=job.victim,
+        batch=len(x),
+        **job.settings,
+    )
     adv = eight_bit(x, outcome.adv, job.threat)
     with torch.no_grad():
         predicted = (job.victim or job.model)(adv).argmax(1)

@@ -1,0 +1,65 @@
+"""Attacks in low precision: what they claim holds in full precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import robvit
+from robvit.attacks import run
+from robvit.attacks.precision import run_in
+from robvit.data import open_data
+from robvit.errors import InputError
+from robvit.threat import Threat
+
+LINF = Threat("linf", 4 / 255)
+
+
+def test_every_success_holds_in_full_precision() -> None:
+    model = robvit.load("robvit-mini-robust")
+    x, y = open_data("sample", limit=24).arrays()
+    full = run("pgd", model, x, y, LINF, steps=5)
+    low = run_in("bf16", "pgd", model, x, y, LINF, steps=5)
+    with torch.no_grad():
+        assert torch.equal(low.success, model(low.adv).argmax(1) != y)
+    assert torch.equal(low.clean, full.clean)
+    assert int((low.success != full.success).sum()) <= 2
+
+
+def test_a_false_success_is_attacked_again() -> None:
+    """A model that errs in low precision only: autocast must not be believed."""
+
+    class Touchy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3 * 16, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x.flatten(1))
+            return out.flip(1) if out.dtype != torch.float32 else out
+
+    model = Touchy()
+    x = (torch.rand(6, 3, 4, 4) * 255).round() / 255
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    full = run("pgd", model, x, y, LINF, steps=3)
+    low = run_in("bf16", "pgd", model, x, y, LINF, steps=3)
+    assert torch.equal(low.success, full.success)
+    assert torch.equal(low.clean, torch.ones(6, dtype=torch.bool))
+    assert "PrecisionDisagreement" in low.warnings
+
+
+def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
+    model = robvit.load("robvit-mini")
+    x, y = open_data("sample", limit=4).arrays()
+    assert torch.equal(run_in("fp32", "fgsm", model, x, y, LINF).adv, run("fgsm", model, x, y, LINF).adv)
+    with pytest.raises(InputError, match="fp32, bf16 or fp16"):
+        run_in("fp8", "fgsm", model, x, y, LINF)
+
+
+def test_a_compiled_model_is_a_model_like_any_other() -> None:
+    model = robvit.load("robvit-mini")
+    x, y = open_data("sample", limit=4).arrays()
+    compiled = torch.compile(model, backend="eager")
+    adv = [run("pgd", m, x, y, LINF, steps=2).adv for m in (model, compiled)]
+    torch.testing.assert_close(adv[0], adv[1])
