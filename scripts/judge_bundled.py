@@ -43,12 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("names", nargs="*", default=["robvit-mini", "robvit-mini-robust"])
     parser.add_argument("--limit", type=int, help="fewer pictures, for a first look")
     parser.add_argument("--out", type=Path, default=Path("runs/bundled/judged.json"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = {name: judge(name, args.limit) for name in ("robvit-mini", "robvit-mini-robust")}
+    found = {name: judge(name, args.limit) for name in args.names}
     write_json(args.out, found)
     print(json.dumps(found, indent=2))
 
