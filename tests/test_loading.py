@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import robvit
-from robvit.backbones import weights
+from robvit.backbones import weights, zoo
 from robvit.backbones.heads import HEADS
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
@@ -64,6 +64,15 @@ def test_a_checkpoint_that_does_not_name_itself_needs_arch(tmp_path: Path) -> No
     assert torch.equal(model.net.head.weight, state["head.weight"])
     with pytest.raises(InputError, match="do not fit"):
         robvit.load(str(tmp_path / "tiny.pth"), arch="vit_small_patch16_224")
+
+
+def test_robust_xcit_files_take_raw_pixels_and_other_weights_do_not(tmp_path: Path) -> None:
+    torch.save({"state_dict": zoo.build(zoo.resolve("xcit-s12")).state_dict()}, tmp_path / "robust.pth.tar")
+    file = str(tmp_path / "robust.pth.tar")
+    assert (robvit.load(file, arch="xcit-s12").std == 1).all()
+    assert (robvit.load(file, arch="xcit-s12", normalise="imagenet").std != 1).all()
+    assert (robvit.load(file, arch="xcit_small_12_p16_224").std != 1).all()
+    assert (robvit.load("xcit-s12", pretrained=False).std != 1).all()
 
 
 def test_tokens_and_head_come_along_and_foreign_ones_are_refused(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def load(
 
     `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
     does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
-    they belong to other weights. `normalise` is the network's own statistics unless you know better:
-    the published robust XCiT checkpoints were trained with "none". `pos_embed` says how positions are
-    interpolated to another size: as timm does, or as the DINOv2 hub does ("hub"), which the published
-    tokens were trained with.
+    they belong to other weights. `normalise` is the network's own statistics unless you know better;
+    the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
+    `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
+    does ("hub"), which the published tokens were trained with.
     """
     path = weights.local_file(name)
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)
@@ -56,6 +56,8 @@ def load(
     net = _build(known, img_size or USUAL_SIZE.get(known.family), num_classes)
     if tensors is not None:
         _fill(net, tensors, name, pos_embed, keep_head=num_classes is None)
+    if path and known.raw and normalise == "model":
+        normalise = "none"
     mean, std = _statistics(net, normalise)
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     model = Model(net, name=name, mean=mean, std=std, input_size=size).eval()

@@ -39,7 +39,8 @@ class Known:
     """A model robvit knows by name: how timm builds it and where its weights may come from.
 
     `params` counts millions; `options` go to `timm.create_model` beside the name; `hub` is the
-    repository on the model hub, empty where it has none; `bundled` weights are part of robvit.
+    repository on the model hub, empty where it has none; `bundled` weights are part of robvit. Files
+    that go by this alias take pixels `raw`, without mean and deviation, if their authors trained so.
     """
 
     alias: str
@@ -52,6 +53,7 @@ class Known:
     options: Mapping[str, Any] = field(default_factory=dict)
     registry: RegistryFile | None = None
     bundled: bool = False
+    raw: bool = False
 
 
 _DINOV2_SMALL = RegistryFile(
@@ -98,10 +100,11 @@ def _hub(
     note: str = "",
     hub: str = "",
     registry: RegistryFile | None = None,
+    raw: bool = False,
 ) -> Known:
     """A model that timm publishes, nearly always under the model's own name."""
     hub = hub or f"timm/{timm_name}"
-    return Known(alias, timm_name, family, licence, params, note, hub, registry=registry)
+    return Known(alias, timm_name, family, licence, params, note, hub, registry=registry, raw=raw)
 
 
 _REG = "with four registers"
@@ -136,11 +139,11 @@ TABLE: tuple[Known, ...] = (
     _hub("vit-base", "vit_base_patch16_224.orig_in21k_ft_in1k", "vit", 86.6,
          note="Google's ViT-B/16; its package copy is in 8 bits", registry=_VIT_BASE),
     _hub("xcit-s12", "xcit_small_12_p16_224.fb_in1k", "xcit", 26.3,
-         note="trained without attacks; for the robust ones of 2209.07399 give the file's path"),
+         note="trained without attacks; for the robust ones of 2209.07399 give the file's path", raw=True),
     Known("xcit-m12", "xcit_medium_24_p16_224", "xcit", "not stated", 46.4, _XCIT.format("xcit-m12"),
-          options=_TWELVE),
+          options=_TWELVE, raw=True),
     Known("xcit-l12", "xcit_large_24_p16_224", "xcit", "not stated", 103.8, _XCIT.format("xcit-l12"),
-          options=_TWELVE),
+          options=_TWELVE, raw=True),
     Known("robvit-mini", "robvit_mini", "mini", "MIT", 0.8, "for 32x32 pictures", bundled=True),
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
 )  # fmt: skip
