@@ -23,7 +23,7 @@ def test_bundled_models_load_and_know_their_pictures(name: str) -> None:
     assert model.input_size == (32, 32)
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean()
-    assert accuracy > (0.7 if name == "robvit-mini" else 0.4)
+    assert accuracy > (0.8 if name == "robvit-mini" else 0.5)
     assert model.features(x[:2]).shape == (2, 65, 128)
 
 
