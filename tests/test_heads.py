@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from conftest import small_net
-from robvit.backbones.heads import HEADS, IGNORE, load_head, pooled
+from robvit.backbones.heads import HEADS, load_head, pooled
 from robvit.backbones.model import Model
-from robvit.errors import InputError, WrongBackbone
+from robvit.errors import IGNORE, InputError, WrongBackbone
 
 
 def bright_or_dark(count: int) -> tuple[torch.Tensor, torch.Tensor]:

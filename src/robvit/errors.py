@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+IGNORE = 255  # the label of pixels that count for nothing
+
 
 class RobvitError(Exception):
     """Anything robvit refuses; the command line prints its message without a traceback."""

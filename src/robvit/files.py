@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robvit.errors import InputError
+
 if TYPE_CHECKING:
     import torch
 
@@ -55,6 +57,18 @@ def sha256(path: str | Path) -> str:
     """The SHA-256 of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_tensors(path: str | Path, what: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a safetensors file and what stands beside them; `what` names it in the error."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is not {what} that can be read: {error}") from error
 
 
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:

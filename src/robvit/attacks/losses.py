@@ -11,14 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from robvit.attacks.core import Objective
-from robvit.errors import InputError
+from robvit.errors import IGNORE, InputError
 from robvit.registry import Registry
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 LOSSES: Registry[Loss] = Registry("loss")
-
-IGNORE = 255  # the usual label of pixels that count for nothing
 
 
 def objective_of(loss: str | Loss, target: torch.Tensor | None) -> Objective:

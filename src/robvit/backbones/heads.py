@@ -16,18 +16,16 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
-from robvit.errors import InputError, WrongBackbone
-from robvit.files import written_whole
+from robvit.errors import IGNORE, InputError, WrongBackbone
+from robvit.files import read_tensors, written_whole
 from robvit.registry import Registry
 
 HEADS: Registry[type[FeatureHead]] = Registry("head")
-IGNORE = 255  # the label of pixels that do not count
 FORMAT = "robvit-head-1"
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -68,9 +66,9 @@ class FeatureHead(nn.Module):
         """Learn from batches of pictures (B 3 H W) with labels (B,) or masks (B H W)."""
 
     @classmethod
-    @abstractmethod
     def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> FeatureHead:
-        """A head of the right shape to load `state` into."""
+        """A head of the right shape to load `state` into; most are one linear layer."""
+        return cls(state["linear.weight"].shape[1], **about)
 
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
@@ -89,12 +87,7 @@ class FeatureHead(nn.Module):
 
 def load_head(path: str | Path) -> FeatureHead:
     """A head from the file that `save` wrote."""
-    try:
-        with safe_open(path, "pt") as file:
-            facts = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a head file that can be read: {error}") from error
+    state, facts = read_tensors(path, "a head file")
     if facts.get("format") != FORMAT:
         raise InputError(f"{path} is not a head of format {FORMAT}; train one with `robvit train head`")
     about = json.loads(facts["head"])
@@ -112,10 +105,6 @@ class LinearHead(FeatureHead):
     def __init__(self, width: int, classes: int, fingerprint: str, names: list[str] | None = None) -> None:
         super().__init__(classes, fingerprint, names)
         self.linear = nn.Linear(width, classes)
-
-    @classmethod
-    def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> LinearHead:
-        return cls(state["linear.weight"].shape[1], **about)
 
     def forward(self, tokens: Tokens, size: tuple[int, int]) -> torch.Tensor:
         out: torch.Tensor = self.linear(pooled(tokens))
@@ -218,10 +207,6 @@ class SegmentationHead(FeatureHead):
         super().__init__(classes, fingerprint, names)
         self.norm = nn.BatchNorm1d(width, affine=False)
         self.linear = nn.Linear(width, classes)
-
-    @classmethod
-    def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> SegmentationHead:
-        return cls(state["linear.weight"].shape[1], **about)
 
     def forward(self, tokens: Tokens, size: tuple[int, int]) -> torch.Tensor:
         scores = self.linear(self.norm(tokens.patch.transpose(1, 2)).transpose(1, 2))  # (B N K)

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from robvit.data.pictures import IGNORE, SUFFIXES, MaskValues, PictureError, read_mask_values
+from robvit.data.pictures import SUFFIXES, MaskValues, PictureError, read_mask_values
 from robvit.data.sets import Listing
-from robvit.errors import DataError
+from robvit.errors import IGNORE, DataError
 from robvit.progress import progress
 
 # A part of a data set goes by any of these names; without a name the first judging part is taken.

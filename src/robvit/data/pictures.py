@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from robvit.errors import DataError
+from robvit.errors import IGNORE, DataError
 
 MAX_PIXELS = 100_000_000
-IGNORE = 255  # the label of pixels that no metric counts
 HOWS = ("squash", "crop")
 CROP_SHARE = 0.875  # of the shorter side, what an ImageNet evaluation keeps
 MAX_ASPECT = 32

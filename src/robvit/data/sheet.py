@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from robvit.data.pictures import IGNORE
 from robvit.data.sets import PictureSet
+from robvit.errors import IGNORE
 from robvit.files import written_whole
 
 TILE, GAP, TEXT = 112, 8, 16

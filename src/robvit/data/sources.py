@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file
 
 from robvit.data import cifar, folders, hub, imagenet
-from robvit.data.pictures import IGNORE, SUFFIXES, MaskValues
+from robvit.data.pictures import SUFFIXES, MaskValues
 from robvit.data.sets import Listing, PictureSet, select
-from robvit.errors import DataError, InputError
+from robvit.errors import IGNORE, DataError, InputError
 from robvit.registry import Registry, unknown
 
 DATASETS: Registry[Callable[..., Listing]] = Registry("data set")

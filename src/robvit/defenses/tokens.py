@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import written_whole
+from robvit.files import read_tensors, written_whole
 
 FORMAT = "robvit-tokens-1"
 
@@ -83,12 +82,7 @@ class RobustTokens:
     @classmethod
     def load(cls, path: str | Path) -> RobustTokens:
         """Tokens from the file that `save` wrote."""
-        try:
-            with safe_open(path, "pt") as file:
-                facts = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is not a token file that can be read: {error}") from error
+        tensors, facts = read_tensors(path, "a token file")
         if facts.get("format") != FORMAT or "tokens" not in tensors:
             raise InputError(
                 f"{path} does not hold robvit tokens; published .pt files come in by `robvit tokens import`"
