@@ -231,7 +231,7 @@ class SegmentationHead(FeatureHead):
         for x, masks in batches:
             with torch.no_grad():
                 held.append((model.tokens(x), masks))
-            report(note="features")
+            report(len(x))
         if not held:
             raise InputError("a head needs at least one labelled picture, got none")
         _check_classes(torch.cat([m.flatten() for _, m in held]), classes)
