@@ -1,0 +1,95 @@
+"""Commands as a person would use them: heads, tokens, robustify, models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import robvit
+from robvit.backbones.families import family_of
+from robvit.backbones.heads import load_head
+from robvit.cli import app
+from robvit.cli.models import FAMILIES
+from robvit.defenses.tokens import RobustTokens
+from robvit.evaluate.record import Record
+
+
+def robvit_(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("row", FAMILIES, ids=lambda row: row.family)
+def test_the_table_of_families_tells_the_truth(row: object) -> None:
+    with torch.device("meta"):  # the architecture without its weights
+        net = timm.create_model(row.example)
+    assert family_of(net).takes_extra == row.tokens
+    assert family_of(net).name != "plain"
+
+
+def test_models_lists_names_families_and_timms_own() -> None:
+    listed = robvit_("models").output
+    assert "dinov2-small" in listed
+    assert "robvit-mini-robust" in listed
+    assert "vit_small_patch16_dinov3" in robvit_("models", "dinov3").output
+
+
+def test_a_segmentation_head_from_a_folder_of_masks(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for kind in ("images", "masks"):
+            (tmp_path / "set" / split / kind).mkdir(parents=True)
+        for i in range(6):
+            bright = Image.new("L", (32, 32), 40)
+            bright.paste(220, (0, 0, 16, 32) if i % 2 else (16, 0, 32, 32))
+            bright.convert("RGB").save(tmp_path / "set" / split / "images" / f"{i}.png")
+            mask = bright.point(lambda v: int(v > 128))
+            mask.save(tmp_path / "set" / split / "masks" / f"{i}.png")
+    out = tmp_path / "head.safetensors"
+    done = robvit_(
+        "train", "head", "robvit-mini", f"masks:{tmp_path / 'set'}", "--kind", "segmentation", "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    assert "mIoU" in done.output
+    assert load_head(out).kind == "segmentation"
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    out = tmp_path / "head.safetensors"
+    out.write_text("mine")
+    arguments = ("train", "head", "robvit-mini", "sample", "--limit", "20", "--kind", "knn", "--out", out)
+    refused = robvit_(*arguments)
+    assert "already there" in str(refused.exception)
+    assert out.read_text() == "mine"
+    assert robvit_(*arguments, "--force").exit_code == 0
+    assert load_head(out).kind == "knn"
+
+
+def test_robustify_writes_a_secret_and_shows_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    arguments = ("robustify", "robvit-mini", "sample", "--limit", 16, "--steps", 3, "--attack-steps", 2)
+    done = robvit_(*arguments, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    tokens = RobustTokens.load(tmp_path / "tokens.safetensors")
+    tokens.check(robvit.load("robvit-mini"))
+    assert (tmp_path / "tokens.safetensors").stat().st_mode & 0o077 == 0
+    record = Record.load(tmp_path / "record.json")
+    assert len(record.history["clean"]) == 3
+    shown = robvit_("tokens", "show", tmp_path / "tokens.safetensors").output
+    secret = [f"{value:.4f}"[1:] for value in tokens.values.flatten()[:50].abs().tolist()]
+    for text in (done.output, shown, (tmp_path / "record.json").read_text()):
+        assert tokens.key_id in text
+        assert not any(f"0{digits}" in text for digits in secret if len(set(digits)) > 4)
+
+
+def test_published_tokens_are_imported_by_command(tmp_path: Path) -> None:
+    torch.save({"rtokens": torch.nn.Parameter(torch.randn(1, 10, 128))}, tmp_path / "small.pt")
+    out = tmp_path / "small.safetensors"
+    done = robvit_("tokens", "import", tmp_path / "small.pt", "--model", "robvit-mini", "--out", out)
+    assert done.exit_code == 0, done.output
+    RobustTokens.load(out).check(robvit.load("robvit-mini"))
