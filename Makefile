@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format bench clean
+.PHONY: demo test quick check format bench conformance clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
 	$(BIN)/robvit demo --out runs/demo
@@ -24,6 +24,9 @@ format: .venv/ready  ## put the style right
 
 bench: .venv/ready  ## speed of the attacks beside other libraries
 	$(BIN)/python benchmarks/attacks.py
+
+conformance: .venv/ready  ## strength of the attacks beside other libraries, picture by picture
+	$(BIN)/python benchmarks/attacks_conformance.py
 
 clean:  ## remove what make made
 	rm -rf .venv runs
