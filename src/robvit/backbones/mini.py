@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from timm.layers.helpers import to_2tuple
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -31,13 +32,18 @@ class ConvStem(nn.Module):
     """Pixels to patch tokens by five convolutions: (B 3 H W) -> (B HW/16 D)."""
 
     def __init__(
-        self, img_size: int = 32, patch_size: int = 4, in_chans: int = 3, embed_dim: int = 128, **_: Any
+        self,
+        img_size: int | tuple[int, int] = 32,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        embed_dim: int = 128,
+        **_: Any,
     ) -> None:
         super().__init__()
         assert patch_size == 4, "the stem halves the picture twice"
         self.patch_size = (patch_size, patch_size)
-        self.img_size = (img_size, img_size)
-        self.grid_size = (img_size // patch_size, img_size // patch_size)
+        self.img_size = tuple(to_2tuple(img_size))
+        self.grid_size = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         quarter, half = embed_dim // 4, embed_dim // 2
         self.stem = nn.Sequential(

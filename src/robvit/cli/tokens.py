@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Force, free_place
+from robvit.cli.options import Force, ImageSize, ModelName, free_place
 
-app = typer.Typer(no_args_is_help=True, help="Bring in and look at files of robustness tokens.")
+app = typer.Typer(no_args_is_help=True, help="Bring in, look at and bake files of robustness tokens.")
 
 
 @app.command("import")
@@ -46,3 +46,39 @@ def show(file: Annotated[Path, typer.Argument(help="A token file.")]) -> None:
     typer.echo(f"weights: {tokens.fingerprint[:16] or 'not named'}")
     for name, value in tokens.settings.items():
         typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def bake(
+    model: ModelName,
+    file: Annotated[Path, typer.Argument(help="A token file.")],
+    out: Annotated[Path, typer.Option(help="Where the checkpoint is written.")] = Path("baked.safetensors"),
+    layout: Annotated[
+        str, typer.Option(help='"timm", or "dinov2": the hub\'s DINOv2 with registers.')
+    ] = "timm",
+    img_size: ImageSize = None,
+    with_secret: Annotated[
+        bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Write a plain checkpoint whose register tokens are the robustness tokens; serving needs no robvit."""
+    from robvit.backbones import zoo
+    from robvit.defenses.bake import WARNING, save_baked
+    from robvit.defenses.tokens import RobustTokens
+    from robvit.errors import InputError
+    from robvit.loading import load
+
+    if not with_secret:
+        raise InputError("a baked checkpoint carries the secret tokens; say --with-secret if that is meant")
+    free_place(out, force)
+    timm_name = zoo.resolve(model).timm_name.split(".")[0]
+    options = save_baked(
+        load(model, img_size=img_size), RobustTokens.load(file), out, timm_name=timm_name, form=layout
+    )
+    typer.echo(f"written: {out}\nwarning: {WARNING}")
+    if layout == "timm":
+        wishes = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        typer.echo("to load it without robvit:")
+        typer.echo(f"  net = timm.create_model({timm_name!r}, {wishes})")
+        typer.echo(f"  net.load_state_dict(safetensors.torch.load_file({str(out)!r}))")
