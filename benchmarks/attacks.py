@@ -69,7 +69,7 @@ def main() -> None:
         a = we()
         alone = bare(model, x, a)
         for who, r, ratios in (
-            (library, b, "| |"),
+            (library, b, "| | |"),
             ("robvit", a, f"| {b.seconds / a.seconds:.2f} | {a.seconds / alone:.2f} |"),
         ):
             counts = f"{r.forward:.1f} | {r.backward:.1f} | {r.seconds:.1f}"
