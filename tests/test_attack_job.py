@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import robvit
 from robvit.attacks.pixels import eight_bit
 from robvit.cli import app, main
+from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_picture
 from robvit.errors import InputError
 from robvit.evaluate.crafting import Job, craft, shards
@@ -192,6 +193,16 @@ def test_mistakes_get_a_remedy(
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("dinov2-small", "has no classifier"), ("vit_tiny_patch16_224", "tells 1000 classes apart")],
+)
+def test_models_without_these_classes_are_refused(model: str, message: str) -> None:
+    net = robvit.load(model, pretrained=False, img_size=224)
+    with pytest.raises(InputError, match=message):
+        _check_classes(net, open_data("sample", limit=2))
 
 
 def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import typer
 from robvit.cli.options import Architecture, BatchSize, DataSpec, ImageSize, Limit, ModelName
 
 if TYPE_CHECKING:
+    from robvit.backbones.model import Model
+    from robvit.data import PictureSet
     from robvit.evaluate.crafting import Job
 
 SHOWN = 8  # panels on the sheet
@@ -61,6 +63,8 @@ def attack(
     crafted_on = load(model, **own, tokens=None if victim else tokens)
     judged = load(victim, **{**own, "arch": None}, tokens=tokens) if victim else None
     pictures = open_data(data, split=split, size=crafted_on.input_size[0], limit=limit)
+    for classifier in filter(None, (crafted_on, judged)):
+        _check_classes(classifier, pictures)
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
     settings = _settings(attack, setting or [], seed)
     job = Job(
@@ -69,6 +73,21 @@ def attack(
     with progress(f"{attack} on {model}", total=len(pictures)) as advance:
         trial = craft(job, out / "shards", advance)
     _finish(job, trial, out, victim or model, data)
+
+
+def _check_classes(classifier: Model, pictures: PictureSet) -> None:
+    """Refuse a model that has no classifier, or one for other classes than the pictures'."""
+    from robvit.errors import InputError
+
+    if classifier.classes == 0:
+        raise InputError(
+            f"{classifier.name} has no classifier; `robvit train head` makes one, then give --head"
+        )
+    if pictures.classes and classifier.classes != len(pictures.classes):
+        raise InputError(
+            f"{classifier.name} tells {classifier.classes} classes apart, the pictures have "
+            f"{len(pictures.classes)}; choose other pictures, or train a head on them"
+        )
 
 
 def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
