@@ -100,6 +100,16 @@ def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
     assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(shard).items())
 
 
+def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_path: Path) -> None:
+    class SameNames(TensorPictures):
+        def digest(self) -> str:
+            return "the same"
+
+    x = (torch.rand(20, 3, 32, 32) * 255).round() / 255
+    done = [train(model, SameNames(p), QUICK, store=tmp_path).attacked for p in (x, x.clone(), x.flip(-1))]
+    assert done == [20, 0, 20]
+
+
 def test_a_step_is_one_pass_and_leaves_the_weights_alone(
     model: Model, pictures: TensorPictures, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.options import Architecture, BatchSize, DataSpec, ImageSize, Limit, ModelName
+from robvit.cli.options import Architecture, BatchSize, DataSpec, Fit, ImageSize, Limit, ModelName
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
@@ -40,6 +40,7 @@ def attack(
         str | None, typer.Option(help="The part of the data; its judging part if left out.")
     ] = None,
     img_size: ImageSize = None,
+    fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -62,7 +63,7 @@ def attack(
     own: dict[str, Any] = {"head": head, "img_size": img_size, "arch": arch}
     crafted_on = load(model, **own, tokens=None if victim else tokens)
     judged = load(victim, **{**own, "arch": None}, tokens=tokens) if victim else None
-    pictures = open_data(data, split=split, size=crafted_on.input_size[0], limit=limit)
+    pictures = open_data(data, split=split, size=crafted_on.input_size[0], how=fit, limit=limit)
     for classifier in filter(None, (crafted_on, judged)):
         _check_classes(classifier, pictures)
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)

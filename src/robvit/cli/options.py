@@ -22,6 +22,10 @@ Architecture = Annotated[
     str | None,
     typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
 ]
+Fit = Annotated[
+    str,
+    typer.Option("--fit", help="squash the whole picture to a square, or crop its middle as for ImageNet."),
+]
 Limit = Annotated[int | None, typer.Option(help="At most so many pictures, drawn by a fixed seed.")]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Pictures in one pass.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, DataSpec, ImageSize, Limit, ModelName
+from robvit.cli.options import Architecture, DataSpec, Fit, ImageSize, Limit, ModelName
 
 
 def robustify(
@@ -29,6 +29,7 @@ def robustify(
     ] = "paper",
     split: Annotated[str, typer.Option(help="The part of the data set to learn from.")] = "train",
     img_size: ImageSize = None,
+    fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="Decides tokens' start, order and attack.")] = 0,
@@ -55,7 +56,7 @@ def robustify(
     net = load(
         model, img_size=img_size, arch=arch, pos_embed="hub" if reference and "dinov2" in model else "timm"
     )
-    pictures = open_data(images, split=split, size=net.input_size[0], limit=limit)
+    pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)
     settings = {"steps": attack_steps} | ({} if reference else {"psnr": psnr or None})
     name = "feature_reference" if reference else "feature"
     recipe = replace(

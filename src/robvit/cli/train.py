@@ -11,6 +11,7 @@ from robvit.cli.options import (
     Architecture,
     BatchSize,
     DataSpec,
+    Fit,
     Force,
     ImageSize,
     Limit,
@@ -38,6 +39,7 @@ def head(
         Path | None, typer.Option(help="Learn from features hardened with these tokens.")
     ] = None,
     img_size: ImageSize = None,
+    fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 64,
@@ -53,8 +55,8 @@ def head(
     free_place(out, force)
     head_class = HEADS[kind]
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
-    train = open_data(data, split=split, size=net.input_size[0], limit=limit)
-    test = open_data(data, split=test_split, size=net.input_size[0], limit=limit)
+    train = open_data(data, split=split, size=net.input_size[0], how=fit, limit=limit)
+    test = open_data(data, split=test_split, size=net.input_size[0], how=fit, limit=limit)
     with progress("features", total=len(train)) as advance:
         trained = head_class.fit(
             net, train.batches(batch), len(train.classes), names=train.classes, report=advance

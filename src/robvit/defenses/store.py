@@ -87,12 +87,17 @@ class Shard:
     path: Path
     places: list[int]
 
-    def is_whole(self) -> bool:
-        """Whether the shard is there and its checksum holds; a damaged one is made again."""
+    def is_whole(self, clean: torch.Tensor) -> bool:
+        """Whether the shard is there, undamaged, and of these very pictures; else it is made again.
+
+        The pixels are compared, because a data set's names stay when its pictures are fitted otherwise.
+        """
         try:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in ("adv", "target")}
-                return bool((file.metadata() or {}).get("sha256") == tensors_sha256(tensors))
+                return bool(
+                    (file.metadata() or {}).get("sha256") == tensors_sha256({**tensors, "clean": clean})
+                )
         except (OSError, SafetensorError):
             return False
 
@@ -119,7 +124,7 @@ class AttackStore:
     def missing(self, places: Sequence[int]) -> list[Shard]:
         """The shards of these pictures that are not there, or are damaged."""
         shards = [self.shard(number) for number in sorted({place // PER_SHARD for place in places})]
-        return [shard for shard in shards if not shard.is_whole()]
+        return [shard for shard in shards if not shard.is_whole(self._clean(shard))]
 
     def fill(self, missing: list[Shard], report: Report) -> None:
         """Make these shards; several processes take turns."""
@@ -149,9 +154,12 @@ class AttackStore:
                 values += json.loads(file.metadata()["cosine"])
         return sum(values) / len(values)
 
+    def _clean(self, shard: Shard) -> torch.Tensor:
+        return torch.stack([self.pictures[place][0] for place in shard.places])
+
     def _make(self, shard: Shard) -> float:
-        device = next(self.model.parameters()).device
-        x = torch.stack([self.pictures[place][0] for place in shard.places]).to(device)
+        clean = self._clean(shard)
+        x = clean.to(next(self.model.parameters()).device)
         adv = self.attack.run(self.model, x)
         levels = (adv * 255).round().to(torch.uint8)
         with torch.no_grad():
@@ -159,7 +167,7 @@ class AttackStore:
             moved = self.model.features(levels.to(x.dtype) / 255)
         cosine: list[float] = F.cosine_similarity(target, moved, dim=-1).mean(1).tolist()
         tensors = {"adv": levels.cpu(), "target": target.half().cpu()}
-        facts = {"sha256": tensors_sha256(tensors), "cosine": json.dumps(cosine)}
+        facts = {"sha256": tensors_sha256({**tensors, "clean": clean}), "cosine": json.dumps(cosine)}
         with written_whole(shard.path) as aside:
             save_file(tensors, aside, facts)
         return sum(cosine) / len(cosine)
