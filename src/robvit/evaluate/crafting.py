@@ -26,7 +26,7 @@ from robvit.attacks.precision import run_in
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
 from robvit.evaluate.record import Trial
-from robvit.files import write_json, written_whole
+from robvit.files import tensors_sha256, write_json, written_whole
 from robvit.threat import Threat
 
 Report = Callable[..., None]
@@ -90,7 +90,7 @@ def craft(job: Job, folder: Path, report: Report) -> Trial:
         job.victim.to(device)
     for index, some in enumerate(job.batches()):
         path = _place(folder, index)
-        if _readable(path):
+        if _is_done(path, some):
             report(len(some))
         elif index % state.num_processes == state.process_index:
             facts = _make(job, some, device, path)
@@ -135,6 +135,7 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
     with torch.no_grad():
         predicted = (job.victim or job.model)(adv).argmax(1)
     facts = {
+        "clean": tensors_sha256({"x": x}),
         "right": (predicted == y).tolist(),
         "predicted": predicted.tolist(),
         "distance": job.threat.size(adv - x).tolist(),
@@ -180,10 +181,11 @@ def _place(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
 
 
-def _readable(path: Path) -> bool:
-    """Whether a shard is there and whole; a broken one is made again."""
+def _is_done(path: Path, some: PictureSet) -> bool:
+    """Whether a whole shard of these very pixels is there; any other is made again."""
     try:
         with safe_open(path, "pt") as file:
-            return "facts" in (file.metadata() or {})
-    except (OSError, SafetensorError):
+            facts = json.loads((file.metadata() or {})["facts"])
+    except (OSError, SafetensorError, KeyError):
         return False
+    return bool(facts["clean"] == tensors_sha256({"x": some.arrays()[0]}))
