@@ -208,10 +208,10 @@ def test_models_without_these_classes_are_refused(model: str, message: str) -> N
 def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     for text, message in (
-        ('{"schema": 99}', "schema 1, got 99"),
-        ('{"schema": 1, "kin', "not a record"),
-        ('{"schema": 1, "colour": 3, "trials": []}', "unknown field 'colour'"),
-        ('{"schema": 1, "kind": "attack"}', "missing"),
+        ('{"schema": 99}', "schema 2, got 99"),
+        ('{"schema": 2, "kin', "not a record"),
+        ('{"schema": 2, "colour": 3, "trials": []}', "unknown field 'colour'"),
+        ('{"schema": 2, "kind": "attack"}', "missing"),
         ("[]", "got list"),
     ):
         path.write_text(text)

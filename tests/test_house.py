@@ -21,10 +21,15 @@ MAY_IMPORT = {
     "data": BASE,
     "attacks": BASE,
     "defenses": BASE | {"backbones", "attacks"},
-    "evaluate": BASE | {"attacks", "data"},
+    # Who attacks a hardened model may train tokens of their own, so judging knows the defences.
+    "evaluate": BASE | {"attacks", "data", "backbones", "defenses"},
+    "training": BASE | {"attacks", "data", "backbones", "defenses"},
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},
+    "doctor": BASE | {"attacks", "data", "backbones", "evaluate"},
 }
+# A study repeats a result of a paper with everything else.
+MAY_IMPORT["studies"] = set(MAY_IMPORT)
 MAY_IMPORT["demo"] = set(MAY_IMPORT) | {"demo"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT) | {"cli", "__init__"}
 MAY_IMPORT["__main__"] = {"cli"}

@@ -18,7 +18,7 @@ from robvit.errors import InputError
 from robvit.evaluate.metrics import interval
 from robvit.files import write_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,40 @@ class Trial:
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
     rung: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures side by side, ours and a paper's, say; a cell is text, a number, or None if not measured."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Lines over a common axis: accuracy over budgets, a loss over steps, an activation over layers.
+
+    `lines` maps a name to points [x, y] or [x, y, low, high].
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: dict[str, list[list[float]]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check of the doctor saw: its status is green, amber or red; `pictures` violate it."""
+
+    check: str
+    status: str
+    evidence: str
+    pictures: list[str] = field(default_factory=list)
 
 
 class Row(NamedTuple):
@@ -67,6 +101,9 @@ class Record:
     trials: list[Trial]
     figures: dict[str, float] = field(default_factory=dict)
     history: dict[str, list[float]] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -130,12 +167,17 @@ class Record:
         if unknown := sorted(content.keys() - known):
             raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
         try:
-            trials = [Trial(**trial) for trial in content.pop("trials")]
-            record = cls(trials=trials, **content)
+            for name, part in PARTS.items():
+                content[name] = [part(**entry) for entry in content[name]]
+            record = cls(**content)
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
         _check_lengths(record, path)
         return record
+
+
+# The fields that are lists of parts, for reading them back.
+PARTS: dict[str, Any] = {"trials": Trial, "tables": Table, "curves": Curve, "findings": Finding}
 
 
 def _check_lengths(record: Record, path: str | Path) -> None:
