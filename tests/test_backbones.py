@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import SMALL_NETS, small_net
-from robvit.backbones.attention import attention_layers, scaled, watch
+from robvit.attention import attention_blocks, attention_layers, scaled, watch
 from robvit.backbones.model import Model
 from robvit.errors import InputError, Unsupported
 
@@ -110,8 +110,8 @@ def test_watching_changes_nothing_and_leaves_nothing(family: str) -> None:
     with watch(model, residual=True, scores=True, maps=True) as seen:
         assert torch.equal(model(x), expected)
         assert torch.equal(model(x), expected)  # the second pass replaces what the first showed
-    assert len(seen.scores) == len(seen.maps) == len(layers)
-    assert len(seen.residual) == len(model.family.blocks(model.net))
+    assert len(seen.scores) == len(seen.maps) == len(seen.residual) == len(layers)
+    assert set(model.family.blocks(model.net)) <= set(attention_blocks(model))
     for attention in seen.maps:
         torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention.sum(-1)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -21,7 +21,6 @@ from timm.models import cait, eva, levit, swin_transformer, xcit
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from robvit.backbones.families import family_of
 from robvit.errors import InputError, Unsupported
 
 Scale = torch.Tensor | float
@@ -128,6 +127,12 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
+def attention_blocks(model: nn.Module) -> list[nn.Module]:
+    """The block around each attention layer, in the same order: the smallest module that holds it."""
+    holder = {child: parent for parent in _net(model).modules() for child in parent.children()}
+    return [holder[layer] for layer in attention_layers(model)]
+
+
 @contextmanager
 def scaled(model: nn.Module, scales: torch.Tensor | Sequence[float]) -> Iterator[None]:
     """Multiply the query-key products of attention layer i by `scales[i]` before the softmax.
@@ -150,7 +155,7 @@ def scaled(model: nn.Module, scales: torch.Tensor | Sequence[float]) -> Iterator
 class Seen:
     """What the last forward pass showed; every list is in the order of the layers.
 
-    residual: the stream after each block, mostly (B T D). scores, maps: (B A T T), for XCiT's channel
+    residual: the stream after each attention block, mostly (B T D). scores, maps: (B A T T), for XCiT's channel
     attention (B A D/A D/A), for windows (B*windows A T T), for class attention (B A 1 T).
     """
 
@@ -210,10 +215,7 @@ def watch(
 
 
 def _watch_residual(model: nn.Module, seen: Seen, stack: ExitStack) -> None:
-    net = _net(model)
-    blocks = family_of(net).blocks(net)
-    if not blocks:
-        raise Unsupported(f"robvit does not know where the blocks of {type(net).__name__} are")
+    blocks = attention_blocks(model)
 
     def hook(block: nn.Module, _: Any, output: torch.Tensor) -> None:
         if block is blocks[0]:
