@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.errors import RobvitError as RobvitError
     from robvit.loading import load as load
+    from robvit.studies.core import reproduce as reproduce
     from robvit.threat import Threat as Threat
 
 # Public name: where it lives; an empty second part is a module.
@@ -34,6 +35,7 @@ _PUBLIC = {
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
     "load": ("robvit.loading", "load"),
+    "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
 }
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "backbones",
     "data",
     "load",
+    "reproduce",
     "robustify",
 ]
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
-from robvit.cli import attack, data, demo, models, report, robustify, tokens, train, weights
+from robvit.cli import attack, data, demo, models, report, reproduce, robustify, tokens, train, weights
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command()(robustify.robustify)
 app.command()(attack.attack)
 app.command()(attack.attacks)
 app.command()(report.report)
+app.command()(reproduce.reproduce)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.options import Architecture, BatchSize, DataSpec, Fit, ImageSize, Limit, ModelName
+from robvit.cli.options import (
+    Architecture,
+    BatchSize,
+    DataSpec,
+    Fit,
+    ImageSize,
+    Limit,
+    ModelName,
+    parse_settings,
+)
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
@@ -92,25 +100,10 @@ def _check_classes(classifier: Model, pictures: PictureSet) -> None:
 
 
 def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
-    """Settings from text: whole numbers, fractions, true and false, or words."""
     from robvit.attacks import ATTACKS
-    from robvit.errors import InputError
-    from robvit.registry import unknown
-    from robvit.threat import parse_number
 
     known = ATTACKS.entry(attack).facts["defaults"]
-    settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
-    for item in given:
-        name, equals, text = item.partition("=")
-        if not equals:
-            raise InputError(f"a setting looks like steps=20, got {item!r}")
-        if name not in known:
-            raise unknown(f"setting of {attack}", name, list(known))
-        try:
-            settings[name] = json.loads(text.lower())
-        except ValueError:
-            settings[name] = parse_number(text) if "/" in text else text
-    return settings
+    return ({"seed": seed} if "seed" in known else {}) | parse_settings(given, known, attack)
 
 
 def _finish(job: Job, trial: Any, out: Path, judged: str, data: str) -> None:

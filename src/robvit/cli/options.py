@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,3 +38,25 @@ def free_place(path: Path, force: bool) -> Path:
     if path.exists() and not force:
         raise InputError(f"{path} is already there; choose another --out, or replace it with --force")
     return path
+
+
+def parse_settings(given: list[str], known: dict[str, Any], owner: str) -> dict[str, Any]:
+    """Settings from text such as steps=20: whole numbers, fractions, lists, true and false, or words."""
+    import json
+
+    from robvit.errors import InputError
+    from robvit.registry import unknown
+    from robvit.threat import parse_number
+
+    settings: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise InputError(f"a setting looks like steps=20, got {item!r}")
+        if name not in known:
+            raise unknown(f"setting of {owner}", name, list(known))
+        try:
+            settings[name] = json.loads(text.lower())
+        except ValueError:
+            settings[name] = parse_number(text) if "/" in text else text
+    return settings

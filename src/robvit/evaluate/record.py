@@ -51,6 +51,13 @@ class Table:
     rows: list[list[Any]]
     note: str = ""
 
+    @staticmethod
+    def cell(value: Any) -> str:
+        """How a cell is printed: two decimals for a number, a dash for what was not measured."""
+        if value is None:
+            return "–"
+        return f"{value:.2f}" if isinstance(value, float) else str(value)
+
 
 @dataclass(frozen=True)
 class Curve:

@@ -1,0 +1,93 @@
+"""`robvit reproduce`: the papers' tables and figures, ours beside theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robvit.cli.options import Fit, ImageSize, parse_settings
+
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Table
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="Such as rob-table2; left out, all are listed.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The backbone (`robvit models`); the study's own if left out.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The pictures (`robvit data list`); the study's own if left out.")
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="How many pictures are judged: the scale of the run.")
+    ] = None,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the study, such as --set steps=10.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for record, report and intermediate results.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
+
+    Without a name, the studies are listed. Every study runs on any backbone and pictures you name.
+    """
+    from robvit.report.html import write_report
+    from robvit.studies import STUDIES, Request
+    from robvit.studies import reproduce as run
+
+    if name is None:
+        _list()
+        return
+    known = STUDIES.entry(name).facts["defaults"]
+    settings = parse_settings(setting or [], known, name)
+    folder = out or Path("runs") / name
+    request = Request(model, data, images, img_size, fit, seed, folder)
+    record = run(name, request, **settings)
+    record.command = " ".join(["robvit", *sys.argv[1:]])
+    record.save(folder / "record.json")
+    write_report(record, folder / "report.html", pictures=sorted(folder.glob("*.png")))
+    for table in record.tables:
+        _print(table)
+    for note in record.notes:
+        typer.echo(note)
+    typer.echo(f"written: {folder}/record.json\nopen:    {folder}/report.html")
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as Printed
+
+    shown = Printed(
+        title=table.title, caption=table.note or None, title_justify="left", caption_justify="left"
+    )
+    for place, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if place else "left")
+    for row in table.rows:
+        shown.add_row(*(table.cell(value) for value in row))
+    Console(width=None if sys.stdout.isatty() else 140).print(shown)
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from robvit.studies import STUDIES
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("study", "what it repeats", "settings"):
+        table.add_column(column, no_wrap=column == "study")
+    for entry in STUDIES:
+        settings = ", ".join(f"{k}={v}" for k, v in entry.facts["defaults"].items())
+        table.add_row(entry.name, f"{entry.facts['title']} ({entry.facts['paper']})", settings)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    typer.echo("\nnext: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32")
