@@ -26,7 +26,10 @@ class Trial:
     """One attack on all pictures: for each, whether the judged model is still right, and what it says.
 
     Lists run over the pictures. `distance` is in the threat's norm. Passes are sums over pictures.
-    `rung` says which variant of the model was judged and what its attacker knew, where there are several.
+    `rung` says which variant of the model was judged and what its attacker knew, where there are several;
+    `knowledge` is that attacker's name among the protocols' and `crafted` what the pictures were made on,
+    if not on the judged model. The places in `skipped` were wrong before this attack, which did not see
+    them: they count as wrong, with what was predicted then. A `control` takes no part in the worst case.
     """
 
     attack: str
@@ -40,6 +43,10 @@ class Trial:
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
     rung: str = ""
+    knowledge: str = ""
+    crafted: str = ""
+    skipped: list[int] = field(default_factory=list)
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,10 @@ class Row(NamedTuple):
     high: float
 
 
+def _title(trial: Trial) -> str:
+    return f"{trial.attack} on {trial.crafted}" if trial.crafted else trial.attack
+
+
 def _share(right: list[bool]) -> tuple[float, float, float]:
     return sum(right) / len(right), *interval(sum(right), len(right))
 
@@ -122,8 +133,8 @@ class Record:
         return list(dict.fromkeys(trial.rung for trial in self.trials))
 
     def still_right(self, rung: str | None = None) -> list[bool]:
-        """For each picture, whether the model (on that rung) withstands every attack of the record."""
-        chosen = [t.right for t in self.trials if rung is None or t.rung == rung]
+        """For each picture, whether the model withstands every attack of that rung, or of all but controls."""
+        chosen = [t.right for t in self.trials if (not t.control if rung is None else t.rung == rung)]
         if not chosen:
             raise InputError("this record holds no attack, so nothing can be said of robustness")
         return [all(outcome) for outcome in zip(*chosen, strict=True)]
@@ -133,27 +144,33 @@ class Record:
         verdicts = self.still_right(rung)
         return sum(verdicts) / len(verdicts)
 
+    def headline(self) -> Row:
+        """The one figure to quote: the worst case of everything that was tried, controls aside."""
+        threats = dict.fromkeys(t.threat for t in self.trials if not t.control and t.attack != "clean")
+        return Row("", "worst case", ", ".join(threats) or "none", *_share(self.still_right()))
+
     def rows(self) -> list[Row]:
         """The table: a row for each trial, and for each rung with several attacks its worst case."""
         found = []
         for rung in self.rungs():
             trials = [t for t in self.trials if t.rung == rung]
-            found += [Row(rung, t.attack, t.threat, *_share(t.right)) for t in trials]
-            if len({t.attack for t in trials} - {"clean"}) > 1:
+            found += [Row(rung, _title(t), t.threat, *_share(t.right)) for t in trials]
+            attacks = [t for t in trials if t.attack != "clean" and not t.control]
+            if len(attacks) > 1:
                 found.append(Row(rung, "worst case", trials[-1].threat, *_share(self.still_right(rung))))
         return found
 
     def table(self) -> str:
         """One line a row, each with its 95 % interval."""
         rows = self.rows()
-        wide = max([len(row.rung) for row in rows] + [0]) + 2
-        first = f"{'':<{wide}}" if wide > 2 else ""
-        lines = [f"{first}{'attack':<12}{'threat':<14}{'accuracy':>8}   95 % interval"]
+        rung, attack, threat = (
+            max([len(row[i]) for row in rows] + [least]) + 2 for i, least in enumerate((0, 10, 12))
+        )
+        wide = rung if rung > 2 else 0
+        lines = [f"{'':<{wide}}{'attack':<{attack}}{'threat':<{threat}}{'accuracy':>8}   95 % interval"]
         for row in rows:
-            name = f"{row.rung:<{wide}}" if wide > 2 else ""
-            lines.append(
-                f"{name}{row.attack:<12}{row.threat:<14}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}"
-            )
+            name = f"{row.rung:<{wide}}{row.attack:<{attack}}{row.threat:<{threat}}"
+            lines.append(f"{name}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}")
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> None:
