@@ -133,7 +133,7 @@ class Record:
         return list(dict.fromkeys(trial.rung for trial in self.trials))
 
     def still_right(self, rung: str | None = None) -> list[bool]:
-        """For each picture, whether the model withstands every attack of that rung, or of all but controls."""
+        """For each picture, whether the model withstands all attacks of a rung, or all but controls."""
         chosen = [t.right for t in self.trials if (not t.control if rung is None else t.rung == rung)]
         if not chosen:
             raise InputError("this record holds no attack, so nothing can be said of robustness")
@@ -163,9 +163,8 @@ class Record:
     def table(self) -> str:
         """One line a row, each with its 95 % interval."""
         rows = self.rows()
-        rung, attack, threat = (
-            max([len(row[i]) for row in rows] + [least]) + 2 for i, least in enumerate((0, 10, 12))
-        )
+        texts = [(row.rung, row.attack, row.threat) for row in rows] + [("", "attack" + 4 * " ", 12 * " ")]
+        rung, attack, threat = (max(map(len, column)) + 2 for column in zip(*texts, strict=True))
         wide = rung if rung > 2 else 0
         lines = [f"{'':<{wide}}{'attack':<{attack}}{'threat':<{threat}}{'accuracy':>8}   95 % interval"]
         for row in rows:
