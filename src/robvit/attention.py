@@ -155,8 +155,8 @@ def scaled(model: nn.Module, scales: torch.Tensor | Sequence[float]) -> Iterator
 class Seen:
     """What the last forward pass showed; every list is in the order of the layers.
 
-    residual: the stream after each attention block, mostly (B T D). scores, maps: (B A T T), for XCiT's channel
-    attention (B A D/A D/A), for windows (B*windows A T T), for class attention (B A 1 T).
+    residual: the stream after each attention block, mostly (B T D). scores, maps: (B A T T), for XCiT's
+    channel attention (B A D/A D/A), for windows (B*windows A T T), for class attention (B A 1 T).
     """
 
     residual: list[torch.Tensor] = field(default_factory=list)
