@@ -43,6 +43,7 @@ def attack(
     quick: dict[str, Any] | None = None,
     oracle: dict[str, Any] | None = None,
     task: str = "classes",
+    needs: str = "",
     batch_coupled: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that files an attack and holds its promises to the caller.
@@ -54,7 +55,7 @@ def attack(
     comes within `tolerance`, one number or one a norm, of the best there is, with the settings `oracle`
     if there are any; `quick` are settings for a first try.
     `task` says what the model returns: "classes", "features" (then there are no labels) or "pixels";
-    `batch_coupled` that results depend on the batch.
+    `needs` what it must have inside, such as "attention"; `batch_coupled` that results depend on the batch.
     """
 
     def decorate(body: F) -> F:
@@ -80,7 +81,7 @@ def attack(
         ATTACKS.add(
             kind=kind, norms=norms, paper=paper, gradients=gradients, defaults=defaults,
             tolerance=tolerance, quick=quick or {}, oracle=oracle or {}, task=task,
-            batch_coupled=batch_coupled,
+            needs=needs, batch_coupled=batch_coupled,
         )(guarded)  # fmt: skip
         return cast(F, guarded)
 
