@@ -40,7 +40,10 @@ def tolerance(name: str, norm: str) -> float:
 
 
 def of_kind(kind: str) -> list[tuple[str, str]]:
-    chosen = [e for e in ATTACKS if e.facts["kind"] == kind and e.facts["task"] == "classes"]
+    chosen = [
+        e for e in ATTACKS
+        if e.facts["kind"] == kind and e.facts["task"] == "classes" and not e.facts["needs"]
+    ]  # fmt: skip
     return [(e.name, norm) for e in chosen for norm in e.facts["norms"]]
 
 

@@ -7,6 +7,7 @@ threat's ball and in [0,1]. A new attack is one new file in this folder.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from robvit.attacks.aas import aas, scale
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
 from robvit.attacks.core import ATTACKS, attack, fooled, frozen
 from robvit.attacks.cw_l2 import cw_l2
@@ -27,6 +28,7 @@ from robvit.attacks.run import (
     certify,
     run,
 )
+from robvit.attacks.scales import find_scales
 from robvit.attacks.segmentation import segmentation
 from robvit.attacks.square import square
 
@@ -35,7 +37,8 @@ for _found in iter_modules(__path__):  # files nobody names above file their att
 
 __all__ = [
     "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "RandomisedOutput", "SoftmaxOutput",
-    "ZeroGradient", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack", "bpda", "certify", "cw",
-    "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature", "feature_reference", "fgsm", "fooled",
-    "frozen", "gama", "pgd", "run", "segmentation", "square", "worst_of",
+    "ZeroGradient", "aas", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack", "bpda",
+    "certify", "cw", "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature", "feature_reference",
+    "fgsm", "find_scales", "fooled", "frozen", "gama", "pgd", "run", "scale", "segmentation", "square",
+    "worst_of",
 ]  # fmt: skip

@@ -1,260 +1,23 @@
 """Adaptive attention scaling (Jain and Dutta, CVPR 2024): craft where attention does not saturate.
 
-One factor for each attention block multiplies the scores before the softmax. The scaled model, another
-function than the model, only crafts: pictures are attacked to the full objective whatever it thinks of
-them, and success is the unscaled model's to decide. M attention blocks, B batch, K classes.
+The scaled model, another function than the model, only crafts: pictures are attacked to the full
+objective whatever it thinks of them, and success is the unscaled model's to decide.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from robvit.attacks import losses
-from robvit.attacks.core import ATTACKS, Model, attack, fooled, frozen, modules_of, needed
-from robvit.attacks.run import Count
-from robvit.attention import SCALERS, attention_layers, scaled, watch
-from robvit.errors import InputError, Unsupported
-from robvit.registry import Registry, unknown
+from robvit.attacks.core import ATTACKS, Model, attack, fooled
+from robvit.attacks.pgd import pgd
+from robvit.attacks.scales import Scaled, find_scales, free_blocks, network_of
+from robvit.registry import unknown
 from robvit.threat import NORMS, Threat
 
 FACTORS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the paper's, for one factor for all blocks
-LOW = 1e-7  # the paper's smallest factor; the largest is 1
-GUIDE = 50.0  # GAMA's weight for the distance of probabilities
-
-Batch = tuple[torch.Tensor, torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class View:
-    """One pass: the output (B K), and the stream after each attention block, each (B ...)."""
-
-    output: torch.Tensor
-    features: list[torch.Tensor]
-
-
-Objective = Callable[[View, View, torch.Tensor | None], torch.Tensor]
-
-OBJECTIVES: Registry[Objective] = Registry("objective for scales")
-
-
-@OBJECTIVES.add(features=True)
-def unit(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The distance of features, each brought to length one, summed over blocks."""
-    pairs = zip(seen.features, reference.features, strict=True)
-    directions = ((_unit(a), _unit(b)) for a, b in pairs)
-    return torch.stack([(a - b).norm(dim=1) for a, b in directions]).sum(0)
-
-
-@OBJECTIVES.add(features=True)
-def lpips(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The paper's Eq. 3 to the letter: the distance over both lengths, which shrinks as features grow."""
-    pairs = [(a.flatten(1), b.flatten(1)) for a, b in zip(seen.features, reference.features, strict=True)]
-    return torch.stack([(a - b).norm(dim=1) / (a.norm(dim=1) * b.norm(dim=1)) for a, b in pairs]).sum(0)
-
-
-@OBJECTIVES.add(features=False)
-def cross_entropy(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of the scaled model on untouched pictures."""
-    return losses.cross_entropy(seen.output, needed(y, "cross_entropy"))
-
-
-@OBJECTIVES.add(features=False)
-def margin(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The margin of the scaled model's logits on untouched pictures."""
-    return losses.margin(seen.output, needed(y, "margin"))
-
-
-@OBJECTIVES.add(features=False)
-def gama(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """GAMA's guided margin of probabilities, away from those of the unscaled model."""
-    return losses.gama(seen.output, needed(y, "gama"), reference.output.softmax(1), GUIDE)
-
-
-@OBJECTIVES.add(features=False)
-def kl(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The divergence of the scaled model's probabilities from the unscaled model's; needs no labels."""
-    return losses.kl(seen.output, reference.output.softmax(1))
-
-
-def _unit(features: torch.Tensor) -> torch.Tensor:
-    flat = features.flatten(1)
-    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-30)
-
-
-# --- the scaled model ---------------------------------------------------------------------------------
-
-
-def network_of(model: Model) -> nn.Module:
-    """The network with attention behind a callable; refuses a model that has none."""
-    networks = modules_of(model)
-    if not networks:
-        raise Unsupported(
-            f"attention can only be scaled in a network, got {type(model).__name__} with none inside; "
-            "pass the torch module itself"
-        )
-    holds = [n for n in networks if any(type(m) in SCALERS for m in n.modules())]
-    net = (holds or networks)[0]
-    attention_layers(net)
-    return net
-
-
-class Scaled:
-    """A model whose attention scores are multiplied while it runs, block by block, and only then."""
-
-    def __init__(self, model: Model, scales: torch.Tensor | Sequence[float]) -> None:
-        self.__wrapped__ = model
-        self.net = network_of(model)
-        self.scales = scales
-        if any(getattr(part, "grad_checkpointing", False) is True for part in self.net.modules()):
-            raise Unsupported(
-                "a checkpointed block runs a second time after the scales are gone; "
-                "switch it off with set_grad_checkpointing(False)"
-            )
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        with scaled(self.net, self.scales):
-            return self.__wrapped__(x)
-
-
-# --- finding the scales -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scales:
-    """One factor for each attention block, and the passes it took to find them, summed over pictures.
-
-    `value` is the objective on the last batch, as far from the unscaled model as the factors lead; it is
-    only measured where several starts are compared.
-    """
-
-    values: tuple[float, ...]
-    forward: int
-    backward: int
-    value: float | None = None
-
-
-def find_scales(
-    model: Model, batches: Iterable[Batch], *, objective: str = "unit", steps: int = 10,
-    step_size: float = 1.0, starts: int = 1, blocks: int | Sequence[int] | None = None,
-    space: str = "linear", low: float = LOW, seed: int = 0,
-) -> Scales:  # fmt: skip
-    """Factors in [low, 1] that drive the model far from itself: pictures and labels (or None) a batch.
-
-    Over several batches the factors are carried on, as the paper does: each batch starts at random
-    around the factors so far, which are also its reference. `blocks` scales only the first so many
-    blocks, or those listed. In the "linear" space starts are normal around 1 and often at its ends; in
-    the "log" space they are uniform in the logarithm. The best of several starts is the one that ends
-    furthest from the unscaled model on the last batch.
-    """
-    if steps < 1 or starts < 1 or not 0 < low < 1:
-        raise InputError(f"expected steps and starts of 1 or more and low in (0,1), got {steps, starts, low}")
-    if space not in _SPACES:
-        raise unknown("space", space, list(_SPACES))
-    with torch.no_grad(), frozen(model):
-        search = _Search(model, objective, steps, step_size, _free(blocks, network_of(model)), space, low)
-        chains = [torch.ones_like(search.free, dtype=torch.float32) for _ in range(starts)]
-        last: Batch | None = None
-        for index, last in enumerate(batches):
-            seeds = [hash((seed, start, index)) for start in range(starts)]
-            chains = [search.climb(chain, last, key) for chain, key in zip(chains, seeds, strict=True)]
-        if last is None:
-            raise InputError("scales are found on pictures, got no batch")
-        value = None
-        if starts > 1:
-            values = search.compare(chains, last)
-            value = max(values)
-            chains = [chains[values.index(value)]]
-    return Scales(tuple(chains[0].tolist()), search.forward, search.backward, value)
-
-
-_SPACES = ("linear", "log")
-
-
-def _free(blocks: int | Sequence[int] | None, net: nn.Module) -> torch.Tensor:
-    """Which blocks are scaled: (M,) bool."""
-    count = len(attention_layers(net))
-    chosen = list(range(count) if blocks is None else range(blocks) if isinstance(blocks, int) else blocks)
-    if any(not 0 <= i < count for i in chosen):
-        raise InputError(f"blocks must be a number up to {count}, or indices below it, got {blocks}")
-    free = torch.zeros(count, dtype=torch.bool)
-    free[chosen] = True
-    return free
-
-
-class _Search:
-    """Ascent on the factors; the unscaled model's features are kept while their batch lasts."""
-
-    def __init__(
-        self, model: Model, objective: str, steps: int, step_size: float, free: torch.Tensor,
-        space: str, low: float,
-    ) -> None:  # fmt: skip
-        self.model, self.net = model, network_of(model)
-        entry = OBJECTIVES.entry(objective)
-        self.objective, self.uses_features = entry.value, bool(entry.facts["features"])
-        self.steps, self.step_size, self.free, self.log, self.low = steps, step_size, free, space == "log", low
-        self.forward = self.backward = 0
-        self._kept: tuple[torch.Tensor, torch.Tensor, View] | None = None
-
-    def climb(self, chain: torch.Tensor, batch: Batch, seed: int) -> torch.Tensor:
-        """From the factors so far (M,) to new ones, by ascent from a random start around them."""
-        x, y = batch
-        reference = self._reference(chain, x)
-        point = self._start(chain, seed)
-        for _ in range(self.steps):
-            with torch.enable_grad():
-                leaf = point.detach().requires_grad_()
-                value = self.objective(self._look(self._factors(leaf), x), reference, y).mean()
-            (grad,) = torch.autograd.grad(value, leaf)
-            self._note_backward(len(x))
-            point = self._project(point + self.step_size * torch.nan_to_num(grad, 0.0, 0.0, 0.0))
-        return self._factors(point).detach()
-
-    def compare(self, chains: list[torch.Tensor], batch: Batch) -> list[float]:
-        """The objective of each set of factors against the unscaled model."""
-        x, y = batch
-        reference = self._reference(torch.ones_like(chains[0]), x)
-        return [float(self.objective(self._look(chain, x), reference, y).mean()) for chain in chains]
-
-    def _start(self, chain: torch.Tensor, seed: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed & (2**63 - 1))
-        if self.log:
-            return math.log(self.low) * torch.rand(chain.shape, generator=generator)
-        return self._project(chain + torch.randn(chain.shape, generator=generator))
-
-    def _project(self, point: torch.Tensor) -> torch.Tensor:
-        return point.clamp(math.log(self.low), 0.0) if self.log else point.clamp(self.low, 1.0)
-
-    def _factors(self, point: torch.Tensor) -> torch.Tensor:
-        factors = point.exp().clamp(self.low, 1.0) if self.log else point
-        return torch.where(self.free, factors, 1.0)
-
-    def _reference(self, chain: torch.Tensor, x: torch.Tensor) -> View:
-        if self._kept is None or self._kept[0] is not x or not torch.equal(self._kept[1], chain):
-            self._kept = (x, chain, self._look(chain, x))
-        return self._kept[2]
-
-    def _look(self, factors: torch.Tensor, x: torch.Tensor) -> View:
-        self.forward += len(x)
-        with watch(self.net, residual=self.uses_features) as seen:
-            output = Scaled(self.model, factors)(x)
-        return View(output, list(seen.residual))
-
-    def _note_backward(self, count: int) -> None:
-        self.backward += count
-        counter: Any = self.model
-        while self.uses_features and counter is not None:  # no gradient passes the output that a Count watches
-            if isinstance(counter, Count):
-                counter.backward += count
-            counter = getattr(counter, "__wrapped__", None)
-
-
-# --- the attacks --------------------------------------------------------------------------------------
 
 
 def craft_scaled(
@@ -273,7 +36,7 @@ def craft_scaled(
 
 
 @attack(
-    kind="budget", norms=NORMS, paper="CVPR 2024", like="pgd", needs="attention", batch_coupled=True,
+    kind="budget", norms=NORMS, paper="CVPR 2024", like=pgd.__name__, needs="attention", batch_coupled=True,
     quick={"steps": 3, "scale_steps": 2},
 )  # fmt: skip
 def aas(
@@ -297,7 +60,7 @@ def aas(
 
 
 @attack(
-    kind="budget", norms=NORMS, paper="CVPR 2024", like="pgd", needs="attention", batch_coupled=True,
+    kind="budget", norms=NORMS, paper="CVPR 2024", like=pgd.__name__, needs="attention", batch_coupled=True,
     quick={"steps": 3, "factors": (1.0, 0.01)},
 )  # fmt: skip
 def scale(
@@ -309,7 +72,7 @@ def scale(
 
     Of several factors the one is kept that fools the judge, the unscaled model, most often in the batch.
     """
-    free = _free(blocks, network_of(model))
+    free = free_blocks(blocks, network_of(model))
     best, most = x, -1
     for factor in [factors] if isinstance(factors, int | float) else factors:
         scales = torch.where(free, float(factor), 1.0)
