@@ -30,10 +30,11 @@ from robvit.data.pictures import (
     read_mask,
     read_picture,
 )
+from robvit.data.shapes import SIDE, Drawing, Drawings
 from robvit.errors import DataError, InputError
 from robvit.progress import progress
 
-Stored: TypeAlias = Path | bytes | torch.Tensor
+Stored: TypeAlias = Path | bytes | torch.Tensor | Drawing
 Item: TypeAlias = tuple[torch.Tensor, int | torch.Tensor]
 
 UNLABELLED = -1
@@ -44,7 +45,7 @@ class SkippedPictures(UserWarning):
 
 
 class Pictures(Protocol):
-    """Anything that holds pictures by index: a list of paths, or one uint8 tensor (N 3 H W)."""
+    """Anything that holds pictures by index: a list of paths, one uint8 tensor (N 3 H W), or drawings."""
 
     def __len__(self) -> int: ...
 
@@ -53,7 +54,10 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """What an opener found."""
+    """What an opener found; where pictures have masks, `mask_values` tells how they are meant.
+
+    Masks lie in files, except those of drawings, which make their own.
+    """
 
     names: list[str]
     pictures: Pictures
@@ -84,15 +88,16 @@ class PictureSet(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         place = self.picks[index]
         picture, mask = self._read(place)
-        x = fit(picture, self.size, self.how).float() / 255
+        how = "squash" if isinstance(self.listing.pictures, Drawings) else self.how  # already square
+        x = fit(picture, self.size, how).float() / 255
         if mask is not None:
-            return x, fit(mask, self.size, self.how).long()
+            return x, fit(mask, self.size, how).long()
         return x, self.listing.labels[place] if self.listing.labels else UNLABELLED
 
     @property
     def kind(self) -> str:
         """ "labels", "masks" or "none"."""
-        if self.listing.masks is not None:
+        if self.listing.mask_values is not None:
             return "masks"
         return "labels" if self.listing.labels is not None else "none"
 
@@ -118,6 +123,8 @@ class PictureSet(Dataset[Item]):
         stored = self.listing.pictures[self.picks[index]]
         if isinstance(stored, torch.Tensor):
             return stored.shape[-2], stored.shape[-1]
+        if isinstance(stored, Drawing):
+            return SIDE, SIDE
         return picture_size(stored)
 
     def digest(self) -> str:
@@ -153,6 +160,8 @@ class PictureSet(Dataset[Item]):
     def _read(self, place: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One stored picture, uint8 (3 H W), and its mask, uint8 (H W), where there is one."""
         stored = self.listing.pictures[place]
+        if isinstance(stored, Drawing):
+            return stored.draw(self.size or SIDE)
         picture = stored if isinstance(stored, torch.Tensor) else read_picture(stored)
         if self.listing.masks is None:
             return picture, None
@@ -169,7 +178,7 @@ class PictureSet(Dataset[Item]):
         try:
             if self.listing.masks is not None:
                 self._read(place)
-            elif not isinstance(stored := self.listing.pictures[place], torch.Tensor):
+            elif isinstance(stored := self.listing.pictures[place], Path | bytes):
                 check_picture(stored)
         except PictureError as error:
             return error.reason
@@ -193,7 +202,7 @@ def select(
         order = filter(sound, places) if limit is None else draw(listing, places, seed, sound)
         return list(islice(order, limit))
 
-    if not check or isinstance(listing.pictures, torch.Tensor):
+    if not check or isinstance(listing.pictures, torch.Tensor | Drawings):
         return replace(everything, picks=ordered(lambda place: True))
     with progress(
         "checking pictures", total=min(limit or len(places), len(places)), unit="pictures"
