@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from robvit.attacks.pixels import eight_bit
 from robvit.cli import app, main
 from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_picture
-from robvit.errors import InputError
+from robvit.errors import DataError, InputError
 from robvit.evaluate.crafting import Job, craft, shards
 from robvit.evaluate.metrics import interval
 from robvit.evaluate.record import Record
@@ -134,6 +137,37 @@ def test_transfer_is_judged_by_the_victim(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_killed_command_run_again_makes_the_same_bits(tmp_path: Path) -> None:
+    def command(out: str) -> list[str]:
+        words = "robvit attack robvit-mini-robust sample --limit 12 --batch 3 --set steps=20 --out"
+        return [sys.executable, "-m", *words.split(" "), str(tmp_path / out)]
+
+    def results(out: str) -> tuple[dict[str, object], dict[str, bytes]]:
+        record = json.loads((tmp_path / out / "record.json").read_text())
+        for trial in record["trials"]:
+            trial.pop("seconds")
+        pictures = {p.name: p.read_bytes() for p in (tmp_path / out / "pictures").rglob("*.png")}
+        return {k: v for k, v in record.items() if k not in ("created", "command")}, pictures
+
+    whole = subprocess.run(command("whole"), check=False, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    killed = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    shards_made = tmp_path / "killed" / "shards"
+    while not list(shards_made.glob("shard-*")):
+        assert killed.poll() is None, "it ended before its first shard"
+        time.sleep(0.005)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    made = {p.name: p.stat().st_mtime_ns for p in shards_made.glob("shard-*")}
+    assert 0 < len(made) < 4
+    assert not (tmp_path / "killed" / "record.json").exists()
+    assert subprocess.run(command("killed"), check=False, capture_output=True).returncode == 0
+    assert {name: (shards_made / name).stat().st_mtime_ns for name in made} == made, "done work is kept"
+    assert len(results("whole")[1]) == 12
+    assert results("whole") == results("killed")
+
+
+@pytest.mark.slow
 def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
     common = [
         "-m",
@@ -169,6 +203,72 @@ def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
         assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
+def masked(root: Path, count: int = 5) -> Path:
+    """Pictures whose bright half is class 1, its masks, and a strip of void."""
+    for part in ("images", "annotations"):
+        (root / part).mkdir(parents=True)
+    for i in range(count):
+        mask = torch.zeros(32, 32, dtype=torch.uint8)
+        mask[:, 8 + 4 * i :] = 1
+        noise = torch.randint(0, 60, (32, 32, 3), dtype=torch.uint8)
+        Image.fromarray((noise + 140 * mask[:, :, None]).numpy()).save(root / "images" / f"{i}.png")
+        mask[:3] = 255
+        Image.fromarray(mask.numpy()).save(root / "annotations" / f"{i}.png")
+    return root
+
+
+def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> None:
+    masked(tmp_path / "data/test")
+    masked(tmp_path / "data/train")
+    data, head = f"masks:{tmp_path}/data", str(tmp_path / "head.safetensors")
+    trained = CliRunner().invoke(
+        app, ["train", "head", "robvit-mini", data, "--kind", "segmentation", "--out", head]
+    )
+    assert trained.exit_code == 0, trained.output
+    words = f"attack robvit-mini {data} --head {head} --batch 2 --attack segmentation --set steps=10"
+    arguments = [*words.split(" "), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert record.figures["attacked mIoU"] < record.figures["clean mIoU"] - 0.1
+
+    model = robvit.load("robvit-mini", head=head)
+    pictures, rights, total = open_data(data, limit=64), [], torch.zeros(2, 2)
+    with torch.no_grad():
+        for i, name in enumerate(pictures.names):
+            x, mask = pictures[i]
+            adv = read_picture((tmp_path / "out" / "pictures" / name).with_suffix(".png")).float() / 255
+            assert (adv - x).abs().max() <= 8 / 255 + 1e-6
+            seen, there = model(adv[None])[0].argmax(0), mask != 255
+            rights.append(float((seen == mask)[there].float().mean()))
+            for a in (0, 1):
+                for b in (0, 1):
+                    total[a, b] += ((mask == a) & (seen == b)).sum()
+    assert [row[2] for row in record.tables[0].rows] == pytest.approx(rights)
+    iou = [float(total[k, k] / (total[k].sum() + total[:, k].sum() - total[k, k])) for k in (0, 1)]
+    assert record.figures["attacked mIoU"] == pytest.approx(sum(iou) / 2)
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0
+    assert Record.load(tmp_path / "out" / "record.json").tables == record.tables
+
+
+def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini")
+    with pytest.raises(DataError, match=r"pgd needs labels, these pictures have masks .*segmentation"):
+        Job("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
+    with pytest.raises(DataError, match="segmentation needs masks, these pictures have labels"):
+        Job("segmentation", LINF, {}, model, "", open_data("sample", limit=2))
+
+
+def test_a_job_in_python_leaves_pictures_sheet_and_record(tmp_path: Path) -> None:
+    work = job(count=4, batch=3)
+    record = robvit.attack_data(work, tmp_path)
+    assert Record.load(tmp_path / "record.json") == record
+    assert record.model["judged"] == "robvit-mini-robust"
+    assert (tmp_path / "sheet.png").exists()
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -177,6 +277,7 @@ def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
         (["--set", "steps"], "looks like steps=20"),
         (["--eps", "banana"], "number such as 8/255"),
         (["--norm", "l7"], "one of linf, l2, l1"),
+        (["--compile", "inductr"], "did you mean inductor"),
     ],
 )
 def test_mistakes_get_a_remedy(

@@ -9,7 +9,7 @@ import robvit
 from robvit.attacks import run
 from robvit.attacks.precision import run_in
 from robvit.data import open_data
-from robvit.errors import InputError
+from robvit.errors import InputError, UnknownName, Unsupported
 from robvit.threat import Threat
 
 LINF = Threat("linf", 4 / 255)
@@ -57,9 +57,26 @@ def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
         run_in("fp8", "fgsm", model, x, y, LINF)
 
 
-def test_a_compiled_model_is_a_model_like_any_other() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_compiled_model_gives_the_same_pictures() -> None:
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=4).arrays()
-    compiled = torch.compile(model, backend="eager")
-    adv = [run("pgd", m, x, y, LINF, steps=2).adv for m in (model, compiled)]
-    torch.testing.assert_close(adv[0], adv[1])
+    plain, compiled = (run("pgd", model, x, y, LINF, steps=2, compiler=c) for c in (None, "aot_eager"))
+    torch.testing.assert_close(plain.adv, compiled.adv, rtol=0, atol=1e-5)
+    assert torch.equal(plain.success, compiled.success)
+    assert (plain.forward, plain.backward) == (compiled.forward, compiled.backward)
+
+
+def test_a_compiler_that_fails_or_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.rand(2, 3, 4, 4), torch.zeros(2, dtype=torch.long)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    with pytest.raises(UnknownName, match="did you mean inductor"):
+        run("pgd", net, x, y, LINF, compiler="inductr")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no C++ compiler here")
+
+    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "broken", broken)
+    monkeypatch.setitem(torch._dynamo.backends.registry._BACKENDS, "broken", None)
+    with pytest.raises(Unsupported, match=r"broken can't compile this model.*compiler here"):
+        run("pgd", net, x, net(x).argmax(1), LINF, compiler="broken")

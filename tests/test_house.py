@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "training": BASE | {"attacks", "data", "backbones", "defenses"},
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},
+    "attacking": BASE | {"evaluate", "report"},
     "doctor": BASE | {"attacks", "data", "backbones", "evaluate"},
 }
 # A study repeats a result of a paper with everything else.

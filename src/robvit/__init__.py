@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from robvit import attacks as attacks
     from robvit import backbones as backbones
     from robvit import data as data
+    from robvit.attacking import attack_data as attack_data
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
     from robvit.defenses.robustify import robustify as robustify
@@ -31,6 +32,7 @@ _PUBLIC = {
     "RobvitError": ("robvit.errors", "RobvitError"),
     "Threat": ("robvit.threat", "Threat"),
     "Tokens": ("robvit.backbones.families", "Tokens"),
+    "attack_data": ("robvit.attacking", "attack_data"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
@@ -44,6 +46,7 @@ __all__ = [
     "RobvitError",
     "Threat",
     "Tokens",
+    "attack_data",
     "attacks",
     "backbones",
     "data",

@@ -18,6 +18,7 @@ from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
 from robvit.attacks.pixels import eight_bit
+from robvit.attacks.precision import PrecisionDisagreement
 from robvit.attacks.run import (
     AttackWarning,
     Count,
@@ -36,9 +37,10 @@ for _found in iter_modules(__path__):  # files nobody names above file their att
     import_module(f"{__name__}.{_found.name}")
 
 __all__ = [
-    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "RandomisedOutput", "SoftmaxOutput",
-    "ZeroGradient", "aas", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack", "bpda",
-    "certify", "cw", "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature", "feature_reference",
-    "fgsm", "find_scales", "fooled", "frozen", "gama", "pgd", "run", "scale", "segmentation", "square",
+    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "PrecisionDisagreement", "RandomisedOutput",
+    "SoftmaxOutput", "ZeroGradient", "aas", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack",
+    "bpda", "certify", "cw", "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature",
+    "feature_reference", "fgsm", "find_scales", "fooled", "frozen", "gama", "pgd", "run", "scale",
+    "segmentation", "square",
     "worst_of",
 ]  # fmt: skip

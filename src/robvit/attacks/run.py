@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from robvit.attacks import losses
+from robvit.attacks.compiled import Compiled
 from robvit.attacks.core import ATTACKS, Attack, Model, fooled, frozen, gradient
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
@@ -132,7 +133,8 @@ def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool 
 
 def run(
     attack: str | Attack, model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    victim: Model | None = None, batch: int = 128, eight_bit: bool = False, samples: int = 1, **settings: Any,
+    victim: Model | None = None, batch: int = 128, eight_bit: bool = False, samples: int = 1,
+    compiler: str | None = None, **settings: Any,
 ) -> Outcome:  # fmt: skip
     """Attack pictures x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
 
@@ -141,13 +143,14 @@ def run(
     whatever `model` thinks of it. A randomised model is judged by its mean over `samples` fresh
     passes. With `eight_bit` pictures are rounded to whole grey levels inside the budget before they
     are judged, so that saving them changes nothing. y may be None, or a target that is no label, for
-    attacks whose objective needs none; then nothing counts as a success.
+    attacks whose objective needs none; then nothing counts as a success. A `compiler`, such as
+    "inductor", compiles the attacked model first; the victim judges as it is.
     """
     check_images(x)
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label a picture, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
-    counted = Count(model)
+    counted = Count(model if compiler is None else Compiled(model, compiler))
     judged = counted if victim is None else Count(victim)
     judge = eot(judged, samples)
     if victim is not None:

@@ -22,9 +22,7 @@ from robvit.cli.options import (
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
     from robvit.data import PictureSet
-    from robvit.evaluate.crafting import Job
-
-SHOWN = 8  # panels on the sheet
+    from robvit.evaluate.record import Record
 
 
 def attack(
@@ -55,15 +53,22 @@ def attack(
     precision: Annotated[
         str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
     ] = "fp32",
+    compiler: Annotated[
+        str | None, typer.Option("--compile", help="Compile MODEL first, by inductor, say; pays on a GPU.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
 ) -> None:
     """Attack every picture of a data set and write pictures that still fool the model when read back.
 
+    Pictures with masks take a segmentation head and `--attack segmentation`; they are judged by mean IoU.
     Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
+    from accelerate import PartialState
+
+    from robvit.attacking import attack_data
     from robvit.data import open_data
-    from robvit.evaluate.crafting import Job, craft
+    from robvit.evaluate.crafting import Job
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.threat import Threat
@@ -77,11 +82,14 @@ def attack(
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
     settings = _settings(attack, setting or [], seed)
     job = Job(
-        attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch, precision
-    )
+        attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch, precision,
+        compiler,
+    )  # fmt: skip
+    command = " ".join(["robvit", *sys.argv[1:]])
     with progress(f"{attack} on {model}", total=len(pictures)) as advance:
-        trial = craft(job, out / "shards", advance)
-    _finish(job, trial, out, victim or model, data)
+        record = attack_data(job, out, data=data, command=command, report=advance)
+    if PartialState().is_main_process:
+        _tell(record, out)
 
 
 def _check_classes(classifier: Model, pictures: PictureSet) -> None:
@@ -106,52 +114,18 @@ def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
     return ({"seed": seed} if "seed" in known else {}) | parse_settings(given, known, attack)
 
 
-def _finish(job: Job, trial: Any, out: Path, judged: str, data: str) -> None:
-    """Write pictures, sheet and record; only the first of several processes does."""
-    from accelerate import PartialState
-
+def _tell(record: Record, out: Path) -> None:
+    """What came of it and where it is."""
     import robvit.attacks as library
-    from robvit.evaluate.crafting import clean_trial
-    from robvit.evaluate.record import Record
 
-    if not PartialState().is_main_process:
-        return
-    _write_pictures(job, out)
-    record = Record(
-        kind="attack",
-        model={"judged": judged, "crafted on": str(getattr(job.model, "name", "")), "identity": job.identity},
-        data={"spec": data, "digest": job.pictures.digest(), "count": len(job.pictures),
-              "names": job.pictures.names, "labels": job.pictures.labels},
-        trials=[clean_trial(job), trial],
-        command=" ".join(["robvit", *sys.argv[1:]]),
-    )  # fmt: skip
-    record.save(out / "record.json")
-    typer.echo(record.table())
-    for name in trial.warnings:
+    if record.trials:
+        typer.echo(record.table())
+    for name, value in record.figures.items():
+        typer.echo(f"{name}: {value:.1%}")
+    for name in {name for trial in record.trials for name in trial.warnings}:
         typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
     typer.echo(f"written: {out}/pictures (PNG), {out}/sheet.png, {out}/record.json")
-
-
-def _write_pictures(job: Job, out: Path) -> None:
-    from PIL import Image
-
-    from robvit.evaluate.crafting import levels, shards
-    from robvit.files import written_whole
-    from robvit.report.panels import Panel, attack_sheet
-
-    panels: list[Panel] = []
-    names = job.pictures.classes
-    for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
-        for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
-            path = (out / "pictures" / some.names[place]).with_suffix(".png")
-            with written_whole(path) as aside:
-                Image.fromarray(pixels).save(aside, format="PNG")
-            if len(panels) < SHOWN:
-                x, y = some[place]
-                clean = levels(x).permute(1, 2, 0).numpy()
-                after = names[shard.facts["predicted"][place]]
-                panels.append(Panel(clean, pixels, names[int(y)], after, shard.facts["right"][place]))
-    attack_sheet(panels, out / "sheet.png", title=f"{job.attack} within {job.threat}")
+    typer.echo(f"next: robvit report {out}/record.json")
 
 
 def attacks() -> None:

@@ -66,5 +66,5 @@ def head(
     trained.save(out)
     typer.echo(f"{kind} head on {model}: {score} on {len(test)} pictures it did not learn from ({data})")
     typer.echo(f"written: {out}")
-    if train.kind == "labels":
-        typer.echo(f"next: robvit attack {model} {data} --head {out}")
+    how = " --attack segmentation" if train.kind == "masks" else ""
+    typer.echo(f"next: robvit attack {model} {data} --head {out}{how}")

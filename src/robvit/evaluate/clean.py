@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from robvit.data import IGNORE, PictureSet
+from robvit.data import PictureSet
 from robvit.errors import DataError
+from robvit.evaluate.masks import score_masks
 
 Classifier = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,12 +33,4 @@ def clean_score(model: Classifier, pictures: PictureSet, *, batch: int = 64) -> 
     if pictures.kind == "labels":
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pictures.batches(batch))
         return Score("accuracy", right / len(pictures))
-    classes = len(pictures.classes)
-    counts = torch.zeros(classes, classes, dtype=torch.long)
-    for x, y in pictures.batches(batch):
-        counted = y != IGNORE
-        pairs = y[counted] * classes + model(x).argmax(1)[counted]
-        counts += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
-    both = counts.diag().double()
-    either = counts.sum(0) + counts.sum(1) - both
-    return Score("mIoU", float((both / either)[either > 0].mean()))
+    return Score("mIoU", score_masks(model, pictures, batch=batch).miou)

@@ -21,10 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from robvit.attacks import ATTACKS
+from robvit.attacks.compiled import check_compiler
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.precision import run_in
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
+from robvit.evaluate.masks import MaskScore, pixel_counts, score_masks, score_of
 from robvit.evaluate.record import Trial
 from robvit.files import tensors_sha256, write_json, written_whole
 from robvit.threat import Threat
@@ -54,16 +57,27 @@ class Job:
     victim: nn.Module | None = None
     batch: int = 32
     precision: str = "fp32"
+    compiler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.pictures.kind != "labels":
-            raise DataError(f"attacks on a classifier need labels, these pictures have {self.pictures.kind}")
+        per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
+        wanted = "masks" if per_pixel or ATTACKS.entry(self.attack).facts["task"] == "pixels" else "labels"
+        if self.pictures.kind != wanted:
+            remedy = " (masks are attacked by segmentation)" if self.pictures.kind == "masks" else ""
+            raise DataError(f"{self.attack} needs {wanted}, these pictures have {self.pictures.kind}{remedy}")
+        if self.compiler is not None:
+            check_compiler(self.compiler)
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model that decides what counts as a success."""
+        return self.victim or self.model
 
     def key(self) -> str:
         """Names the result: the same key, the same shards, bit for bit."""
         facts = [
-            "shards-1", self.attack, str(self.threat), self.settings, self.identity, self.batch,
-            self.precision, self.pictures.digest(), self.pictures.size, self.pictures.how,
+            "shards-2", self.attack, str(self.threat), self.settings, self.identity, self.batch,
+            self.precision, self.compiler, self.pictures.digest(), self.pictures.size, self.pictures.how,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -74,70 +88,92 @@ class Job:
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished batch: adversarial pictures, uint8 (B 3 H W), and their outcomes."""
+    """One finished batch: adversarial pictures, uint8 (B 3 H W), and their outcomes.
+
+    `facts` hold what became of each picture; where there are masks, `counts` (B K K) of its pixels.
+    """
 
     adv: torch.Tensor
     facts: dict[str, Any]
+    counts: torch.Tensor | None = None
 
 
 def craft(job: Job, folder: Path, report: Report) -> Trial:
     """Make all missing shards in `folder`, then tell what became of every picture."""
+    if job.pictures.kind != "labels":
+        raise DataError("pictures with masks are crafted by craft_masks, which scores their pixels")
+    _fill(job, folder, report)
+    return _trial(job, folder)
+
+
+def craft_masks(job: Job, folder: Path, report: Report) -> tuple[MaskScore, MaskScore]:
+    """The same for pictures with masks: the judged model's score on clean and on attacked pictures."""
+    if job.pictures.kind != "masks":
+        raise DataError("pictures with labels are crafted by craft, which says who is still right")
+    _fill(job, folder, report)
+    device = next(job.judged.parameters()).device
+    clean = score_masks(lambda x: job.judged(x.to(device)).cpu(), job.pictures, batch=job.batch)
+    counts = (shard.counts for shard in shards(folder, len(job.batches())))
+    return clean, score_of((c for c in counts if c is not None), len(job.pictures.classes))
+
+
+def _fill(job: Job, folder: Path, report: Report) -> None:
+    """Make all missing shards; several processes share them out."""
     state = PartialState()
     _claim(folder, job)
-    device = state.device
-    job.model.to(device)
-    if job.victim is not None:
-        job.victim.to(device)
+    job.model.to(state.device)
+    job.judged.to(state.device)
     for index, some in enumerate(job.batches()):
         path = _place(folder, index)
         if _is_done(path, some):
             report(len(some))
         elif index % state.num_processes == state.process_index:
-            facts = _make(job, some, device, path)
-            report(len(some), note=f"{sum(facts['right'])} of {len(some)} withstand")
+            report(len(some), note=_make(job, some, state.device, path))
     state.wait_for_everyone()
-    return _trial(job, folder)
 
 
 def shards(folder: Path, count: int) -> Iterator[Shard]:
     """All finished shards in order; only one is in memory at a time."""
     for index in range(count):
         with safe_open(_place(folder, index), "pt") as file:
-            yield Shard(file.get_tensor("adv"), json.loads(file.metadata()["facts"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield Shard(**tensors, facts=json.loads(file.metadata()["facts"]))
 
 
 @torch.no_grad()
 def clean_trial(job: Job) -> Trial:
     """The judged model on the untouched pictures, as a trial of no attack."""
-    judged = job.victim or job.model
-    device = next(judged.parameters()).device
-    predicted = [p for some in job.batches() for p in judged(some.arrays()[0].to(device)).argmax(1).tolist()]
+    device = next(job.judged.parameters()).device
+    seen = [job.judged(some.arrays()[0].to(device)).argmax(1) for some in job.batches()]
+    predicted = torch.cat(seen).tolist()
     right = [p == y for p, y in zip(predicted, job.pictures.labels, strict=True)]
     return Trial("clean", "none", {}, right, predicted, [0.0] * len(right), forward=len(right))
 
 
-def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[str, Any]:
+def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> str:
     """Attack one batch, round to 8 bits inside the budget, judge what was rounded, and keep it."""
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
     outcome = run_in(
-        job.precision,
-        job.attack,
-        job.model,
-        x,
-        y,
-        job.threat,
-        victim=job.victim,
-        batch=len(x),
-        **job.settings,
-    )
+        job.precision, job.attack, job.model, x, y, job.threat,
+        victim=job.victim, batch=len(x), compiler=job.compiler, **job.settings,
+    )  # fmt: skip
     adv = eight_bit(x, outcome.adv, job.threat)
+    tensors = {"adv": levels(adv).cpu()}
     with torch.no_grad():
-        predicted = (job.victim or job.model)(adv).argmax(1)
-    facts = {
-        "clean": tensors_sha256({"x": x}),
-        "right": (predicted == y).tolist(),
-        "predicted": predicted.tolist(),
+        output = job.judged(adv)
+    if some.kind == "masks":
+        counts = pixel_counts(output, y, len(some.classes))
+        tensors["counts"] = counts.int().cpu()
+        right = score_of([counts], len(some.classes)).accuracy
+        verdict: dict[str, Any] = {"right": right}
+        note = f"{sum(right) / len(right):.0%} of pixels right"
+    else:
+        predicted = output.argmax(1)
+        verdict = {"right": (predicted == y).tolist(), "predicted": predicted.tolist()}
+        note = f"{sum(verdict['right'])} of {len(x)} withstand"
+    facts = verdict | {
+        "clean": tensors_sha256({"x": x, "y": y}),
         "distance": job.threat.size(adv - x).tolist(),
         "forward": outcome.forward + len(x),
         "backward": outcome.backward,
@@ -145,8 +181,8 @@ def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> dict[
         "warnings": list(outcome.warnings),
     }
     with written_whole(path) as aside:
-        save_file({"adv": levels(adv).cpu()}, aside, {"facts": json.dumps(facts)})
-    return facts
+        save_file(tensors, aside, {"facts": json.dumps(facts)})
+    return note
 
 
 def _trial(job: Job, folder: Path) -> Trial:
@@ -182,10 +218,10 @@ def _place(folder: Path, index: int) -> Path:
 
 
 def _is_done(path: Path, some: PictureSet) -> bool:
-    """Whether a whole shard of these very pixels is there; any other is made again."""
+    """Whether a whole shard of these very pixels and labels is there; any other is made again."""
     try:
         with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {})["facts"])
     except (OSError, SafetensorError, KeyError):
         return False
-    return bool(facts["clean"] == tensors_sha256({"x": some.arrays()[0]}))
+    return bool(facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True))))
