@@ -76,6 +76,12 @@ def show(
     out: Annotated[
         Path | None, typer.Option(help="Write a contact sheet to this PNG file.", dir_okay=False)
     ] = None,
+    corruption: Annotated[
+        str, typer.Option(help="Corrupt the pictures, as fog:3 (severity 1 to 5).", show_default=False)
+    ] = "",
+    corruptions: Annotated[
+        bool, typer.Option("--corruptions", help="Draw all 15 corruptions at 5 severities instead.")
+    ] = False,
 ) -> None:
     """Count a data set's pictures, classes, sizes and broken files, and draw a contact sheet."""
     import warnings
@@ -84,11 +90,11 @@ def show(
     from rich.table import Table
 
     from robvit.data import SkippedPictures, open_data
-    from robvit.data.sheet import contact_sheet
+    from robvit.data.sheet import contact_sheet, corruption_sheet
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedPictures)  # they are listed below, in full
-        pictures = open_data(spec, split=split, limit=limit, subset=subset, seed=seed)
+        pictures = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
     table = Table(show_header=False, box=None, pad_edge=False)
     for fact, value in _facts(pictures):
         table.add_row(fact, value)
@@ -96,7 +102,10 @@ def show(
     console.print(table, markup=False, highlight=False)
     for name, reason in pictures.skipped.items():
         console.print(f"  skipped {name}: {reason}", markup=False, highlight=False)
-    if out is not None:
+    if corruptions and out is not None:
+        count = corruption_sheet(pictures, out)
+        console.print(f"{count} corruptions at 5 severities are on {out}", markup=False, highlight=False)
+    elif out is not None:
         count = contact_sheet(pictures, out)
         console.print(f"{count} of the pictures are on {out}", markup=False, highlight=False)
     else:
@@ -131,4 +140,6 @@ def _facts(pictures: PictureSet) -> list[tuple[str, str]]:
     sizes = Counter(pictures.shape(i) for i in range(len(pictures)))
     common = ", ".join(f"{width} x {height} ({count:,})" for (height, width), count in sizes.most_common(3))
     facts.append(("sizes", common + (f" and {len(sizes) - 3:,} others" if len(sizes) > 3 else "")))
+    if pictures.corruption:
+        facts.append(("corruption", pictures.corruption))
     return [*facts, ("digest", pictures.digest())]

@@ -20,6 +20,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from robvit.data.corruptions import corrupt, parse_corruption
 from robvit.data.pictures import (
     HOWS,
     MaskValues,
@@ -74,12 +75,14 @@ class PictureSet(Dataset[Item]):
 
     `skipped` maps the name of every picture that was left out to the reason. `class_map`, where a set
     covers only some of a model's classes (ImageNet-A and -R), lists the logits to be compared.
+    `corruption`, as "fog:3", is applied to every picture at the size it is given out.
     """
 
     listing: Listing
     picks: list[int]
     size: int | None = None
     how: str = "squash"
+    corruption: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -90,6 +93,8 @@ class PictureSet(Dataset[Item]):
         picture, mask = self._read(place)
         how = "squash" if isinstance(self.listing.pictures, Drawings) else self.how  # already square
         x = fit(picture, self.size, how).float() / 255
+        if self.corruption:
+            x = corrupt(x, *parse_corruption(self.corruption), seed=_seed(self.listing.names[place]))
         if mask is not None:
             return x, fit(mask, self.size, how).long()
         return x, self.listing.labels[place] if self.listing.labels else UNLABELLED
@@ -128,9 +133,10 @@ class PictureSet(Dataset[Item]):
         return picture_size(stored)
 
     def digest(self) -> str:
-        """SHA-256 of the ordered names and labels: it names the subset, not its pixels."""
+        """SHA-256 of the ordered names and labels and the corruption: it names the subset, not its pixels."""
         rows = list(zip(self.names, self.labels, strict=True))
-        return hashlib.sha256(json.dumps([self.kind, rows]).encode()).hexdigest()
+        facts = [self.kind, rows, *filter(None, [self.corruption])]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def take(self, indices: Iterable[int]) -> PictureSet:
         """The pictures at these places, in this order."""
@@ -143,6 +149,15 @@ class PictureSet(Dataset[Item]):
         if size is not None and size < 1:
             raise InputError(f"size must be a number of pixels, 1 or more, got {size}")
         return replace(self, size=size, how=how)
+
+    def corrupted(self, corruption: str) -> PictureSet:
+        """The same pictures under "fog:3" or another of `CORRUPTIONS`; with "" as they are.
+
+        What is random depends on a picture's name alone, not on the others or on the order.
+        """
+        if corruption:
+            parse_corruption(corruption)
+        return replace(self, corruption=corruption)
 
     def batches(
         self, size: int = 64, *, shuffle: bool = False, seed: int = 0, workers: int = 0
@@ -244,6 +259,11 @@ def draw(listing: Listing, places: list[int], seed: int, sound: Callable[[int], 
             yield place
         if waiting[label]:
             heappush(turns, (turn + good, *waiting[label].pop(), label))
+
+
+def _seed(name: str) -> int:
+    """A number that belongs to a picture's name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 
 
 def _places(listing: Listing, names: list[str]) -> list[int]:

@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from robvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from robvit.data.sets import PictureSet
+from robvit.data.shapes import SIDE
 from robvit.errors import IGNORE
 from robvit.files import written_whole
 
 TILE, GAP, TEXT = 112, 8, 16
 MAX_TILES, COLUMNS = 64, 8
+SMALL = 64  # pixels; such pictures have corruptions of their own strength
 
 
 def contact_sheet(pictures: PictureSet, path: str | Path, *, count: int = MAX_TILES) -> int:
@@ -25,20 +28,44 @@ def contact_sheet(pictures: PictureSet, path: str | Path, *, count: int = MAX_TI
     shown = pictures.take(i * len(pictures) // count for i in range(count))
     if pictures.size is None:
         shown = shown.sized(TILE, "crop")
-    columns = min(COLUMNS, count)
-    rows = -(-count // columns)
-    page = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + TEXT + GAP) + GAP), "white")
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    tiles = []
     for place, name in enumerate(shown.names):
         x, y = shown[place]
+        label = shown.classes[y] if isinstance(y, int) and 0 <= y < len(shown.classes) else Path(name).name
+        tiles.append((_tile(x, y), label))
+    _write_page(path, tiles, min(COLUMNS, count))
+    return count
+
+
+def corruption_sheet(pictures: PictureSet, path: str | Path) -> int:
+    """Write every corruption as a row, clean and then the five severities; how many rows there are.
+
+    Each row shows another picture. Small pictures are corrupted as they are, others at 224 pixels.
+    """
+    size = pictures.size or (SIDE if max(pictures.shape(0)) > SMALL else None)
+    tiles = []
+    for row, entry in enumerate(CORRUPTIONS):
+        one = pictures.take([row * len(pictures) // len(CORRUPTIONS)]).sized(size, "crop")
+        tiles.append((_tile(one[0][0], 0), "clean"))
+        for severity in SEVERITIES:
+            corruption = f"{entry.name}:{severity}"
+            tiles.append((_tile(one.corrupted(corruption)[0][0], 0), corruption))
+    _write_page(path, tiles, 1 + len(SEVERITIES))
+    return len(CORRUPTIONS)
+
+
+def _write_page(path: str | Path, tiles: list[tuple[Image.Image, str]], columns: int) -> None:
+    """Lay out tiles with a line of text below each, row by row, as one PNG."""
+    rows = -(-len(tiles) // columns)
+    page = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + TEXT + GAP) + GAP), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    for place, (tile, text) in enumerate(tiles):
         left = GAP + place % columns * (TILE + GAP)
         top = GAP + place // columns * (TILE + TEXT + GAP)
-        page.paste(_tile(x, y), (left, top))
-        label = shown.classes[y] if isinstance(y, int) and 0 <= y < len(shown.classes) else Path(name).name
-        draw.text((left, top + TILE + 1), _shortened(label, font), fill="black", font=font)
+        page.paste(tile, (left, top))
+        draw.text((left, top + TILE + 1), _shortened(text, font), fill="black", font=font)
     with written_whole(path) as aside:
         page.save(aside, format="PNG")
-    return count
 
 
 def _tile(x: torch.Tensor, y: int | torch.Tensor) -> Image.Image:

@@ -8,6 +8,7 @@ and the documentation read this table.
     imagenet-a:/data/imagenet-a     a name and a place
     masks:/data/streets?void=11     with an option
     /data/pets                      any folder of pictures, or a single picture
+    sample?corruption=fog:3         any named set under a corruption, of severity 1 to 5
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from robvit.registry import Registry, unknown
 
 DATASETS: Registry[Callable[..., Listing]] = Registry("data set")
 
+CORRUPTION = "corruption"  # the option that every set has
 ADE20K_CLASSES = 150
 CAMVID_CLASSES = [
     "sky",
@@ -57,6 +59,7 @@ def open_data(
     subset: str | Path | Sequence[str] | None = None,
     seed: int = 0,
     check: bool = True,
+    corruption: str = "",
 ) -> PictureSet:
     """Open a data set: a name from `DATASETS`, a name with a place (imagenet:PATH), or a folder.
 
@@ -64,14 +67,15 @@ def open_data(
     pictures by the `seed`, class-balanced where possible; a smaller limit is the beginning of a larger
     one. `subset` is "robustbench-5000", a file with one name a line, or the names. `size` and `how`
     are those of `PictureSet.sized`. `check=False` saves decoding everything once; a broken picture is
-    then an error when it is read.
+    then an error when it is read. `corruption` is that of `PictureSet.corrupted`.
     """
     opener, place, options = _resolve(spec)
+    corruption = options.pop(CORRUPTION, corruption)
     listing = opener(place, split, **options)
     if not listing.names:
         raise DataError(f"{spec} holds no pictures")
     chosen = select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
-    return chosen.sized(size, how)
+    return chosen.sized(size, how).corrupted(corruption)
 
 
 @DATASETS.add(
@@ -214,10 +218,10 @@ def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, s
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     parameters = inspect.signature(DATASETS[name]).parameters.values()
-    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY] + [CORRUPTION]
     for option in options:
         if option not in known:
-            raise unknown(f"option of {name}", option, known or ["none"])
+            raise unknown(f"option of {name}", option, known)
 
 
 def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None:
