@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 
 import robvit
 from conftest import small_net
+from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
-from robvit.defenses import robustify as module
+from robvit.defenses.examples import order
+from robvit.defenses.learner import Learner
 from robvit.defenses.robustify import REFERENCE, Diverged, Recipe, train
 from robvit.defenses.store import AttackSetting, AttackStore, TensorPictures
 from robvit.errors import InputError, Unsupported
@@ -63,7 +66,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
 def test_a_killed_training_goes_on_to_the_same_bits(
     model: Model, pictures: TensorPictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module._Run, "SAVE_EVERY", 1)
+    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
     whole = learned(model, pictures, QUICK, tmp_path)
     state = tmp_path / "state.safetensors"
     for lives in ([], [1], []):  # killed after one, two and one more steps
@@ -131,8 +134,9 @@ def test_the_step_follows_the_papers_objective(
     store = AttackStore(model, pictures, ATTACK, tmp_path / "store")
     recipe = replace(QUICK, steps=1, lr=1e-3)
     after = learned(model, pictures, recipe, tmp_path)
-    places = module._order(20, recipe)[0]
-    clean, adv, _ = store.batch(places)
+    places = order(20, recipe)[0]
+    clean = torch.stack([pictures[place][0] for place in places])
+    adv = torch.cat([store.row(place)[0] for place in places])
     start = 0.01 * torch.randn(1, 4, 48, generator=torch.Generator().manual_seed(0))
     r = start.clone().requires_grad_()
     target = model.features(clean).detach()
@@ -154,21 +158,22 @@ def test_the_published_choices_run(model: Model, pictures: TensorPictures, tmp_p
 def test_divergence_stops_and_keeps_the_last_good_state(
     model: Model, pictures: TensorPictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module._Run, "SAVE_EVERY", 1)
+    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
     state = tmp_path / "state.safetensors"
     learned(model, pictures, replace(QUICK, steps=2), tmp_path, state=tmp_path / "other.safetensors")
-    original = model.features
+    original = model.tokens
     calls = 0
 
-    def broken(x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+    def broken(*arguments: Any) -> Tokens:
         nonlocal calls
         calls += 1
-        return original(x, extra) * (torch.nan if calls > 3 else 1)
+        tokens = original(*arguments)
+        return tokens._replace(patch=tokens.patch * (torch.nan if calls > 3 else 1))
 
-    monkeypatch.setattr(model, "features", broken)
+    monkeypatch.setattr(model, "tokens", broken)
     with pytest.raises(Diverged, match=r"step 3.*last good state"):
         learned(model, pictures, QUICK, tmp_path, state=state)
-    monkeypatch.setattr(model, "features", original)
+    monkeypatch.setattr(model, "tokens", original)
     assert torch.isfinite(learned(model, pictures, QUICK, tmp_path, state=state)).all()
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
+from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported
 
@@ -28,7 +29,7 @@ def load(
     name: str,
     *,
     pretrained: bool = True,
-    tokens: RobustTokens | str | Path | None = None,
+    tokens: RobustTokens | TokenPool | str | Path | None = None,
     head: FeatureHead | str | Path | None = None,
     img_size: Size | None = None,
     num_classes: int | None = None,
@@ -40,7 +41,8 @@ def load(
 
     `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
     does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
-    they belong to other weights. `normalise` is the network's own statistics unless you know better;
+    they belong to other weights; with a pool of tokens every call draws a set, so attack it with `eot`.
+    `normalise` is the network's own statistics unless you know better;
     the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
     `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
     does ("hub"), which the published tokens were trained with.
@@ -66,9 +68,9 @@ def load(
         head.check(model)
         model.head = head
     if tokens is not None:
-        tokens = tokens if isinstance(tokens, RobustTokens) else RobustTokens.load(tokens)
+        tokens = load_tokens(tokens) if isinstance(tokens, str | Path) else tokens
         tokens.check(model)
-        model.extra = tokens.values.clone()
+        model.harden(tokens)
     return model
 
 

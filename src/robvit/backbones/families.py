@@ -1,16 +1,17 @@
 """The families of timm transformers: how each turns pixels into tokens, and where its blocks are.
 
 A family is one entry of FAMILIES. To add one, write a function from normalised pixels to `Tokens`
-and register it with the timm class it is for. Extra tokens enter at the end of the sequence, after
-the position embedding (and after CLIP's `norm_pre`), so that they have no position; they are split
-off again before anything is called a feature.
+and register it with the timm class it is for. Extra tokens enter at the end of the sequence, before
+the first block (after the position embedding, and after CLIP's `norm_pre`, so that they have no
+position) or before any later one, where they take the places of those that entered earlier; they are
+split off again before anything is called a feature.
 
 Legend for shapes: B batch, N patches, P prefix tokens, R extra tokens, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,7 +36,9 @@ class Tokens(NamedTuple):
     grid: tuple[int, int]
 
 
-Forward = Callable[[nn.Module, torch.Tensor, torch.Tensor | None], Tokens]
+# The number of a block: the tokens (1 R D) or (B R D) that enter before it.
+Extra = Mapping[int, torch.Tensor]
+Forward = Callable[[nn.Module, torch.Tensor, Extra], Tokens]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Family:
     architecture: type[nn.Module]
     tokens: Forward
     blocks: Callable[[nn.Module], list[nn.Module]]
+    depth: Callable[[nn.Module], int]  # before how many blocks extra tokens may enter
     takes_extra: bool = True
     why_not: str = ""  # why extra tokens are impossible
 
@@ -59,23 +63,29 @@ def family_of(net: nn.Module) -> Family:
 
 
 def _family(architecture: type[nn.Module], *stacks: str, **facts: Any) -> Callable[[Forward], Forward]:
-    """Register the tokens function of a family whose blocks lie in the named attributes."""
+    """Register the tokens function of a family whose blocks lie in the named attributes.
+
+    Extra tokens may enter before any block of the first of them.
+    """
 
     def blocks(net: nn.Module) -> list[nn.Module]:
         return [block for stack in stacks for block in getattr(net, stack)]
 
+    def depth(net: nn.Module) -> int:
+        return len(getattr(net, stacks[0]))
+
     def register(tokens: Forward) -> Forward:
-        FAMILIES.append(Family(tokens.__name__, architecture, tokens, blocks, **facts))
+        FAMILIES.append(Family(tokens.__name__, architecture, tokens, blocks, depth, **facts))
         return tokens
 
     return register
 
 
-def _with_extra(x: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
-    """Append extra tokens (1 R D) or (B R D) to the sequence (B T D)."""
-    if extra is None:
+def _enter(x: torch.Tensor, extra: Extra, layer: int, length: int) -> torch.Tensor:
+    """Put a layer's extra tokens behind the first `length` tokens of a sequence (B T D)."""
+    if layer not in extra:
         return x
-    return torch.cat((x, extra.to(x.dtype).expand(len(x), -1, -1)), dim=1)
+    return torch.cat((x[:, :length], extra[layer].to(x).expand(len(x), -1, -1)), dim=1)
 
 
 def _split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
@@ -99,25 +109,28 @@ def _run(net: Any, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @_family(zoo.vision_transformer.VisionTransformer, "blocks")
-def vit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
     x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(pixels))))
-    x = _with_extra(x, extra)
-    for block in net.blocks:
-        x = _run(net, block, x)
+    length = x.shape[1]
+    for i, block in enumerate(net.blocks):
+        x = _run(net, block, _enter(x, extra, i, length))
     return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
 
 
 @_family(zoo.eva.Eva, "blocks")
-def eva(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+def eva(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """EVA-02, DINOv3: as a ViT, with rotary positions for patches only."""
     x, rope = net._pos_embed(net.patch_embed(pixels))
-    x = _with_extra(net.norm_pre(x), extra)
-    if rope is not None and extra is not None:
-        rope = _unrotated(rope, extra.shape[1])
+    x = net.norm_pre(x)
+    length = x.shape[1]
     per_block = rope is not None and getattr(net, "rope_mixed", False)
     for i, block in enumerate(net.blocks):
-        x = _run(net, block, x, rope=rope[i] if per_block else rope)
+        x = _enter(x, extra, i, length)
+        turn = rope[i] if per_block else rope
+        if turn is not None and x.shape[1] > length:
+            turn = _unrotated(turn, x.shape[1] - length)
+        x = _run(net, block, x, rope=turn)
     return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
 
 
@@ -134,12 +147,12 @@ def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @_family(zoo.cait.Cait, "blocks", "blocks_token_only")
-def cait(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """CaiT: patches first, then a class token that looks at them and at the extra tokens."""
     x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
-    x = _with_extra(x, extra)
-    for block in net.blocks:
-        x = _run(net, block, x)
+    length = x.shape[1]
+    for i, block in enumerate(net.blocks):
+        x = _run(net, block, _enter(x, extra, i, length))
     cls = net.cls_token.expand(len(x), -1, -1)
     for block in net.blocks_token_only:
         cls = block(x, cls)
@@ -147,7 +160,7 @@ def cait(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
 
 
 @_family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")
-def xcit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+def xcit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """XCiT: attention between channels, so extra tokens act through the channel covariances.
 
     Its local patch interaction is a convolution over the grid; extra tokens are not on the grid and
@@ -157,9 +170,9 @@ def xcit(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
     count = x.shape[1]
     if net.pos_embed is not None:
         x = x + net.pos_embed(len(x), *grid).reshape(len(x), -1, count).permute(0, 2, 1)
-    x = _with_extra(net.pos_drop(x), extra)
-    for block in net.blocks:
-        x = _run(net, partial(_patches_interact, block, count), x, *grid)
+    x = net.pos_drop(x)
+    for i, block in enumerate(net.blocks):
+        x = _run(net, partial(_patches_interact, block, count), _enter(x, extra, i, count), *grid)
     x = torch.cat((net.cls_token.expand(len(x), -1, -1), x), dim=1)
     for block in net.cls_attn_blocks:
         x = _run(net, block, x)
@@ -184,9 +197,9 @@ def _patches_interact(block: Any, count: int, x: torch.Tensor, rows: int, column
     return out
 
 
-def _plain_tokens(net: Any, pixels: torch.Tensor, extra: torch.Tensor | None) -> Tokens:
+def _plain_tokens(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """Any other timm model: its last feature map as patches, without prefix unless timm names one."""
-    assert extra is None
+    assert not extra
     x = net.forward_features(pixels)
     if x.ndim == 4:
         if getattr(net, "output_fmt", "NCHW") == "NHWC":
@@ -209,7 +222,9 @@ def _stage_blocks(net: Any) -> list[nn.Module]:
 
 def _pyramid(name: str, architecture: type[nn.Module]) -> Family:
     why_not = "it has no single token sequence from start to end"
-    return Family(name, architecture, _plain_tokens, _stage_blocks, takes_extra=False, why_not=why_not)
+    return Family(
+        name, architecture, _plain_tokens, _stage_blocks, lambda _: 0, takes_extra=False, why_not=why_not
+    )
 
 
 FAMILIES.append(_pyramid("swin", zoo.swin_transformer.SwinTransformer))

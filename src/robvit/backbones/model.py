@@ -6,13 +6,14 @@ a head. With none of them its logits are timm's, bit for bit.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from robvit.backbones.families import Family, Tokens, family_of
+from robvit.backbones.families import Extra, Family, Tokens, family_of
 from robvit.errors import InputError, Unsupported
 from robvit.files import tensors_sha256
 
@@ -20,10 +21,31 @@ from robvit.files import tensors_sha256
 _SIZE_DEPENDENT = ("pos_embed", "relative_position_index", "attn_mask", "attention_bias_idxs", "rope.")
 
 
+class PlacedTokens(Protocol):
+    """Tokens (L R D) that know the L layers they enter, such as RobustTokens."""
+
+    @property
+    def values(self) -> torch.Tensor: ...
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+
+class TokenSource(Protocol):
+    """Several sets of tokens, of which every forward call draws one, such as TokenPool."""
+
+    @property
+    def sets(self) -> Sequence[PlacedTokens]: ...
+
+    def draw(self) -> PlacedTokens: ...
+
+
 class Model(nn.Module):
     """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K).
 
-    A head is a module from final tokens and the picture's size (rows, columns) to logits.
+    A head is a module from final tokens and the picture's size (rows, columns) to logits. Extra tokens
+    (L R D) enter before the blocks in `layers`; for one layer they may also be (B R D). With a `pool`
+    every call draws its tokens anew: the model is randomised, and whoever attacks it needs `eot`.
     """
 
     mean: torch.Tensor
@@ -39,6 +61,7 @@ class Model(nn.Module):
         std: tuple[float, ...] = (1.0, 1.0, 1.0),
         head: nn.Module | None = None,
         extra: torch.Tensor | None = None,
+        layers: Sequence[int] = (0,),
         input_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
@@ -51,32 +74,62 @@ class Model(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         # A buffer that is not saved: secret tokens never leave through a state dict by accident.
         self.register_buffer("extra", extra, persistent=False)
-        self._check_extra(extra)
+        self.layers = tuple(layers)
+        self.pool: TokenSource | None = None
+        self._placed(extra, self.layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B K); (B K H W) with a segmentation head."""
-        if self.head is None and self.extra is None:
+        if self.head is None and not self.hardened:
             return cast(torch.Tensor, self.net(self.normalise(x)))
         return self.logits(self.tokens(x), (x.shape[-2], x.shape[-1]))
 
-    def features(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+    def features(
+        self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
+    ) -> torch.Tensor:
         """Class token and patch tokens (B 1+N D), nothing else; (B N D) where there is no class token."""
-        tokens = self.tokens(x, extra)
+        tokens = self.tokens(x, extra, layers)
         return torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
 
-    def tokens(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> Tokens:
-        """Final tokens; `extra` (1 R D) or (B R D) takes the place of the model's own extra tokens."""
-        if extra is None:
-            extra = self.extra
-        else:
-            self._check_extra(extra)
-        return self.family.tokens(self.net, self.normalise(x), extra)
+    def tokens(
+        self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
+    ) -> Tokens:
+        """Final tokens; `extra` (L R D) or (B R D) at `layers` takes the place of the model's own."""
+        if extra is None and self.pool is not None:
+            drawn = self.pool.draw()
+            extra, layers = drawn.values, drawn.layers
+        elif extra is None:
+            extra, layers = self.extra, self.layers
+        return self.family.tokens(self.net, self.normalise(x), self._placed(extra, layers))
 
-    def with_tokens(self, extra: torch.Tensor | None) -> Model:
-        """The same weights and head, shared, with these extra tokens (1 R D), or with none."""
-        twin = Model(self.net, name=self.name, head=self.head, extra=extra, input_size=self._input_size)
+    def with_tokens(
+        self, extra: torch.Tensor | PlacedTokens | TokenSource | None, layers: Sequence[int] = (0,)
+    ) -> Model:
+        """The same weights and head, shared, with these tokens (L R D), a pool of them, or none."""
+        twin = Model(self.net, name=self.name, head=self.head, input_size=self._input_size)
         twin.mean, twin.std = self.mean, self.std
+        twin.harden(extra, layers)
         return twin.train(self.training)
+
+    def harden(
+        self, extra: torch.Tensor | PlacedTokens | TokenSource | None, layers: Sequence[int] = (0,)
+    ) -> None:
+        """Take these tokens (L R D), a pool of them, or none, in place of those the model has."""
+        source: Any = extra
+        self.pool = source if hasattr(source, "draw") else None
+        if self.pool is not None:
+            for one in self.pool.sets:
+                self._placed(one.values, one.layers)
+            source = None
+        elif source is not None and not isinstance(source, torch.Tensor):
+            source, layers = source.values, source.layers
+        self._placed(source, layers)
+        self.extra, self.layers = source, tuple(layers)
+
+    @property
+    def hardened(self) -> bool:
+        """Whether it carries extra tokens."""
+        return self.extra is not None or self.pool is not None
 
     def logits(self, tokens: Tokens, size: tuple[int, int] | None = None) -> torch.Tensor:
         """Logits from final tokens, by the model's own head or timm's."""
@@ -124,6 +177,11 @@ class Model(nn.Module):
         return int(net.num_features)
 
     @property
+    def depth(self) -> int:
+        """Before how many blocks extra tokens may enter."""
+        return self.family.depth(self.net)
+
+    @property
     def classes(self) -> int:
         """K, the number of classes; 0 for a bare feature extractor."""
         net: Any = self.net
@@ -152,15 +210,38 @@ class Model(nn.Module):
     def identity(self) -> str:
         """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens."""
         state = {**self.state_dict(), "mean": self.mean, "std": self.std}
-        return tensors_sha256(state if self.extra is None else {**state, "extra": self.extra})
+        if self.extra is not None:
+            state["extra"] = self.extra
+            if self.layers != (0,):
+                state["layers"] = torch.tensor(self.layers)
+        for i, one in enumerate(self.pool.sets if self.pool else ()):
+            state |= {f"pool {i}": one.values, f"pool {i} layers": torch.tensor(one.layers)}
+        return tensors_sha256(state)
 
-    def _check_extra(self, extra: torch.Tensor | None) -> None:
+    def chosen_layers(self, layers: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
+        """The layers that tokens are to enter, in order; refuses those the network does not have."""
+        if layers == "all":
+            return tuple(range(self.depth))
+        chosen = tuple(int(layer) for layer in layers)
+        if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] >= self.depth:
+            raise InputError(
+                f"layers must be rising numbers in 0..{self.depth - 1}, the blocks of {self.name}, "
+                f'or "all", got {list(chosen)}'
+            )
+        return chosen
+
+    def _placed(self, extra: torch.Tensor | None, layers: Sequence[int]) -> Extra:
+        """Each layer's own tokens, after checking that they fit this network."""
         if extra is None:
-            return
+            return {}
         if not self.family.takes_extra:
             raise Unsupported(f"{self.name} cannot take extra tokens: {self.family.why_not}")
-        if extra.ndim != 3 or extra.shape[-1] != self.width:
-            raise InputError(
-                f"extra tokens must be (1 R {self.width}) or (B R {self.width}) for {self.name}, "
-                f"got {tuple(extra.shape)}"
-            )
+        layers = self.chosen_layers(layers)
+        if extra.ndim != 3 or extra.shape[-1] != self.width or len(extra) != len(layers) > 1:
+            expected = f"(1 R {self.width}) or (B R {self.width})"
+            if len(layers) > 1:
+                expected = f"({len(layers)} R {self.width})"
+            raise InputError(f"extra tokens must be {expected} for {self.name}, got {tuple(extra.shape)}")
+        if len(layers) == 1:
+            return {layers[0]: extra}
+        return {layer: extra[i : i + 1] for i, layer in enumerate(layers)}

@@ -31,6 +31,11 @@ def bake(
     the hub's DINOv2 with registers, which gives the class token its position back.
     """
     tokens.check(model)
+    if tokens.layers != (0,):
+        raise Unsupported(
+            f"tokens in layers {', '.join(map(str, tokens.layers))} cannot be baked: register tokens enter "
+            "before the first block only; serve these with robvit.load(..., tokens=...)"
+        )
     net: Any = model.net
     if model.family.name != "vit" or not isinstance(net.norm_pre, nn.Identity) or not net.has_class_token:
         raise Unsupported(

@@ -2,75 +2,49 @@
 
 The tokens r maximise cos(f([r, x]), f(x)) + cos(f([r, x_adv]), f(x)), where x_adv is attacked on the
 token-free model. Attacked pictures and targets come from the store; the two passes of a step are one.
+Beyond the paper: tokens in deeper layers, several attacks in turns, an attacker who sees the tokens, a
+head that learns along, and pools.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
+from torch import nn
 
 from robvit.attacks import frozen
 from robvit.backbones.model import Model
-from robvit.defenses.store import AttackSetting, AttackStore, Pictures, TensorPictures
+from robvit.defenses.examples import Examples
+from robvit.defenses.learner import Diverged as Diverged
+from robvit.defenses.learner import Learner
+from robvit.defenses.pool import TokenPool
+from robvit.defenses.recipe import REFERENCE as REFERENCE
+from robvit.defenses.recipe import Adaptive as Adaptive
+from robvit.defenses.recipe import Recipe as Recipe
+from robvit.defenses.store import Pictures, TensorPictures
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError, RobvitError, Unsupported
-from robvit.files import written_whole
-from robvit.threat import Threat
+from robvit.errors import InputError, Unsupported
 
 Report = Callable[..., None]
 
 
-class Diverged(RobvitError):
-    """The training left the numbers; the last good state is kept."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How tokens are learned; the defaults are the paper's, with the published code's small start.
-
-    `axis` is that of the cosine: features of each token (-1), or, as in the published code, tokens of
-    each feature (1).
-    """
-
-    count: int = 10
-    steps: int = 200
-    batch: int = 8
-    lr: float = 1e-3
-    start: float = 0.01
-    axis: int = -1
-    seed: int = 0
-    attack: AttackSetting = field(default_factory=AttackSetting)
-
-    def __post_init__(self) -> None:
-        for name in ("count", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-# The published code's choices: its attack, its cosine axis, and the 50 steps its tokens were made with.
-REFERENCE = Recipe(steps=50, axis=1, attack=AttackSetting("feature_reference", Threat("linf", 8 / 255)))
-
-
 @dataclass
 class Training:
-    """Tokens on the way: the state that a resumed run needs, and what was seen so far.
+    """Learned tokens and what was seen on the way.
 
-    history holds, for each step, the cosine of hardened clean and of hardened attacked features.
+    history holds, for each step, the cosine of hardened clean and of hardened attacked features;
+    `attacked` is how many pictures were not in the store; `head` learned along, if one did.
     """
 
     tokens: RobustTokens
     baseline: float
     history: list[tuple[float, float]]
     attacked: int
+    head: nn.Module | None = None
 
 
 def robustify(
@@ -88,7 +62,8 @@ def robustify(
     `images` are pictures (N 3 H W) in [0,1] or a data set of them; `state` is a file from which an
     interrupted training goes on to the same tokens, bit for bit; `store` is where attacked pictures
     are kept (the user's cache if left out). `report(share, note=...)` is told each share of the work,
-    one in all.
+    one in all. Whoever has the pictures, the recipe and its seed can make the same tokens: keep the
+    seed secret too.
     """
     recipe = recipe or Recipe(count=count)
     pictures = TensorPictures(images) if isinstance(images, torch.Tensor) else images
@@ -108,107 +83,61 @@ def train(
     report = report or (lambda *_, **__: None)
     if not model.family.takes_extra:
         raise Unsupported(f"{model.name} cannot take extra tokens: {model.family.why_not}")
-    if len(pictures) == 0:
-        raise InputError("tokens need pictures to learn from, got none")
-    order = _order(len(pictures), recipe)
-    used = sorted({place for batch in order for place in batch})
-    kept = AttackStore(model, pictures, recipe.attack, store)
-    missing = kept.missing(used)
-    attacked = sum(len(shard.places) for shard in missing)
+    examples = Examples(model, pictures, recipe, store)
+    learner = Learner(model, examples, recipe, state)
+    learner.resume()
+    learner.save()  # from here on a run with a secret seed knows it again
+    missing = examples.missing()
+    attacked = sum(len(shard.places) for _, shards in missing for shard in shards)
     # In forward passes, where a backward pass counts two: what a picture costs to attack, and in a step.
-    attack_cost, step_cost = 3 * recipe.attack.steps, 6
-    total = attacked * attack_cost + recipe.steps * recipe.batch * step_cost
-    kept.fill(missing, lambda count, note: report(count * attack_cost / total, note=note))
-    run = _Run(model, kept, recipe, state)
-    run.resume()
+    step_cost = 6 * recipe.batch + 3 * examples.fresh * (recipe.adaptive.steps if recipe.adaptive else 0)
+    total = (recipe.steps - learner.step) * step_cost
+    total += sum(len(s.places) * 3 * kept.attack.steps for kept, shards in missing for s in shards)
+    for kept, shards in missing:
+        cost = 3 * kept.attack.steps / max(total, 1)
+        kept.fill(shards, lambda count, note, cost=cost: report(count * cost, note=note))
+    baseline = examples.baseline()
     with frozen(model):  # no graph for the weights, no gradients for them
-        for step in range(run.step, recipe.steps):
-            run.advance(order[step])
-            report(recipe.batch * step_cost / total, note=run.note())
-    run.save()
-    settings = asdict(recipe)
-    tokens = RobustTokens(run.tokens.detach().cpu().clone(), model.fingerprint(), settings=settings)
-    return Training(tokens, kept.baseline(used), run.history, attacked)
+        while learner.step < recipe.steps:
+            learner.advance()
+            report(step_cost / total, note=learner.note(baseline))
+    learner.save()
+    tokens = RobustTokens(
+        learner.tokens.detach().cpu().clone(),
+        model.fingerprint(),
+        settings=asdict(learner.recipe),
+        layers=learner.layers,
+    )
+    head = None if learner.head is None else learner.head.requires_grad_(False)
+    return Training(tokens, baseline, learner.history, attacked, head)
 
 
-def _order(count: int, recipe: Recipe) -> list[list[int]]:
-    """Which pictures each step takes: passes over all of them, each in an order of its own."""
-    seeded = torch.Generator().manual_seed(recipe.seed)
-    need, places = recipe.steps * recipe.batch, list[int]()
-    while len(places) < need:
-        places += torch.randperm(count, generator=seeded).tolist()
-    return [places[i * recipe.batch : (i + 1) * recipe.batch] for i in range(recipe.steps)]
+def train_pool(
+    model: Model,
+    pictures: Pictures,
+    recipe: Recipe,
+    size: int,
+    *,
+    state: Path | None = None,
+    store: Path | None = None,
+    report: Report | None = None,
+) -> tuple[TokenPool, list[Training]]:
+    """Learn `size` independent sets from one store of attacked pictures.
 
-
-class _Run:
-    """The loop's state: tokens, Adam's moments, the step, the history."""
-
-    SAVE_EVERY = 20  # steps between two states on disk
-
-    def __init__(self, model: Model, store: AttackStore, recipe: Recipe, path: Path | None) -> None:
-        self.model, self.store, self.recipe, self.path = model, store, recipe, path
-        self.device = next(model.parameters()).device
-        seeded = torch.Generator().manual_seed(recipe.seed)
-        start = recipe.start * torch.randn(1, recipe.count, model.width, generator=seeded)
-        self.tokens = start.to(self.device).requires_grad_()
-        self.adam = torch.optim.Adam([self.tokens], lr=recipe.lr, betas=(0.9, 0.999))
-        self.step = 0
-        self.history: list[tuple[float, float]] = []
-
-    def advance(self, places: list[int]) -> None:
-        """One step on clean and attacked pictures in a single pass."""
-        clean, adv, target = (t.to(self.device) for t in self.store.batch(places))
-        features = self.model.features(torch.cat((clean, adv)), extra=self.tokens)
-        cosine = F.cosine_similarity(features, torch.cat((target, target)), dim=self.recipe.axis)
-        kept, withstood = (part.mean() for part in cosine.chunk(2))
-        (self.tokens.grad,) = torch.autograd.grad(-(kept + withstood), self.tokens)
-        seen = (kept.item(), withstood.item())
-        if not all(math.isfinite(v) for v in seen) or not bool(self.tokens.grad.isfinite().all()):
-            raise Diverged(
-                f"step {self.step}: the loss is {seen}; lower lr ({self.recipe.lr}) and run again, "
-                f"the last good state is kept{f' in {self.path}' if self.path else ''}"
+    `state` is a folder with a file for each set. The sets' seeds follow from the recipe's, but neither
+    it nor one of them from another.
+    """
+    if size < 1:
+        raise InputError(f"a pool needs at least one set, got {size}")
+    report = report or (lambda *_, **__: None)
+    trainings = []
+    for number in range(size):
+        seed = int.from_bytes(hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()[:7], "big")
+        trainings.append(
+            train(
+                model, pictures, replace(recipe, seed=seed),
+                state=None if state is None else state / f"state-{number}.safetensors", store=store,
+                report=lambda share, note="", n=number: report(share / size, note=f"set {n + 1}: {note}"),
             )
-        self.adam.step()
-        self.history.append(seen)
-        self.step += 1
-        if self.step % self.SAVE_EVERY == 0:
-            self.save()
-
-    def note(self) -> str:
-        kept, withstood = self.history[-1]
-        return f"clean cosine {kept:.2f}, attacked {withstood:.2f}"
-
-    def _key(self) -> str:
-        return json.dumps([self.store.key, asdict(self.recipe)], sort_keys=True)
-
-    def save(self) -> None:
-        """Keep the state for the owner's eyes only: it holds the tokens."""
-        if self.path is None or self.step == 0:
-            return
-        moments = self.adam.state[self.tokens]
-        tensors = {
-            "tokens": self.tokens.detach(),
-            "first": moments["exp_avg"],
-            "second": moments["exp_avg_sq"],
-        }
-        facts = {"key": self._key(), "history": json.dumps(self.history)}
-        with written_whole(self.path, mode=0o600) as aside:
-            save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
-
-    def resume(self) -> None:
-        """Go on from a state of the same run; one of another run is refused."""
-        if self.path is None or not self.path.exists():
-            return
-        with safe_open(self.path, "pt") as file:
-            facts: dict[str, Any] = file.metadata() or {}
-            if facts.get("key") != self._key():
-                raise InputError(f"{self.path} is the state of another training; choose another folder")
-            with torch.no_grad():
-                self.tokens.copy_(file.get_tensor("tokens"))
-            self.history = [(a, b) for a, b in json.loads(facts["history"])]
-            self.step = len(self.history)
-            self.adam.state[self.tokens] = {
-                "step": torch.tensor(float(self.step)),
-                "exp_avg": file.get_tensor("first").to(self.device),
-                "exp_avg_sq": file.get_tensor("second").to(self.device),
-            }
+        )  # fmt: skip
+    return TokenPool(tuple(training.tokens for training in trainings)), trainings

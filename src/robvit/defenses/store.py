@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from robvit.attacks import ATTACKS, certify
+from robvit.attacks import ATTACKS, certify, pgd
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, tensors_sha256, written_whole
@@ -59,7 +59,7 @@ class TensorPictures:
 
 @dataclass(frozen=True)
 class AttackSetting:
-    """The attack on the token-free model's features that tokens learn to withstand."""
+    """An attack that tokens learn to withstand: on features, or on a head's classes if it needs labels."""
 
     name: str = "feature"
     threat: Threat = field(default_factory=lambda: Threat("linf", 8 / 255))
@@ -72,12 +72,42 @@ class AttackSetting:
         known = ATTACKS.entry(self.name).facts["defaults"]
         return int(self.settings.get("steps", known.get("steps", 1)))
 
-    def run(self, model: Model, x: torch.Tensor) -> torch.Tensor:
-        """Adversarial pictures (B 3 H W), certified."""
-        adv = ATTACKS[self.name](model.features, x, None, self.threat, seed=self.seed, **self.settings)
-        if not ATTACKS.entry(self.name).facts["batch_coupled"]:
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it attacks the head's classes rather than the features."""
+        return bool(ATTACKS.entry(self.name).facts["task"] == "classes")
+
+    def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        """Adversarial pictures (B 3 H W) of a token-free model, certified."""
+        function, facts = ATTACKS[self.name], ATTACKS.entry(self.name).facts
+        if self.needs_labels:
+            # Other models are to learn from these pictures: each is driven as far as the attack goes.
+            settings = {"keep_broken": True, **self.settings}
+            adv = function(model, x, y, self.threat, seed=self.seed, **settings)
+        else:
+            adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
+        if not facts["batch_coupled"]:
             certify(x, adv, self.threat)  # the published code's attack keeps no pixel budget
         return adv
+
+    def inner(
+        self, model: Model, x: torch.Tensor, goal: torch.Tensor, *, steps: int, seed: int
+    ) -> torch.Tensor:
+        """A short attack on a hardened model, for training: x (B 3 H W); not rounded to 8 bits.
+
+        `goal` holds what the tokens are to keep: features (B T D), or labels (B,) if it needs them.
+        """
+        if self.needs_labels:
+            settings = {"keep_broken": True, **self.settings, "steps": steps}
+            return ATTACKS[self.name](model, x, goal, self.threat, seed=seed, **settings)
+        known = ATTACKS.entry(self.name).facts["defaults"].get("psnr")
+        bound = replace(self.threat, psnr=self.settings.get("psnr", known))
+        return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", keep_broken=True, seed=seed)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> AttackSetting:
+        """The attack that token settings were written from."""
+        return cls(**{**settings, "threat": Threat(**settings["threat"])})
 
 
 @dataclass(frozen=True)
@@ -108,8 +138,13 @@ class AttackStore:
     def __init__(
         self, model: Model, pictures: Pictures, attack: AttackSetting, folder: Path | None = None
     ) -> None:
-        if model.extra is not None:
+        if model.hardened:
             raise InputError("attacks are crafted on the token-free model; load it without tokens")
+        if attack.needs_labels and not model.classes:
+            raise InputError(f"{attack.name} attacks a classifier; give {model.name} a head")
+        if not attack.needs_labels:  # features do not depend on a head, so neither does the key
+            model = model.with_tokens(None)
+            model.head = None
         self.model, self.pictures, self.attack = model, pictures, attack
         size = tuple(pictures[0][0].shape)
         facts = ["store-1", model.identity(), pictures.digest(), size, asdict(attack)]
@@ -135,20 +170,16 @@ class AttackStore:
                 report(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
         state.wait_for_everyone()
 
-    def batch(self, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Clean pictures, adversarial pictures (B 3 H W) and clean features (B T D)."""
-        clean, adv, target = [], [], []
-        for place in places:
-            with safe_open(self.shard(place // PER_SHARD).path, "pt") as file:
-                row = place % PER_SHARD
-                adv.append(file.get_slice("adv")[row : row + 1])
-                target.append(file.get_slice("target")[row : row + 1])
-            clean.append(self.pictures[place][0])
-        return torch.stack(clean), torch.cat(adv).float() / 255, torch.cat(target).float()
+    def row(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One picture's adversarial version (1 3 H W) and clean features (1 T D)."""
+        with safe_open(self.shard(place // PER_SHARD).path, "pt") as file:
+            row = place % PER_SHARD
+            adv, target = (file.get_slice(name)[row : row + 1] for name in ("adv", "target"))
+        return adv.float() / 255, target.float()
 
     def baseline(self, places: Sequence[int]) -> float:
         """The mean cosine between clean and attacked features of the token-free model."""
-        values = []
+        values: list[float] = []
         for number in sorted({place // PER_SHARD for place in places}):
             with safe_open(self.shard(number).path, "pt") as file:
                 values += json.loads(file.metadata()["cosine"])
@@ -160,7 +191,10 @@ class AttackStore:
     def _make(self, shard: Shard) -> float:
         clean = self._clean(shard)
         x = clean.to(next(self.model.parameters()).device)
-        adv = self.attack.run(self.model, x)
+        labels = None
+        if self.attack.needs_labels:
+            labels = label_tensor([self.pictures[place][1] for place in shard.places]).to(x.device)
+        adv = self.attack.run(self.model, x, labels)
         levels = (adv * 255).round().to(torch.uint8)
         with torch.no_grad():
             target = self.model.features(x)
@@ -171,3 +205,12 @@ class AttackStore:
         with written_whole(shard.path) as aside:
             save_file(tensors, aside, facts)
         return sum(cosine) / len(cosine)
+
+
+def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
+    """Labels (B,), one whole number a picture."""
+    if not all(isinstance(label, int) and label >= 0 for label in labels):
+        raise InputError(
+            "a label-using attack or a head that learns along needs labelled pictures; these have none"
+        )
+    return torch.tensor(labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,29 @@ class UnverifiedTokens(UserWarning):
 
 @dataclass(frozen=True)
 class RobustTokens:
-    """Secret tokens (1 R D) for one backbone, named by its fingerprint; empty if it is not known."""
+    """Secret tokens (L R D) for the layers of one backbone, named by its fingerprint.
+
+    The fingerprint is empty if the weights are not known; L is one unless there are deeper layers.
+    """
 
     values: torch.Tensor = field(repr=False)
     fingerprint: str = ""
     key_id: str = field(default_factory=lambda: secrets.token_hex(6))
     settings: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        if self.values.ndim != 3 or self.values.shape[0] != 1 or not self.values.is_floating_point():
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list where it was read from a file
+        rows = len(self.layers)
+        if self.values.ndim != 3 or len(self.values) != rows or not self.values.is_floating_point():
             got = f"{self.values.dtype} {tuple(self.values.shape)}"
-            raise InputError(f"tokens must be floats (1 R D), got {got}")
+            raise InputError(f"tokens for {rows} layers must be floats ({rows} R D), got {got}")
         if not torch.isfinite(self.values).all():
             raise InputError("tokens must be finite, some are not; train or fetch them again")
 
     @property
     def count(self) -> int:
-        """R, how many tokens there are."""
+        """R, how many tokens enter each layer."""
         return int(self.values.shape[1])
 
     @property
@@ -74,10 +80,18 @@ class RobustTokens:
 
     def save(self, path: str | Path) -> None:
         """Write the tokens as safetensors that only their owner may read."""
-        about = {"fingerprint": self.fingerprint, "key_id": self.key_id, "settings": self.settings}
         with written_whole(path, mode=0o600) as aside:
             tensors = {"tokens": self.values.detach().cpu().contiguous()}
-            save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(about)})
+            save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(self.about())})
+
+    def about(self) -> dict[str, Any]:
+        """All that is known of the tokens but their values."""
+        names = ("fingerprint", "key_id", "settings", "layers")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        where = "" if self.layers == (0,) else f" in layers {', '.join(map(str, self.layers))}"
+        return f"{self.count} tokens of width {self.width}{where}, key {self.key_id}"
 
     @classmethod
     def load(cls, path: str | Path) -> RobustTokens:
@@ -108,4 +122,4 @@ def import_published(path: str | Path, model: Model | None = None) -> RobustToke
         return tokens
     if tokens.width != model.width:
         tokens.check(model)
-    return RobustTokens(tokens.values, model.fingerprint(), tokens.key_id, tokens.settings)
+    return replace(tokens, fingerprint=model.fingerprint())

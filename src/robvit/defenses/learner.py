@@ -1,0 +1,146 @@
+"""The loop's state: tokens, the head that learns along, Adam's moments, the step, the history.
+
+It is saved whole and read back to the same bits, for the owner's eyes only: it holds the secret.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from robvit.backbones.heads import LinearHead
+from robvit.backbones.model import Model
+from robvit.defenses.examples import Batch, Examples
+from robvit.defenses.recipe import Recipe
+from robvit.errors import InputError, RobvitError
+from robvit.files import written_whole
+
+
+class Diverged(RobvitError):
+    """The training left the numbers; the last good state is kept."""
+
+
+class Learner:
+    """Tokens on the way to being learned."""
+
+    SAVE_EVERY = 20  # steps between two states on disk
+
+    def __init__(self, model: Model, examples: Examples, recipe: Recipe, path: Path | None) -> None:
+        self.model, self.examples, self.path = model, examples, path
+        self.layers = model.chosen_layers(recipe.layers)
+        self.recipe = replace(recipe, layers=self.layers)
+        device = next(model.parameters()).device
+        seeded = torch.Generator().manual_seed(recipe.seed)
+        start = recipe.start * torch.randn(len(self.layers), recipe.count, model.width, generator=seeded)
+        self.tokens = start.to(device).requires_grad_()
+        self.learned: dict[str, torch.Tensor] = {"tokens": self.tokens}
+        self.head: nn.Module | None = None
+        if recipe.task > 0:
+            if not isinstance(model.head, LinearHead):
+                raise InputError(f"a linear head learns along; give {model.name} one (`robvit train head`)")
+            self.head = copy.deepcopy(model.head).requires_grad_(True)
+            self.learned |= {f"head.{name}": p for name, p in self.head.named_parameters()}
+        self.adam = torch.optim.Adam(list(self.learned.values()), lr=recipe.lr, betas=(0.9, 0.999))
+        self.step = 0
+        self.history: list[tuple[float, float]] = []
+
+    def advance(self) -> None:
+        """One step on clean and attacked pictures in a single pass."""
+        batch = self.examples.batch(self.step, self.hardened())
+        kept, withstood, loss = self._objective(batch)
+        gradients = torch.autograd.grad(loss, list(self.learned.values()))
+        seen = (kept.item(), withstood.item())
+        if not all(math.isfinite(v) for v in (*seen, loss.item())) or not all(
+            bool(gradient.isfinite().all()) for gradient in gradients
+        ):
+            raise Diverged(
+                f"step {self.step}: the cosines are {seen}; lower lr ({self.recipe.lr}) and run again, "
+                f"the last good state is kept{f' in {self.path}' if self.path else ''}"
+            )
+        for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self.adam.step()
+        self.history.append(seen)
+        self.step += 1
+        if self.step % self.SAVE_EVERY == 0:
+            self.save()
+
+    def hardened(self) -> Model:
+        """The model with the tokens and the head as they are now, for whoever attacks it."""
+        twin = self.model.with_tokens(self.tokens.detach(), self.layers)
+        twin.head = self.head or self.model.head
+        return twin
+
+    def _objective(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The cosines of clean and of attacked features, and what is minimised."""
+        x = torch.cat((batch.clean, batch.adv))
+        tokens = self.model.tokens(x, self.tokens, self.layers)
+        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        target = torch.cat((batch.target, batch.target))
+        cosine = F.cosine_similarity(features, target, dim=self.recipe.axis)
+        kept, withstood = (part.mean() for part in cosine.chunk(2))
+        loss = -(kept + withstood)
+        if self.head is not None and batch.labels is not None:
+            labels = torch.cat((batch.labels, batch.labels))
+            entropy = 2 * F.cross_entropy(self.head(tokens, self.model.input_size), labels)
+            loss = (1 - self.recipe.task) * loss + self.recipe.task * entropy
+        return kept, withstood, loss
+
+    def note(self, baseline: float) -> str:
+        kept, withstood = self.history[-1]
+        return f"cosine: clean {kept:.2f}, attacked {withstood:.2f}, un-hardened {baseline:.2f}"
+
+    def _key(self) -> str:
+        return json.dumps([self.examples.key, asdict(self.recipe)], sort_keys=True)
+
+    def save(self) -> None:
+        """Keep the state; nothing to do where no file is named."""
+        if self.path is None:
+            return
+        tensors = {}
+        for name, parameter in self.learned.items():
+            moments = self.adam.state.get(parameter, {})
+            tensors[name] = parameter.detach()
+            tensors[f"{name} first"] = moments.get("exp_avg", torch.zeros_like(parameter))
+            tensors[f"{name} second"] = moments.get("exp_avg_sq", torch.zeros_like(parameter))
+        facts = {"key": self._key(), "history": json.dumps(self.history)}
+        with written_whole(self.path, mode=0o600) as aside:
+            save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
+
+    def resume(self) -> None:
+        """Go on from a state of the same run; one of another run is refused."""
+        if self.path is None or not self.path.exists():
+            return
+        with safe_open(self.path, "pt") as file:
+            facts: dict[str, Any] = file.metadata() or {}
+            if facts.get("key") != self._key():
+                raise InputError(f"{self.path} is the state of another training; choose another folder")
+            self.history = [(a, b) for a, b in json.loads(facts["history"])]
+            self.step = len(self.history)
+            for name, parameter in self.learned.items():
+                with torch.no_grad():
+                    parameter.copy_(file.get_tensor(name))
+                if self.step:
+                    self.adam.state[parameter] = {
+                        "step": torch.tensor(float(self.step)),
+                        "exp_avg": file.get_tensor(f"{name} first").to(parameter.device),
+                        "exp_avg_sq": file.get_tensor(f"{name} second").to(parameter.device),
+                    }
+
+
+def secret_seed(path: Path | None) -> int | None:
+    """The seed of the training whose state is kept in a file, if there is one."""
+    if path is None or not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        return int(json.loads((file.metadata() or {})["key"])[1]["seed"])

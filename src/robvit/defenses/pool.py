@@ -1,0 +1,81 @@
+"""Several token sets for one backbone: a secret choice for every request.
+
+An attacker who knows one set, or all of them, still does not know which one answers. The model is
+then randomised, and honest attacks on it average over the choice (`robvit.attacks.eot`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from robvit.backbones.model import Model
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError
+from robvit.files import read_tensors, written_whole
+
+FORMAT = "robvit-token-pool-1"
+
+
+@dataclass(frozen=True)
+class TokenPool:
+    """Token sets for one backbone, as secret as each of them."""
+
+    sets: tuple[RobustTokens, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sets:
+            raise InputError("a pool needs at least one set of tokens, got none")
+        if len(owners := {one.fingerprint for one in self.sets}) > 1:
+            raise InputError(f"all sets of a pool must belong to the same weights, got {len(owners)} kinds")
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def __getitem__(self, index: int) -> RobustTokens:
+        return self.sets[index]
+
+    def __iter__(self) -> Iterator[RobustTokens]:
+        return iter(self.sets)
+
+    def __str__(self) -> str:
+        return f"a pool of {len(self)} sets: " + "; ".join(map(str, self.sets))
+
+    def draw(self, generator: torch.Generator | None = None) -> RobustTokens:
+        """One set, by the system's own randomness unless a generator makes the choice repeatable."""
+        if generator is None:
+            return secrets.choice(self.sets)
+        return self.sets[int(torch.randint(len(self.sets), (1,), generator=generator))]
+
+    def check(self, model: Model) -> None:
+        """Refuse a backbone with other weights than the one these sets belong to."""
+        for one in self.sets:
+            one.check(model)
+
+    def save(self, path: str | Path) -> None:
+        """Write all sets as one safetensors file that only its owner may read."""
+        tensors = {f"tokens {i}": one.values.detach().cpu().contiguous() for i, one in enumerate(self.sets)}
+        about = json.dumps([one.about() for one in self.sets])
+        with written_whole(path, mode=0o600) as aside:
+            save_file(tensors, aside, {"format": FORMAT, "about": about})
+
+    @classmethod
+    def load(cls, path: str | Path) -> TokenPool:
+        """A pool from the file that `save` wrote."""
+        tensors, facts = read_tensors(path, "a pool of tokens")
+        if facts.get("format") != FORMAT:
+            raise InputError(f"{path} does not hold a pool; make one with `robvit robustify --pool`")
+        about = json.loads(facts["about"])
+        return cls(tuple(RobustTokens(tensors[f"tokens {i}"], **one) for i, one in enumerate(about)))
+
+
+def load_tokens(path: str | Path) -> RobustTokens | TokenPool:
+    """What a token file holds: one set, or a pool."""
+    _, facts = read_tensors(path, "a token file")
+    return TokenPool.load(path) if facts.get("format") == FORMAT else RobustTokens.load(path)
