@@ -1,0 +1,168 @@
+"""Which tokens are worth having? A small search on a real backbone, judged on pictures it did not learn from.
+
+python scripts/search_tokens.py --out runs/search --only paper,deep
+
+Every setting is learned from the same pictures and judged like the demo: clean accuracy, accuracy under
+PGD crafted without the tokens, and under PGD that knows them. Heads: trained on un-hardened features,
+and retrained on hardened ones. A setting that is already in `--out` is not repeated; the table at the
+end holds all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from robvit.attacks import run
+from robvit.backbones.heads import LinearHead
+from robvit.backbones.model import Model
+from robvit.data import PictureSet, open_data
+from robvit.defenses.recipe import Adaptive, Recipe
+from robvit.defenses.robustify import train
+from robvit.defenses.store import AttackSetting
+from robvit.evaluate.record import Record, Trial
+from robvit.files import read_tensors, written_whole
+from robvit.loading import load
+from robvit.progress import progress
+from robvit.threat import Threat
+
+Options = argparse.Namespace
+THREAT = Threat("linf", 3 / 255)
+FEATURE = AttackSetting("feature", THREAT, {"steps": 8, "psnr": None})
+NEAR = AttackSetting("feature", Threat("linf", 1 / 255), {"steps": 8, "psnr": None})
+LABELS = AttackSetting("pgd", THREAT, {"steps": 8})
+BASE = Recipe(steps=40, attack=FEATURE)  # the paper's ten tokens, rate and batch, with fewer steps
+SEEN = replace(BASE, lr=5e-3, adaptive=Adaptive(steps=2))
+
+SETTINGS = {
+    "paper": BASE,
+    "fast rate": replace(BASE, lr=5e-3),
+    "faster rate": replace(BASE, lr=2e-2),
+    "large start": replace(BASE, lr=5e-3, start=0.1),
+    "50 tokens": replace(BASE, lr=5e-3, count=50),
+    "deep": replace(BASE, lr=5e-3, layers="all"),
+    "half deep": replace(BASE, lr=5e-3, layers=(0, 3, 6, 9)),
+    "deep, two attacks": replace(BASE, lr=5e-3, layers="all", also=(LABELS,)),
+    "deep, two budgets": replace(BASE, lr=5e-3, layers="all", also=(NEAR,)),
+    "adaptive": SEEN,
+    "deep adaptive": replace(SEEN, layers="all"),
+    "deep adaptive, head along": replace(
+        SEEN, layers="all", steps=80, attack=LABELS, task=1.0, adaptive=Adaptive(steps=2)
+    ),
+}
+
+
+def crafted(source: Model, pictures: PictureSet, steps: int) -> torch.Tensor:
+    """PGD to its full objective on every picture, as 8-bit values (N 3 H W)."""
+    parts = []
+    with progress("attack", total=len(pictures)) as advance:
+        for x, y in pictures.batches(16):
+            parts.append(run("pgd", source, x, y, THREAT, victim=source, steps=steps, eight_bit=True).adv)
+            advance(len(x))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def trial(model: Model, x: torch.Tensor, pictures: PictureSet, rung: str, attack: str = "pgd") -> Trial:
+    """What the model says to pictures x (N 3 H W), clean or attacked."""
+    predicted = [p for part in x.split(32) for p in model(part).argmax(1).tolist()]
+    right = [p == y for p, y in zip(predicted, pictures.labels, strict=True)]
+    distance = THREAT.size(x - pictures.arrays()[0]).tolist()
+    return Trial(
+        attack, str(THREAT) if attack == "pgd" else "none", {}, right, predicted, distance, rung=rung
+    )
+
+
+def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, options: Options) -> Record:
+    """Learn one setting's tokens and judge them with every head there is for them."""
+    learn = labelled.take(range(options.learn))
+    with progress(name, total=1) as advance:
+        training = train(model, learn, SETTINGS[name], state=options.out / f"{name}.state", report=advance)
+    hardened = model.with_tokens(training.tokens)
+    heads = {"un-hardened": model.head}
+    if training.head is not None:
+        heads = {"learned along": training.head}
+    elif options.retrain:
+        few = labelled.take(range(options.retrain))
+        heads["retrained"] = LinearHead.fit(hardened, few.batches(32), 10, names=labelled.classes)
+    trials = []
+    for kind, head in heads.items():
+        hardened.head, bare = head, model.with_tokens(None)
+        bare.head = head
+        public = kept(options.out / f"{kind} {name if kind != 'un-hardened' else ''}.adv",
+                      lambda bare=bare: crafted(bare, judge, options.attack_steps))  # fmt: skip
+        insider = crafted(hardened, judge, options.attack_steps)
+        trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
+        trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
+        trials.append(trial(hardened, insider, judge, f"{kind}, white box"))
+    clean, withstood = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
+    return Record(
+        kind="search",
+        model={"name": model.name, "setting": name, "fingerprint": model.fingerprint()},
+        data={"spec": "sample", "digest": judge.digest(), "count": len(judge), "labels": judge.labels},
+        trials=trials,
+        figures={
+            "cosine, clean": clean,
+            "cosine, attacked": withstood,
+            "cosine, no tokens": training.baseline,
+        },
+        command=" ".join(["python", *sys.argv]),
+    )
+
+
+def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Pictures from a file, or made and kept there."""
+    if not path.exists():
+        with written_whole(path) as aside:
+            save_file({"adv": make()}, aside)
+    return read_tensors(path, "attacked pictures")[0]["adv"]
+
+
+def table(folder: Path) -> str:
+    """One row for each setting and head, in markdown."""
+    lines = ["| setting | head | clean | attacked without tokens | white box |", "|---|---|---|---|---|"]
+    for name in SETTINGS:
+        if (path := folder / f"{name}.json").exists():
+            record = Record.load(path)
+            for i in range(0, len(record.trials), 3):
+                shares = [f"{sum(t.right) / len(t.right):.1%}" for t in record.trials[i : i + 3]]
+                lines.append(f"| {name} | {record.trials[i].rung} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="dinov2-small")
+    parser.add_argument("--img-size", type=int, default=112)
+    parser.add_argument("--out", type=Path, default=Path("runs/search"))
+    parser.add_argument("--only", default="", help=f"some of: {'; '.join(SETTINGS)}, divided by semicolons")
+    parser.add_argument("--learn", type=int, default=192)
+    parser.add_argument("--head", type=int, default=512)
+    parser.add_argument("--judge", type=int, default=48)
+    parser.add_argument("--retrain", type=int, default=0, help="pictures for a head on hardened features")
+    parser.add_argument("--attack-steps", type=int, default=10)
+    options = parser.parse_args()
+    model = load(options.model, img_size=options.img_size)
+    size = model.input_size[0]
+    labelled = open_data("sample", split="train", size=size, limit=options.head)
+    judge = open_data("sample", split="test", size=size, limit=options.judge)
+    place = options.out / "head.safetensors"
+    if not place.exists():
+        LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes).save(place)
+    model = load(options.model, img_size=options.img_size, head=place)
+    for name in options.only.split(";") if options.only else SETTINGS:
+        if not (options.out / f"{name}.json").exists():
+            judged(name, model, labelled, judge, options).save(options.out / f"{name}.json")
+            print(table(options.out), flush=True)
+
+
+if __name__ == "__main__":
+    main()
