@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "attacks": BASE,
     "defenses": BASE | {"backbones", "attacks"},
     # Who attacks a hardened model may train tokens of their own, so judging knows the defences.
-    "evaluate": BASE | {"attacks", "data", "backbones", "defenses"},
+    "evaluate": BASE | {"attacks", "data", "backbones", "defenses", "loading"},
     "training": BASE | {"attacks", "data", "backbones", "defenses"},
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},

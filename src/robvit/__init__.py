@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.errors import RobvitError as RobvitError
+    from robvit.evaluate.run import evaluate as evaluate
     from robvit.loading import load as load
     from robvit.studies.core import reproduce as reproduce
     from robvit.threat import Threat as Threat
@@ -36,6 +37,7 @@ _PUBLIC = {
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
+    "evaluate": ("robvit.evaluate", ""),
     "load": ("robvit.loading", "load"),
     "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
@@ -50,6 +52,7 @@ __all__ = [
     "attacks",
     "backbones",
     "data",
+    "evaluate",
     "load",
     "reproduce",
     "robustify",

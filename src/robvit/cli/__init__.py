@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
-from robvit.cli import attack, data, demo, models, report, reproduce, robustify, tokens, train, weights
+from robvit.cli import (
+    attack,
+    compare,
+    data,
+    demo,
+    evaluate,
+    models,
+    report,
+    reproduce,
+    robustify,
+    tokens,
+    train,
+    weights,
+)
 from robvit.errors import RobvitError
 
 app = typer.Typer(
@@ -27,6 +40,8 @@ app.command()(models.models)
 app.command()(robustify.robustify)
 app.command()(attack.attack)
 app.command()(attack.attacks)
+app.command()(evaluate.evaluate)
+app.command()(compare.compare)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.add_typer(weights.app, name="weights")

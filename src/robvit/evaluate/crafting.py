@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from robvit.attacks import ATTACKS
+from robvit.attacks import ATTACKS, frozen
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.precision import run_in
+from robvit.backbones.model import Model
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
 from robvit.evaluate.masks import MaskScore, pixel_counts, score_masks, score_of
@@ -45,11 +47,13 @@ class Job:
     """What is done to every picture, and all that its result depends on.
 
     With a `victim`, pictures are made on `model` and judged on the victim (transfer). `identity` names
-    weights and everything else that decides the models' outputs.
+    weights and everything else that decides the models' outputs. The attack "clean" leaves pictures as
+    they are and has no threat. With a `source`, pictures are not made but taken from the shards of
+    another job. With an `original`, the cosine of the judged model's features with its is measured.
     """
 
     attack: str
-    threat: Threat
+    threat: Threat | None
     settings: dict[str, Any]
     model: nn.Module
     identity: str
@@ -58,10 +62,13 @@ class Job:
     batch: int = 32
     precision: str = "fp32"
     compiler: str | None = None
+    source: Path | None = None
+    original: Model | None = None
 
     def __post_init__(self) -> None:
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
-        wanted = "masks" if per_pixel or ATTACKS.entry(self.attack).facts["task"] == "pixels" else "labels"
+        task = "classes" if self.threat is None else ATTACKS.entry(self.attack).facts["task"]
+        wanted = "masks" if per_pixel or task == "pixels" else "labels"
         if self.pictures.kind != wanted:
             remedy = " (masks are attacked by segmentation)" if self.pictures.kind == "masks" else ""
             raise DataError(f"{self.attack} needs {wanted}, these pictures have {self.pictures.kind}{remedy}")
@@ -75,9 +82,11 @@ class Job:
 
     def key(self) -> str:
         """Names the result: the same key, the same shards, bit for bit."""
+        made = None if self.source is None else _held_key(self.source)
         facts = [
-            "shards-2", self.attack, str(self.threat), self.settings, self.identity, self.batch,
-            self.precision, self.compiler, self.pictures.digest(), self.pictures.size, self.pictures.how,
+            "shards-3", made, self.original is not None, self.attack, str(self.threat), self.settings,
+            self.identity, self.batch, self.precision, self.compiler, self.pictures.digest(),
+            self.pictures.size, self.pictures.how, self.pictures.class_map,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -90,12 +99,23 @@ class Job:
 class Shard:
     """One finished batch: adversarial pictures, uint8 (B 3 H W), and their outcomes.
 
-    `facts` hold what became of each picture; where there are masks, `counts` (B K K) of its pixels.
+    `facts` hold what became of each picture; where there are masks, `counts` (B K K) of its pixels. A job
+    that makes no pictures of its own keeps none.
     """
 
     adv: torch.Tensor
     facts: dict[str, Any]
     counts: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Pictures to be judged (B 3 H W) and what they cost."""
+
+    adv: torch.Tensor
+    forward: int = 0
+    backward: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 def craft(job: Job, folder: Path, report: Report) -> Trial:
@@ -121,14 +141,17 @@ def _fill(job: Job, folder: Path, report: Report) -> None:
     """Make all missing shards; several processes share them out."""
     state = PartialState()
     _claim(folder, job)
-    job.model.to(state.device)
-    job.judged.to(state.device)
+    for network in {job.model, job.judged, *([job.original] if job.original else [])}:
+        network.to(state.device)
+    right: list[float] = []
     for index, some in enumerate(job.batches()):
         path = _place(folder, index)
-        if _is_done(path, some):
-            report(len(some))
-        elif index % state.num_processes == state.process_index:
-            report(len(some), note=_make(job, some, state.device, path))
+        facts = _done(path, some)
+        if facts is None and index % state.num_processes == state.process_index:
+            facts = _make(job, some, index, state.device, path)
+        if facts is not None:
+            right += facts["right"]
+            report(len(some), note=_note(right, some.kind))
     state.wait_for_everyone()
 
 
@@ -138,6 +161,14 @@ def shards(folder: Path, count: int) -> Iterator[Shard]:
         with safe_open(_place(folder, index), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             yield Shard(**tensors, facts=json.loads(file.metadata()["facts"]))
+
+
+def cosines(job: Job, folder: Path) -> dict[str, float]:
+    """Mean cosines of the judged model's features with the original's clean ones and with its own."""
+    parts = [shard.facts["cosine"] for shard in shards(folder, len(job.batches()))]
+    return {
+        name: sum(v for part in parts for v in part[name]) / len(job.pictures) for name in ("original", "own")
+    }
 
 
 @torch.no_grad()
@@ -150,39 +181,68 @@ def clean_trial(job: Job) -> Trial:
     return Trial("clean", "none", {}, right, predicted, [0.0] * len(right), forward=len(right))
 
 
-def _make(job: Job, some: PictureSet, device: torch.device, path: Path) -> str:
-    """Attack one batch, round to 8 bits inside the budget, judge what was rounded, and keep it."""
+def _make(job: Job, some: PictureSet, index: int, device: torch.device, path: Path) -> dict[str, Any]:
+    """Have one batch made, judge what was made, and keep it."""
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
+    made = _pictures(job, x, y, index)
+    own = job.source is None and job.threat is not None
+    tensors = {"adv": levels(made.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
+    with torch.no_grad(), frozen(job.judged):
+        output = job.judged(made.adv)
+        verdict: dict[str, Any] = {"cosine": _cosines(job, x, made.adv)}
+    if some.kind == "masks":
+        counts = pixel_counts(output, y, len(some.classes))
+        tensors["counts"] = counts.int().cpu()
+        verdict["right"] = score_of([counts], len(some.classes)).accuracy
+    else:
+        predicted = output.argmax(1)
+        verdict |= {"right": (predicted == y).tolist(), "predicted": predicted.tolist()}
+    facts = verdict | {
+        "clean": tensors_sha256({"x": x, "y": y}),
+        "distance": (job.threat.size(made.adv - x) if job.threat else torch.zeros(len(x))).tolist(),
+        "forward": made.forward + len(x),
+        "backward": made.backward,
+        "seconds": time.monotonic() - start,
+        "warnings": list(made.warnings),
+    }
+    with written_whole(path) as aside:
+        save_file(tensors, aside, {"facts": json.dumps(facts)})
+    return facts
+
+
+def _pictures(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
+    """The batch as it is, from another job's shard, or attacked and rounded to 8 bits inside the budget."""
+    if job.source is not None:
+        with safe_open(_place(job.source, index), "pt") as file:
+            return _Made(file.get_tensor("adv").to(x.device, x.dtype) / 255)
+    if job.threat is None:
+        return _Made(x)
     outcome = run_in(
         job.precision, job.attack, job.model, x, y, job.threat,
         victim=job.victim, batch=len(x), compiler=job.compiler, **job.settings,
     )  # fmt: skip
     adv = eight_bit(x, outcome.adv, job.threat)
-    tensors = {"adv": levels(adv).cpu()}
-    with torch.no_grad():
-        output = job.judged(adv)
-    if some.kind == "masks":
-        counts = pixel_counts(output, y, len(some.classes))
-        tensors["counts"] = counts.int().cpu()
-        right = score_of([counts], len(some.classes)).accuracy
-        verdict: dict[str, Any] = {"right": right}
-        note = f"{sum(right) / len(right):.0%} of pixels right"
-    else:
-        predicted = output.argmax(1)
-        verdict = {"right": (predicted == y).tolist(), "predicted": predicted.tolist()}
-        note = f"{sum(verdict['right'])} of {len(x)} withstand"
-    facts = verdict | {
-        "clean": tensors_sha256({"x": x, "y": y}),
-        "distance": job.threat.size(adv - x).tolist(),
-        "forward": outcome.forward + len(x),
-        "backward": outcome.backward,
-        "seconds": time.monotonic() - start,
-        "warnings": list(outcome.warnings),
+    return _Made(adv, outcome.forward, outcome.backward, outcome.warnings)
+
+
+def _cosines(job: Job, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[float]]:
+    """For each picture the mean over tokens; nothing where nobody asks."""
+    if job.original is None:
+        return {}
+    assert isinstance(job.judged, Model)
+    after, before = job.judged.features(adv), job.judged.features(x)
+    return {
+        "original": F.cosine_similarity(after, job.original.features(x), dim=-1).mean(1).tolist(),
+        "own": F.cosine_similarity(after, before, dim=-1).mean(1).tolist(),
     }
-    with written_whole(path) as aside:
-        save_file(tensors, aside, {"facts": json.dumps(facts)})
-    return note
+
+
+def _note(right: list[float], kind: str) -> str:
+    """What is left so far."""
+    if kind == "masks":
+        return f"{sum(right) / len(right):.0%} of pixels right"
+    return f"{sum(right)} of {len(right)} withstand"
 
 
 def _trial(job: Job, folder: Path) -> Trial:
@@ -192,7 +252,7 @@ def _trial(job: Job, folder: Path) -> Trial:
     }
     return Trial(
         job.attack,
-        str(job.threat),
+        str(job.threat) if job.threat else "none",
         job.settings,
         **joined,
         forward=sum(part["forward"] for part in parts),
@@ -205,23 +265,26 @@ def _trial(job: Job, folder: Path) -> Trial:
 def _claim(folder: Path, job: Job) -> None:
     """Mark a folder as this job's; a folder with shards of another job is refused."""
     mark = folder / "job.json"
-    if mark.exists():
-        held = json.loads(mark.read_text(encoding="utf-8")).get("key")
-        if held != job.key():
-            raise InputError(f"{folder} holds the shards of another run; choose another --out or remove it")
-    else:
+    if not mark.exists():
         write_json(mark, {"key": job.key(), "attack": job.attack, "threat": str(job.threat)})
+    elif _held_key(folder) != job.key():
+        raise InputError(f"{folder} holds the shards of another run; choose another --out or remove it")
+
+
+def _held_key(folder: Path) -> Any:
+    return json.loads((folder / "job.json").read_text(encoding="utf-8")).get("key")
 
 
 def _place(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
 
 
-def _is_done(path: Path, some: PictureSet) -> bool:
-    """Whether a whole shard of these very pixels and labels is there; any other is made again."""
+def _done(path: Path, some: PictureSet) -> dict[str, Any] | None:
+    """The facts of a whole shard of these very pixels and labels; any other is made again."""
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
+            facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
     except (OSError, SafetensorError, KeyError):
-        return False
-    return bool(facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True))))
+        return None
+    same = facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True)))
+    return facts if same else None

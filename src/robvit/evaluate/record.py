@@ -111,7 +111,10 @@ def _share(right: list[bool]) -> tuple[float, float, float]:
 
 @dataclass
 class Record:
-    """What was judged, on what, how, and what came of it; `history` holds the course of a training."""
+    """What was judged, on what, how, and what came of it; `history` holds the course of a training.
+
+    `protocol` holds all rules of an evaluation.
+    """
 
     kind: str
     model: dict[str, Any]
@@ -123,6 +126,7 @@ class Record:
     curves: list[Curve] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    protocol: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: library_versions())

@@ -1,0 +1,126 @@
+"""`robvit evaluate`: judge a classifier by a protocol."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robvit.cli.options import Architecture, BatchSize, Fit, ImageSize, Limit
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
+            "imported and called.",
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of pictures.")
+    ] = "sample",
+    protocol: Annotated[
+        str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
+    ] = "quick@1",
+    out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/evaluate"),
+    tokens: Annotated[Path | None, typer.Option(help="Tokens that harden the model.")] = None,
+    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Pictures of attackers who learn; the data's training part if left out."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The part of the data; its judging part if left out.")
+    ] = None,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    arch: Architecture = None,
+    limit: Limit = None,
+    batch: BatchSize = 32,
+    precision: Annotated[
+        str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
+    ] = "fp32",
+    robustbench: Annotated[
+        Path | None, typer.Option(help="Also write the result as a `model_info` file of RobustBench's.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the protocols and stop.")] = False,
+) -> None:
+    """Judge a classifier by a protocol: every picture's outcome under every attack, and the worst case.
+
+    A forecast comes first. Interrupted, the same command goes on where it stopped; under `accelerate
+    launch` several processes share the work; the record is the same.
+    """
+    if show or model is None:
+        _list()
+        if not show:
+            raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
+        return
+    from accelerate import PartialState
+
+    from robvit.evaluate.classifiers import open_classifier
+    from robvit.evaluate.protocol import find
+    from robvit.evaluate.run import evaluate as judge
+
+    rules = find(protocol)
+    classifier = open_classifier(model, arch=arch, img_size=img_size, tokens=tokens, head=head)
+    main = PartialState().is_main_process
+    record = judge(
+        classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,
+        batch=batch, precision=precision, say=typer.echo if main else lambda _: None,
+        command=" ".join(["robvit", *sys.argv[1:]]),
+    )  # fmt: skip
+    if not main:
+        return
+    record.save(out / "record.json")
+    _show(record)
+    typer.echo(f"\nwritten: {out}/record.json")
+    if robustbench is not None:
+        from robvit.evaluate.robustbench import model_info
+        from robvit.files import write_json
+
+        write_json(robustbench, model_info(record))
+        typer.echo(f"written: {robustbench} (RobustBench's model_info form)")
+    typer.echo(f"next: robvit report {out}/record.json, or robvit compare {out} ANOTHER")
+
+
+def _show(record: object) -> None:
+    """The table of attacks, the tables beside it, and what may be claimed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from robvit.evaluate.record import Record
+
+    assert isinstance(record, Record)
+    console = Console()
+    if len(record.trials) <= 40:
+        typer.echo("\n" + record.table())
+    for found in record.tables:
+        table = Table(title=found.title, title_justify="left", box=None, pad_edge=False)
+        for column in found.columns:
+            table.add_column(column)
+        for row in found.rows:
+            table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
+        console.print("", table)
+    typer.echo("")
+    for note in record.notes:
+        typer.echo(f"- {note}")
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from robvit.evaluate.protocol import find, names
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("protocol", "threat", "about"):
+        table.add_column(column, no_wrap=column != "about")
+    for name in names():
+        rules = find(name)
+        table.add_row(name, str(rules.threat.threat()) if rules.threat else "", rules.about)
+    Console().print(table)
+    typer.echo("\nnext: robvit evaluate robvit-mini-robust sample --protocol quick@1")

@@ -1,0 +1,184 @@
+"""What attackers know, from nothing but answers to everything: the rungs of the threat ladder.
+
+Each attacker is a function from the case to what they craft on. Whoever does not have the judged model
+crafts on a surrogate to the attack's full objective; the judged model decides. The method is public, only
+the tokens are secret, so an attacker may learn tokens as the defender did, or ask for features and
+recover them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from robvit.attacks import frozen
+from robvit.backbones.model import Model
+from robvit.data import PictureSet
+from robvit.defenses.robustify import Recipe, train
+from robvit.defenses.store import AttackSetting
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError
+from robvit.evaluate.protocol import Attacker
+from robvit.progress import Advance
+from robvit.registry import Registry
+from robvit.threat import Threat
+
+# Seeds of those who learn: away from the small numbers that a defender is likely to take.
+FIRST_SEED = 7001
+LEAK_RATE = 5e-3  # Adam's, for recovering tokens
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an attacker crafts on; without a network it is the judged model itself."""
+
+    label: str = ""
+    net: nn.Module | None = None
+    identity: str = ""
+
+
+@dataclass
+class Situation:
+    """What attackers find: the judged model, pictures of their own, a budget, and a folder for their work.
+
+    `figures` takes what they found out; `watch(label, total)` shows their progress.
+    """
+
+    judged: nn.Module
+    public: Callable[[int], PictureSet]
+    threat: Threat
+    means: Attacker
+    folder: Path
+    watch: Callable[[str, float], AbstractContextManager[Advance]]
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def hardened(self) -> Model:
+        if not isinstance(self.judged, Model) or self.judged.extra is None:
+            raise InputError("this attacker is after secret tokens, the model has none; give --tokens")
+        return self.judged
+
+
+Knowledge = Callable[[Situation], list[Source]]
+KNOWLEDGE: Registry[Knowledge] = Registry("knowledge")
+
+
+@KNOWLEDGE.add("white-box", rung="attacker knows everything")
+def white_box(case: Situation) -> list[Source]:
+    """Weights, head and tokens: the judged model itself."""
+    return [Source()]
+
+
+@KNOWLEDGE.add("black-box", rung="attacker asks for answers")
+def black_box(case: Situation) -> list[Source]:
+    """Only answers of the judged model; the protocol allows attacks without gradients alone."""
+    return [Source()]
+
+
+@KNOWLEDGE.add("no-tokens", rung="attacker has no tokens")
+def no_tokens(case: Situation) -> list[Source]:
+    """The public weights and the head, without tokens."""
+    bare = case.hardened.with_tokens(None)
+    return [Source("the public model", bare, bare.identity())]
+
+
+@KNOWLEDGE.add("own-tokens", rung="attacker trains tokens")
+def own_tokens(case: Situation) -> list[Source]:
+    """Several token sets learned as the defender learned: each alone, and all together."""
+    sets = [_train(case, number) for number in range(case.means.sets)]
+    models = [case.hardened.with_tokens(values) for values in sets]
+    alone = [Source(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
+    if len(models) == 1:
+        return alone
+    together = "+".join(source.identity for source in alone)
+    return [*alone, Source("own tokens together", Together(models), together)]
+
+
+@KNOWLEDGE.add("leak", rung="attacker saw features")
+def leak(case: Situation) -> list[Source]:
+    """Tokens recovered from features the judged model gave away: descent on the squared difference."""
+    place = case.folder / "recovered.safetensors"
+    if place.exists():
+        values = RobustTokens.load(place).values
+    else:
+        values = _recover(case)
+        RobustTokens(values, case.hardened.fingerprint(), key_id="recovered").save(place)
+    _measure_leak(case, values)
+    model = case.hardened.with_tokens(values)
+    return [Source("recovered tokens", model, model.identity())]
+
+
+class Together(nn.Module):
+    """The mean of several models' logits."""
+
+    def __init__(self, models: list[Model]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([model(x) for model in self.models]).mean(0)
+
+
+def random_tokens(tokens: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Noise with the mean length of these tokens (1 R D): the control for what any tokens would do."""
+    noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens)
+    return F.normalize(noise, dim=-1) * float(tokens.norm(dim=-1).mean())
+
+
+def _train(case: Situation, number: int) -> torch.Tensor:
+    """One token set of the attacker's; attacked pictures are shared by all sets, and kept."""
+    means, hardened = case.means, case.hardened
+    assert hardened.extra is not None
+    headless = hardened.with_tokens(None)
+    headless.head = None  # tokens do not depend on it, and so neither do the attacked pictures
+    recipe = Recipe(
+        count=hardened.extra.shape[1],
+        steps=means.steps,
+        batch=means.batch,
+        seed=FIRST_SEED + number,
+        attack=AttackSetting("feature", case.threat, {"steps": means.attack_steps, "psnr": None}),
+    )
+    state = case.folder / f"own-{number + 1}.safetensors"
+    with case.watch(f"attacker's tokens {number + 1} of {means.sets}", 1) as advance:
+        trained = train(headless, case.public(means.pictures), recipe, state=state, report=advance)
+    return trained.tokens.values.to(hardened.extra)
+
+
+def _recover(case: Situation) -> torch.Tensor:
+    """Tokens (1 R D) under which the public model's features come near those that were seen."""
+    means, hardened = case.means, case.hardened
+    assert hardened.extra is not None
+    seeded = torch.Generator().manual_seed(FIRST_SEED)
+    start = 0.01 * torch.randn(hardened.extra.shape, generator=seeded)
+    guess = start.to(hardened.extra).requires_grad_()
+    adam = torch.optim.Adam([guess], lr=LEAK_RATE)
+    pictures = case.public(means.pictures)
+    with frozen(hardened), case.watch("recovering tokens from features", means.leak_steps) as advance:
+        for _ in range(means.leak_steps):
+            some = torch.randperm(len(pictures), generator=seeded)[: means.batch].tolist()
+            x = pictures.take(some).arrays()[0].to(guess.device)
+            with torch.no_grad():
+                seen = hardened.features(x)
+            gap = F.mse_loss(hardened.features(x, extra=guess), seen)
+            (guess.grad,) = torch.autograd.grad(gap, guess)
+            adam.step()
+            advance(note=f"gap {gap.item():.3g}")
+    return guess.detach()
+
+
+@torch.no_grad()
+def _measure_leak(case: Situation, values: torch.Tensor) -> None:
+    """How near the recovered model's features come to the hardened one's, beside the public model's."""
+    hardened, pictures = case.hardened, case.public(case.means.pictures)
+    x = pictures.take(range(min(len(pictures), case.means.batch))).arrays()[0].to(values.device)
+    seen = hardened.features(x)
+    guesses = {"recovered": hardened.with_tokens(values), "public": hardened.with_tokens(None)}
+    for name, model in guesses.items():
+        cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
+        case.figures[f"leak: cosine of {name} with hardened features"] = float(cosine)

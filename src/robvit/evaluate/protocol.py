@@ -1,0 +1,256 @@
+"""Protocols: how a model is judged, written down as data under a name with a version.
+
+A protocol is a YAML file: threats, attacks with their settings, seeds, the pictures, and what each
+attacker knows. Those of the package are in `protocols/`; anybody's own file does as well. A name such as
+`quick@1` never changes its meaning: another meaning is another version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from robvit.attacks import ATTACKS
+from robvit.errors import InputError
+from robvit.registry import unknown
+from robvit.threat import NORMS, Threat, parse_number
+
+# What an attacker may know; how each of them works is in knowledge.py.
+ATTACKERS = ("white-box", "black-box", "no-tokens", "own-tokens", "leak")
+CONTROLS = ("no tokens", "random tokens")
+RESERVED = {"seed": "`seeds` of the protocol", "keep_broken": "the runner", "judge": "the runner"}
+
+Number = Annotated[float, BeforeValidator(parse_number)]
+
+
+def _strange(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An unknown name as an error of a value, so that pydantic says in which field."""
+    return InputError(str(unknown(kind, name, list(known))))
+
+
+class Strict(BaseModel):
+    """A part of a protocol; keys nobody knows are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Budget(Strict):
+    """A norm and a budget in pixels, such as 8/255."""
+
+    norm: str
+    eps: Number
+    psnr: float | None = None
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Budget:
+        if self.norm not in NORMS:
+            raise _strange("norm", self.norm, NORMS)
+        most = 1.0 if self.norm == "linf" else math.inf
+        if not 0 < self.eps <= most or not math.isfinite(self.eps):
+            bound = "at most 1" if self.norm == "linf" else "finite"
+            raise InputError(f"eps is in pixels, more than 0 and {bound}, got {self.eps:g}; write 8/255")
+        return self
+
+    def threat(self) -> Threat:
+        return Threat(self.norm, self.eps, self.psnr)
+
+
+class Subset(Strict):
+    """Which pictures: at most `count`, drawn by the seed; `digest` pins the list of names and labels."""
+
+    count: int | None = Field(default=None, ge=1)
+    seed: int = 0
+    digest: str | None = None
+
+
+class Attack(Strict):
+    """One attack: its settings, its threat if not the protocol's, and what the attacker knows."""
+
+    attack: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    threat: Budget | None = None
+    knowledge: str = "white-box"
+
+    @model_validator(mode="after")
+    def _known(self) -> Attack:
+        if self.attack not in ATTACKS:
+            raise _strange("attack", self.attack, [entry.name for entry in ATTACKS])
+        facts = ATTACKS.entry(self.attack).facts
+        if facts["task"] != "classes":
+            raise InputError(f"{self.attack} attacks {facts['task']}, a protocol judges classifiers")
+        if self.knowledge not in ATTACKERS:
+            raise _strange("knowledge", self.knowledge, ATTACKERS)
+        if self.knowledge == "black-box" and facts["gradients"]:
+            raise InputError(f"a black-box attacker has no gradients, {self.attack} needs them; take square")
+        for name, value in self.settings.items():
+            if name in RESERVED:
+                raise InputError(f"settings.{name} is not for an attack to set but for {RESERVED[name]}")
+            if name not in facts["defaults"]:
+                raise _strange(f"setting of {self.attack}", name, facts["defaults"])
+            _check_setting(name, value, facts["defaults"][name])
+        return self
+
+    def ready(self, seed: int) -> dict[str, Any]:
+        """The settings as the attack takes them, with the seed."""
+        given = {k: parse_number(v) if _is_fraction(v) else v for k, v in self.settings.items()}
+        return {**given, "seed": seed}
+
+
+class Attacker(Strict):
+    """What attackers who learn spend: token sets, pictures of their own, steps, and their attack's steps."""
+
+    sets: int = Field(default=5, ge=1)
+    pictures: int = Field(default=128, ge=1)
+    steps: int = Field(default=40, ge=1)
+    batch: int = Field(default=16, ge=1)
+    attack_steps: int = Field(default=8, ge=1)
+    leak_steps: int = Field(default=100, ge=1)
+
+
+class Corruptions(Strict):
+    """Common corruptions at these severities; all of them unless some are named."""
+
+    severities: list[Annotated[int, Field(ge=1, le=5)]] = Field(default_factory=lambda: [1, 2, 3, 4, 5])
+    names: list[str] | None = None
+
+
+class Protocol(Strict):
+    """How a model is judged. With `survivors`, an attack only sees what those before it left standing."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*@[1-9][0-9]*$")
+    about: str
+    threat: Budget | None = None
+    attacks: list[Attack] = Field(default_factory=list)
+    seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    subset: Subset = Subset()
+    survivors: bool = False
+    controls: list[str] = Field(default_factory=list)
+    attacker: Attacker = Attacker()
+    features: bool = False
+    corruptions: Corruptions | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Protocol:
+        for place, entry in enumerate(self.attacks):
+            budget = entry.threat or self.threat
+            if budget is None:
+                raise InputError(f"attacks.{place} ({entry.attack}) has no threat; give one, or one for all")
+            if budget.norm not in (norms := ATTACKS.entry(entry.attack).facts["norms"]):
+                raise InputError(
+                    f"attacks.{place}: {entry.attack} works in {', '.join(norms)}, not {budget.norm}"
+                )
+        if self.survivors and self.controls:
+            raise InputError(
+                "survivors: controls are judged on all pictures; leave survivors or controls out"
+            )
+        for control in self.controls:
+            if control not in CONTROLS:
+                raise _strange("control", control, CONTROLS)
+        return self
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it judges a model with secret tokens."""
+        return bool(self.controls) or any(
+            a.knowledge in ("no-tokens", "own-tokens", "leak") for a in self.attacks
+        )
+
+    def threat_of(self, entry: Attack) -> Threat:
+        budget = entry.threat or self.threat
+        assert budget is not None
+        return budget.threat()
+
+
+def names() -> list[str]:
+    """The protocols of the package."""
+    return sorted(
+        path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml")
+    )
+
+
+def find(protocol: str | Path | Protocol) -> Protocol:
+    """A protocol by its name (`quick@1`), or from a YAML file."""
+    if isinstance(protocol, Protocol):
+        return protocol
+    text = str(protocol)
+    if text in names():
+        return _read(_folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8"), text)
+    path = Path(text).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        raise unknown("protocol", text, names(), "Or give the path of a .yaml file.")
+    try:
+        return _read(path.read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a protocol that can be read: {error}") from error
+
+
+def _folder() -> Any:
+    return resources.files("robvit.evaluate").joinpath("protocols")
+
+
+def _read(text: str, where: str) -> Protocol:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{where} is not plain YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{where} must hold the fields of a protocol, got {type(content).__name__}")
+    try:
+        return Protocol(**content)
+    except ValidationError as error:
+        raise InputError(f"{where}: {_first(error)}") from None
+    except TypeError as error:  # a key that is no text
+        raise InputError(f"{where}: {error}; keys are words") from None
+
+
+def _first(error: ValidationError) -> str:
+    """One thing that is wrong, a misspelt key before others: the field, what is expected, what came."""
+    found = min(error.errors(), key=lambda flaw: flaw["type"] != "extra_forbidden")
+    place = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        return f"{place}: {unknown('field', str(found['loc'][-1]), _fields(found['loc'][:-1]))}"
+    if found["type"] == "missing":
+        return f"{place} is missing; add it"
+    if found["type"] == "value_error":  # our own words, which say what came
+        return ": ".join(filter(None, (place, str(found["ctx"]["error"]))))
+    return f"{place}: {found['msg']}, got {found['input']!r}"
+
+
+def _fields(place: tuple[int | str, ...]) -> list[str]:
+    """The fields of the part at this place of a protocol."""
+    part: Any = Protocol
+    for step in place:
+        if isinstance(step, str):
+            wanted = part.model_fields[step].annotation
+            choices = [wanted, *get_args(wanted)]
+            part = next(c for c in choices if isinstance(c, type) and issubclass(c, Strict))
+    return list(part.model_fields)
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, str) and "/" in value
+
+
+def _check_setting(name: str, value: object, default: object) -> None:
+    """Refuse a setting of another kind than the attack's own."""
+    if isinstance(default, bool):
+        fine, want = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        fine, want = (
+            isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+            "a whole number from 1",
+        )
+    elif isinstance(default, float):
+        fine, want = _is_fraction(value) or isinstance(value, int | float), "a number"
+    elif isinstance(default, str):
+        fine, want = isinstance(value, str), "a word"
+    else:
+        return
+    if not fine:
+        raise InputError(f"settings.{name} must be {want}, got {value!r}")

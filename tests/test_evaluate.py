@@ -1,0 +1,288 @@
+"""Protocols and the runner: what a protocol refuses, what a record holds, resume and sharing out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import robvit
+from robvit.attacks import run
+from robvit.cli import app
+from robvit.data import PictureSet, open_data
+from robvit.errors import DataError, InputError
+from robvit.evaluate import protocol as protocols
+from robvit.evaluate.forecast import _Steadfast, forecast
+from robvit.evaluate.protocol import Protocol
+from robvit.evaluate.record import Record
+from robvit.evaluate.robustbench import model_info
+
+HEAD = "name: mine@1\nabout: for a test\n"
+LINF = HEAD + "threat: {norm: linf, eps: 8/255}\n"
+SHORT: dict[str, Any] = {
+    "name": "short@1",
+    "about": "for a test",
+    "threat": {"norm": "linf", "eps": "8/255"},
+    "attacks": [
+        {"attack": "pgd", "settings": {"steps": 2}},
+        {"attack": "square", "settings": {"steps": 8}},
+    ],
+}
+
+
+def written(tmp_path: Path, rules: dict[str, Any]) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(rules))  # JSON is YAML
+    return path
+
+
+def lasting(path: Path) -> dict[str, Any]:
+    """A record without what differs from run to run: the date, seconds and the command."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    for name in ("created", "command"):
+        content.pop(name)
+    for trial in content["trials"]:
+        trial.pop("seconds")
+    return content
+
+
+@pytest.mark.parametrize("name", protocols.names())
+def test_the_packages_protocols_are_sound_and_called_by_their_names(name: str) -> None:
+    assert protocols.find(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LINF + "attacks: [{attack: pdg}]", "attacks.0: no attack is called 'pdg'; did you mean pgd"),
+        (HEAD + "threat: {norm: linf, eps: 8}", "threat: eps is in pixels, more than 0 and at most 1, got 8"),
+        (HEAD + "threat: {norm: linf, eps: 0}", "more than 0"),
+        (HEAD + "threat: {norm: l2, eps: .inf}", "finite"),
+        (HEAD + "threat: {norm: linf, eps: many}", "threat.eps: expected a number such as 8/255"),
+        (HEAD + "threat: {norm: l7, eps: 1}", "no norm is called 'l7'"),
+        (LINF + "attcks: []", "no field is called 'attcks'; did you mean attacks"),
+        (
+            LINF + "attacks: [{attck: pgd}]",
+            "attacks.0.attck: no field is called 'attck'; did you mean attack",
+        ),
+        (LINF + "attacks: [{attack: pgd, settings: {stepz: 2}}]", "did you mean step"),
+        (LINF + "attacks: [{attack: pgd, settings: {steps: 0}}]", "settings.steps must be a whole number"),
+        (LINF + "attacks: [{attack: pgd, settings: {seed: 2}}]", "`seeds` of the protocol"),
+        (LINF + "attacks: [{attack: feature}]", "judges classifiers"),
+        (LINF + "attacks: [{attack: cw_l2}]", "attacks.0: cw_l2 works in l2, not linf"),
+        (LINF + "attacks: [{attack: pgd, knowledge: all}]", "no knowledge is called 'all'"),
+        (LINF + "attacks: [{attack: pgd, knowledge: black-box}]", "take square"),
+        (LINF + "controls: [noise]", "no control is called 'noise'"),
+        (LINF + "subset: {count: 0}", "subset.count"),
+        (HEAD + "attacks: [{attack: pgd}]", "has no threat"),
+        ("name: mine\nabout: x", "name: String should match"),
+        ("name: mine@1", "about is missing"),
+        ("- 1", "got list"),
+        ("a: [", "not plain YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "not plain YAML"),
+    ],
+)
+def test_a_protocol_with_a_mistake_is_refused_by_the_field(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        protocols.find(path)
+    assert message in str(refused.value)
+
+
+def test_an_unknown_protocol_offers_the_nearest() -> None:
+    with pytest.raises(robvit.RobvitError, match="did you mean quick@1"):
+        protocols.find("quik@1")
+
+
+def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> None:
+    """The four parts one after another break the pictures that AutoAttack breaks."""
+    steps, queries = 3, 10
+    rules = Protocol.model_validate(
+        {
+            **SHORT,
+            "survivors": True,
+            "attacks": [
+                {"attack": "apgd_ce", "settings": {"steps": steps}},
+                {"attack": "apgd_t", "settings": {"steps": steps, "targets": 3}},
+                {"attack": "fab_t", "settings": {"steps": steps, "targets": 3}},
+                {"attack": "square", "settings": {"steps": queries}},
+            ],
+        }
+    )
+    model = robvit.load("robvit-mini-robust")
+    pictures = open_data("sample", limit=16)
+    record = robvit.evaluate(model, pictures, protocol=rules, batch=16)
+    whole = run("autoattack", model, *pictures.arrays(), rules.threat_of(rules.attacks[0]), steps=steps,
+                targets=3, queries=queries, eight_bit=True)  # fmt: skip
+    assert record.still_right() == (~whole.success).tolist()
+    clean, *attacks = record.trials
+    assert sum(clean.right) > sum(attacks[0].right)  # else nothing was skipped and nothing shown
+    before = clean
+    for trial in attacks:
+        assert trial.skipped == [i for i, right in enumerate(before.right) if not right]
+        assert all(trial.predicted[i] == before.predicted[i] for i in trial.skipped)
+        before = trial
+    assert any("left standing" in note for note in record.notes)
+
+
+def test_without_survivors_every_attack_sees_every_picture_and_the_worst_case_is_by_picture() -> None:
+    rules = Protocol.model_validate({**SHORT, "seeds": [0, 1]})
+    model = robvit.load("robvit-mini-robust")
+    pictures = open_data("sample", limit=12)
+    record = robvit.evaluate(model, pictures, protocol=rules, batch=5)
+    assert [(t.attack, t.settings.get("seed")) for t in record.trials] == [
+        ("clean", None), ("pgd", 0), ("pgd", 1), ("square", 0), ("square", 1)
+    ]  # fmt: skip
+    assert not any(t.skipped for t in record.trials)
+    x, y = pictures.arrays()
+    alone = run("pgd", model, x, y, rules.threat_of(rules.attacks[0]), steps=2, seed=1, eight_bit=True)
+    assert record.trials[2].right == (~alone.success).tolist()
+    worst = [all(t.right[i] for t in record.trials) for i in range(12)]
+    assert record.headline().share == sum(worst) / 12
+
+
+def test_the_pictures_are_the_protocols(tmp_path: Path) -> None:
+    rules = {**SHORT, "attacks": [], "subset": {"count": 9, "seed": 3}}
+    by_name = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules))
+    everything = open_data("sample")
+    by_set = robvit.evaluate("robvit-mini", everything, protocol=Protocol.model_validate(rules))
+    assert by_name.data["names"] == by_set.data["names"] == open_data("sample", limit=9, seed=3).names
+    digest = by_name.data["digest"]
+    pinned = {**rules, "subset": {"count": 9, "seed": 3, "digest": digest}}
+    robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(pinned))
+    with pytest.raises(DataError, match=digest[:12]):
+        robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(pinned), limit=8)
+    fewer = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules), limit=4)
+    assert "4 of its 9 pictures" in " ".join(fewer.notes)
+
+
+def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    arrays = PictureSet.arrays
+
+    def watched(self: PictureSet) -> tuple[torch.Tensor, torch.Tensor]:
+        held.append(len(self))
+        return arrays(self)
+
+    monkeypatch.setattr(PictureSet, "arrays", watched)
+    rules = Protocol.model_validate(SHORT)
+    robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, say=print)
+    robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path)
+    assert max(held) == 4
+
+
+def test_the_forecast_is_exact_where_every_picture_withstands() -> None:
+    rules = Protocol.model_validate(SHORT)
+    net = _Steadfast(10)
+    listing = open_data("sample", limit=200)
+    airplanes = listing.take([i for i, label in enumerate(listing.labels) if label == 0][:5]).sized(8)
+    record = robvit.evaluate(net, airplanes, protocol=rules, batch=1)
+    guess = forecast(rules, net, airplanes.arrays()[0], count=5, classes=10)
+    assert sum(t.forward for t in record.trials) == guess.forward
+    assert sum(t.backward for t in record.trials) == guess.backward
+    assert guess.seconds > 0
+    assert f"{guess.forward} forward" in str(guess)
+
+
+COMMAND = ["-m", "robvit", "evaluate", "robvit-mini-robust", "sample", "--limit", "12", "--batch", "4"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_identical_record(tmp_path: Path) -> None:
+    rules = written(tmp_path, {**SHORT, "survivors": True})
+    common = [sys.executable, *COMMAND, "--protocol", str(rules), "--out"]
+    assert subprocess.run([*common, str(tmp_path / "whole")], check=False).returncode == 0
+    out = tmp_path / "killed"
+    running = subprocess.Popen([*common, str(out)])
+    until = time.monotonic() + 120
+    while not list(out.glob("shards/01-pgd*/shard-*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not (out / "record.json").exists()  # killed in the middle
+    assert subprocess.run([*common, str(out)], check=False).returncode == 0
+    assert lasting(out / "record.json") == lasting(tmp_path / "whole" / "record.json")
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_record_of_one(tmp_path: Path) -> None:
+    rules = written(tmp_path, {**SHORT, "survivors": True})
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no"]  # fmt: skip
+    for place, first in (("one", []), ("two", launch)):
+        command = [sys.executable, *first, *COMMAND, "--protocol", str(rules), "--out", str(tmp_path / place)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert lasting(tmp_path / "one" / "record.json") == lasting(tmp_path / "two" / "record.json")
+
+
+def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None:
+    rules = written(tmp_path, SHORT)
+    arguments = ["evaluate", "robvit-mini", "sample", "--protocol", str(rules), "--limit", "4",
+                 "--out", str(tmp_path / "out"), "--robustbench", str(tmp_path / "info.json")]  # fmt: skip
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    for text in ("backward passes", "worst case", "The attacker knew everything", "next: robvit report"):
+        assert text in done.output
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert record.protocol["attacks"][0]["settings"] == {"steps": 2}
+    info = json.loads((tmp_path / "info.json").read_text())
+    assert info["clean_acc"] == f"{100 * sum(record.trials[0].right) / 4:.2f}"
+    assert (info["eps"], info["threat_model"], "autoattack_acc" in info) == ("8/255", "Linf", False)
+    parts = [replace(record.trials[1], attack=name) for name in ("apgd_ce", "apgd_t", "fab_t", "square")]
+    whole = replace(record, trials=[record.trials[0], *parts])
+    assert model_info(whole)["autoattack_acc"] == f"{100 * whole.robust_accuracy():.2f}"
+    listed = CliRunner().invoke(app, ["evaluate", "--list"])
+    assert "linf-8-standard@1" in listed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["robvit-mini", "sample", "--protocol", "nothing@1"], "no protocol is called"),
+        (["robvit-mini", "sample", "--protocol", "rob-tokens@1"], "give --tokens"),
+        (["robvit-mini", "DATA"], "pictures with labels"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(
+    arguments: list[str], message: str, tmp_path: Path, sample_folder: Path
+) -> None:
+    given = [str(sample_folder) if a == "DATA" else a for a in arguments]
+    done = CliRunner().invoke(app, ["evaluate", *given, "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, robvit.RobvitError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def sample_folder(tmp_path: Path) -> Path:
+    """Two pictures without labels."""
+    from PIL import Image
+
+    folder = tmp_path / "unlabelled"
+    folder.mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (32, 32)).save(folder / name)
+    return folder
+
+
+def test_a_record_survives_writing_and_reading(tmp_path: Path) -> None:
+    rules = Protocol.model_validate(SHORT)
+    record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=3)
+    record.save(tmp_path / "record.json")
+    assert asdict(Record.load(tmp_path / "record.json")) == asdict(record)
+    text = (tmp_path / "record.json").read_text()
+    (tmp_path / "half.json").write_text(text[: len(text) // 2])
+    with pytest.raises(InputError, match="not a record that can be read"):
+        Record.load(tmp_path / "half.json")
