@@ -53,8 +53,8 @@ def feature(
 )
 def feature_reference(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 30, step_size: float = 0.01, stop: float | None = 1e-4,
-    keep_broken: bool = True, seed: int = 0,
+    steps: int = 30, step_size: float = 0.01, stop: float | None = 1e-4, axis: int = 1,
+    pixels: bool = False, nearest: bool = False, keep_broken: bool = True, seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """The published code's feature attack, choice by choice. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D).
 
@@ -63,8 +63,12 @@ def feature_reference(
     (the tokens, for token features) plus the pixel MSE, ends after the step before which the MSE of the
     whole batch reached `stop`, clamps to the batch's own range, and cuts off to 8 bits. So results
     depend on the batch, and budgets below a grey level are not kept: the certificate refuses those.
+
+    One choice at a time can be made honest: the cosine's `axis` (-1 is over the features of a token),
+    all of it in `pixels`, rounding to the `nearest` grey level.
     """
-    mean, std = (torch.tensor(v).to(x).view(1, 3, 1, 1) for v in (MEAN, STD))
+    statistics = ((0.0,) * 3, (1.0,) * 3) if pixels else (MEAN, STD)
+    mean, std = (torch.tensor(v).to(x).view(1, 3, 1, 1) for v in statistics)
     clean, target = (x - mean) / std, model(x)
     low, high = clean.aminmax()
     uniform = draw(x, seed, "feature_reference").clamp(1e-6, 1 - 1e-6)
@@ -72,11 +76,12 @@ def feature_reference(
     for _ in range(steps):
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            pixels = leaf * std + mean
-            error = F.mse_loss(pixels, x)
-            cost = F.cosine_similarity(model(pixels), target, dim=1).mean() + error
+            seen = leaf * std + mean
+            error = F.mse_loss(seen, x)
+            cost = F.cosine_similarity(model(seen), target, dim=axis).mean() + error
         step = point - step_size * slope(cost, leaf).sign()
         point = (clean + (step - clean).clamp(-threat.eps, threat.eps)).clamp(low, high)
         if stop is not None and bool(error >= stop):
             break
-    return ((point * std + mean).clamp(0, 1) * 255).floor() / 255
+    levels = (point * std + mean).clamp(0, 1) * 255
+    return (levels.round() if nearest else levels.floor()) / 255
