@@ -58,5 +58,6 @@ def parse_settings(given: list[str], known: dict[str, Any], owner: str) -> dict[
         try:
             settings[name] = json.loads(text.lower())
         except ValueError:
-            settings[name] = parse_number(text) if "/" in text else text
+            is_fraction = all(part.replace(".", "", 1).isdigit() for part in text.split("/"))
+            settings[name] = parse_number(text) if is_fraction else text
     return settings
