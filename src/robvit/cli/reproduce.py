@@ -74,7 +74,11 @@ def _print(table: Table) -> None:
         shown.add_column(column, justify="right" if place else "left")
     for row in table.rows:
         shown.add_row(*(table.cell(value) for value in row))
-    Console(width=None if sys.stdout.isatty() else 140).print(shown)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table.title, style="bold", highlight=False)
+    console.print(shown)
+    if table.note:
+        typer.echo(f"{table.note}\n")
 
 
 def _list() -> None:

@@ -48,6 +48,18 @@ class Request:
         return open_data(self.data or default, split=split, size=size, how=self.fit, limit=images)
 
 
+def study_record(request: Request, model: Model, pictures: PictureSet, **fields: Any) -> Record:
+    """A record of a study that judged this model on these pictures."""
+    spec = request.data or "sample"
+    return Record(
+        kind="study",
+        model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
+        data={"spec": spec, "digest": pictures.digest(), "count": len(pictures), "names": pictures.names,
+              "labels": pictures.labels},
+        **{"trials": [], **fields},
+    )  # fmt: skip
+
+
 def study(name: str, *, paper: str, title: str) -> Callable[[Study], Study]:
     """File a study under the name that people type; its keyword arguments are its settings."""
 
@@ -71,6 +83,6 @@ def reproduce(name: str, request: Request | None = None, /, **given: Any) -> Rec
         if key not in entry.facts["defaults"]:
             raise unknown(f"setting of {name}", key, list(entry.facts["defaults"]))
     record = entry.value(request or Request(**asked), **settings)
-    record.notes.insert(0, f"{entry.facts['title']} ({entry.facts['paper']}), repeated at a small scale: "
-                           f"{record.data.get('count', 'few')} pictures.")  # fmt: skip
+    scale = f"{record.data['count']} pictures of {record.data['spec']}"
+    record.notes.insert(0, f"{entry.facts['title']}, after {entry.facts['paper']}. Scale: {scale}.")
     return record

@@ -10,7 +10,7 @@ from robvit.defenses.robustify import REFERENCE
 from robvit.defenses.store import AttackSetting
 from robvit.errors import InputError
 from robvit.evaluate.record import Record, Table
-from robvit.studies.core import Request, study
+from robvit.studies.core import Request, study, study_record
 from robvit.studies.hardening import PAPER, attacked, cosines, given, mean
 from robvit.threat import Threat
 
@@ -48,13 +48,8 @@ def choices(request: Request, *, tokens: str = "", few: int = 16) -> Record:
     other = request.load("dinov2-small", pos_embed="timm", img_size=request.img_size or 224)
     strangers = other.with_tokens(given(tokens, other).values)
     rows.insert(-1, _row("positions interpolated by timm", other, strangers, part, PUBLISHED, 1))
-    return Record(
-        kind="study",
-        model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data={"spec": request.data or "sample", "digest": everything.digest(), "count": len(everything)},
-        trials=[],
-        tables=[Table("Mean feature cosine under the feature attack", list(ROW), rows, NOTE)],
-    )
+    table = Table("Mean feature cosine under the feature attack", list(ROW), rows, NOTE)
+    return study_record(request, model, everything, tables=[table])
 
 
 NOTE = (
