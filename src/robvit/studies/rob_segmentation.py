@@ -16,9 +16,11 @@ from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.evaluate.clean import Overlap
+from robvit.evaluate.crafting import levels
 from robvit.evaluate.record import Record, Table
 from robvit.files import written_whole
 from robvit.progress import progress
+from robvit.report.panels import Pixels
 from robvit.studies.core import Request, study, study_record
 from robvit.studies.hardening import PAPER, Effort, backbone, given, learned, parts, random_like
 from robvit.threat import Threat
@@ -132,22 +134,18 @@ def draw_panels(found: Masks, path: Path, side: int = 168) -> None:
         left = gap + place * (side + gap)
         pen.text((left, 4), name, fill="black", font=font)
         for row, shown in enumerate(found.first[name]):
-            is_picture = shown.ndim == 3
-            pixels = (
-                (shown.permute(1, 2, 0) * 255).round().byte().numpy()
-                if is_picture
-                else _coloured(shown, found.classes)
-            )
+            pixels = levels(shown.permute(1, 2, 0)).numpy() if shown.ndim == 3 else _coloured(shown, found)
             tile = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
             page.paste(tile, (left, top + row * (side + gap)))
     with written_whole(path) as aside:
         page.save(aside, format="PNG")
 
 
-def _coloured(mask: torch.Tensor, classes: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
+def _coloured(mask: torch.Tensor, found: Masks) -> Pixels:
     """A mask (H W) as colours that differ in hue and in lightness; ignored pixels are white."""
-    hues = [colorsys.hls_to_rgb(k / classes, 0.35 + 0.3 * (k % 2), 0.6) for k in range(classes)]
+    count = found.classes
+    hues = [colorsys.hls_to_rgb(k / count, 0.35 + 0.3 * (k % 2), 0.6) for k in range(count)]
     palette = np.full((256, 3), 255, dtype=np.uint8)
-    palette[:classes] = (np.array(hues) * 255).astype(np.uint8)
-    assert len(palette) > IGNORE
-    return palette[mask.numpy()]
+    palette[:count] = (np.array(hues) * 255).astype(np.uint8)
+    coloured: Pixels = palette[mask.numpy()]
+    return coloured
