@@ -67,9 +67,7 @@ def _print(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as Printed
 
-    shown = Printed(
-        title=table.title, caption=table.note or None, title_justify="left", caption_justify="left"
-    )
+    shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if place else "left")
     for row in table.rows:

@@ -27,7 +27,7 @@ from robvit.studies.hardening import (
     parts,
     random_like,
 )
-from robvit.studies.rob_paper import DINOV2, OTHERS, Pair
+from robvit.studies.rob_paper import DINOV2, OTHERS
 from robvit.studies.rob_segmentation import Scenes, segmentation
 from robvit.threat import Threat
 
@@ -214,12 +214,12 @@ def table3(request: Request, *, learn: int = 192, steps: int = 60, last: int = 1
     training = learned(request, model, pictures, recipe)
     pairs = list(attacked(model, judge, recipe.attack, "attacking other pictures"))
     hardened = cosines(model, model.with_tokens(training.tokens.values), pairs)
-    dinov2 = DINOV2[model.name].cosine if model.name in DINOV2 else Pair(float("nan"), float("nan"))
-    paper = OTHERS.get(model.name, dinov2)
+    dinov2 = DINOV2[model.name].cosine if model.name in DINOV2 else None
+    before, after = OTHERS.get(model.name, dinov2) or (None, None)
     rows: list[list[object]] = [
-        ["regular, training pictures", training.baseline, paper.regular],
+        ["regular, training pictures", training.baseline, before],
         [f"tokens, last {min(last, steps)} training batches", mean([b for _, b in training.history[-last:]]),
-         paper.hardened],
+         after],
         ["regular, other pictures", mean(cosines(model, model, pairs)["own"]), None],
         ["tokens, other pictures", mean(hardened["original"]), None],
     ]  # fmt: skip
