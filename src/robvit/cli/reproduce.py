@@ -64,6 +64,7 @@ def reproduce(
 
 
 def _print(table: Table) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table as Printed
 
