@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 import robvit
-from robvit.errors import UnknownName
-from robvit.evaluate.record import Table
+from robvit.attention import watch
+from robvit.errors import InputError, UnknownName
+from robvit.evaluate.record import Record, Table
 from robvit.studies import Request
+from robvit.studies.rob_figures import largest
 
 
 def test_unknown_studies_and_settings_are_refused_by_name() -> None:
@@ -24,3 +29,81 @@ def test_a_request_names_pictures_and_model_or_takes_the_studys_own() -> None:
     assert len(own) == 4
     assert Request(data="sample").pictures("nowhere", "test", 32, 4).digest() == own.digest()
     assert Request(model="robvit-mini").load("nothing").name == "robvit-mini"
+
+
+QUICK = {"model": "robvit-mini", "steps": 2, "learn": 16}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rob-table1", {"head": 40, "scenes": 4, "images": 4}),
+        ("rob-table2", {"head": 40, "scenes": 4, "images": 4, "attack_steps": 2}),
+        ("rob-table3", {"images": 4}),
+        ("rob-table4", {"head": 40, "images": 4, "attack_steps": 2, "targets": 2, "queries": 5}),
+        ("rob-fig3", {"scenes": 4, "images": 4, "attack_steps": 2}),
+        ("rob-fig4", {"counts": (1, 3)}),
+        ("rob-fig5", {}),
+        ("rob-fig6", {"images": 4}),
+    ],
+)
+def test_each_study_of_tokens_runs_on_the_bundled_model(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
+    record.save(tmp_path / "record.json")
+    assert Record.load(tmp_path / "record.json").tables == record.tables
+    for table in record.tables:
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+@pytest.mark.slow
+def test_a_table_says_what_its_trials_say(tmp_path: Path) -> None:
+    settings = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
+    record = robvit.reproduce("rob-table2", out=tmp_path, **QUICK, **settings)
+    rows = {row[0]: row[1:] for row in record.tables[0].rows}
+    attacked = [t for t in record.trials if t.rung == "no tokens" and t.attack == "pgd"]
+    assert rows["accuracy under PGD, %"][0] == 100 * sum(attacked[0].right) / 8
+    rungs = {t.rung for t in record.trials}
+    assert {"random tokens", "tokens", "tokens, attacker knows them"} <= rungs
+
+
+def test_the_choices_of_the_published_code_are_taken_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    model = robvit.load("robvit-mini", pos_embed="hub")
+    tokens = robvit.RobustTokens(0.01 * torch.randn(1, 4, model.width), model.fingerprint())
+    tokens.save(file)
+    with pytest.raises(InputError, match="which tokens"):
+        robvit.reproduce("rob-choices", model="robvit-mini", images=2)
+    record = robvit.reproduce(
+        "rob-choices",
+        model="robvit-mini",
+        images=3,
+        few=2,
+        img_size=32,
+        tokens=file,
+    )
+    rows = record.tables[0].rows
+    assert [row[1] for row in rows] == [50_000, 3, 2, 2, 2, 2, 2, 2, 2]
+    assert len({row[0] for row in rows}) == 8  # the published choices stand there twice
+
+
+def test_the_largest_activation_leaves_extra_tokens_out() -> None:
+    model = robvit.load("robvit-mini")
+    x = torch.rand(2, 3, 32, 32)
+    bare = largest(model, x)
+    assert bare.shape == (2, 4)
+    with watch(model, residual=True) as seen, torch.no_grad():
+        model(x)
+    assert torch.equal(bare[:, 3], seen.residual[3].abs().amax(dim=(1, 2)))
+    huge = model.with_tokens(1e4 * torch.ones(1, 2, model.width))
+    assert float(largest(huge, x).max()) < 1e4

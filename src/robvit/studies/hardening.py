@@ -76,11 +76,11 @@ def given(path: str, model: Model) -> RobustTokens:
     return import_published(file, model) if file.suffix == ".pt" else RobustTokens.load(file)
 
 
-def random_like(tokens: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """The control: random tokens with the mean length of these (1 R D)."""
-    noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed))
-    scale: torch.Tensor = tokens.norm(dim=-1).mean() / noise.norm(dim=-1, keepdim=True)
-    return noise * scale
+def random_like(tokens: RobustTokens, seed: int = 0) -> RobustTokens:
+    """The control: random tokens with the mean length of these, in the same layers."""
+    noise = torch.randn(tokens.values.shape, generator=torch.Generator().manual_seed(seed))
+    scale = tokens.values.norm(dim=-1).mean() / noise.norm(dim=-1, keepdim=True)
+    return RobustTokens(noise * scale, tokens.fingerprint, layers=tokens.layers)
 
 
 def attacked(
@@ -93,8 +93,8 @@ def attacked(
     with progress(label, total=sum(len(shard.places) for shard in missing)) as advance:
         store.fill(missing, advance)
     for first in range(0, len(places), batch):
-        clean, adv, _ = store.batch(places[first : first + batch])
-        yield clean, adv
+        some = places[first : first + batch]
+        yield torch.stack([pictures[i][0] for i in some]), torch.cat([store.row(i)[0] for i in some])
 
 
 @torch.no_grad()

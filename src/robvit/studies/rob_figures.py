@@ -74,7 +74,7 @@ def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Recor
     tokens = learned(request, model, pictures, recipe).tokens
     pairs = list(attacked(model, judge, recipe.attack, "attacking without tokens"))
     lines = {}
-    for name, victim in (("no tokens", model), ("tokens", model.with_tokens(tokens.values))):
+    for name, victim in (("no tokens", model), ("tokens", model.with_tokens(tokens))):
         for side, seen in enumerate(("clean", "attacked")):
             peaks = torch.cat([largest(victim, pair[side]) for pair in pairs]).mean(0).tolist()
             lines[f"{name}, {seen}"] = [[layer, peak] for layer, peak in enumerate(peaks, start=1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from robvit.attacks.pixels import eight_bit
 from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
 from robvit.data import open_data
-from robvit.evaluate.clean import Overlap
+from robvit.defenses.tokens import RobustTokens
 from robvit.evaluate.crafting import levels
+from robvit.evaluate.masks import pixel_counts, score_of
 from robvit.evaluate.record import Record, Table
 from robvit.files import written_whole
 from robvit.progress import progress
@@ -46,7 +48,7 @@ class Masks:
 
 
 def segmentation(
-    model: Model, tokens: torch.Tensor, scenes: Scenes, threat: Threat | None, steps: int, *, kept: int = 4
+    model: Model, tokens: RobustTokens, scenes: Scenes, threat: Threat | None, steps: int, *, kept: int = 4
 ) -> Masks:
     """Dataset-level mIoU of linear heads; without a threat, on clean pictures only.
 
@@ -61,7 +63,7 @@ def segmentation(
         SegmentationHead.fit(m, list(learn.batches(16)), classes, names=learn.classes)
         for m in (model, hardened)
     ]
-    variants = {
+    variants: dict[str, tuple[RobustTokens | None, int]] = {
         "no tokens": (None, 0), "random tokens": (random_like(tokens), 0), "tokens": (tokens, 0),
         "tokens, head on hardened features": (tokens, 1),
     }  # fmt: skip
@@ -73,7 +75,7 @@ def segmentation(
     for surrogate, head in zip(surrogates, heads, strict=True):
         surrogate.head = head
     found = Masks(classes=classes)
-    overlaps = {(name, kind): Overlap(classes) for name in victims for kind in ("clean", "attacked")}
+    counts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     with progress("segmentation", total=len(judge)) as advance:
         for x, y in judge.batches(8):
             adv = [x] * 2
@@ -83,15 +85,15 @@ def segmentation(
                 seen = {"clean": x, "attacked": adv[variants[name][1]]}
                 for kind, pictures in seen.items():
                     with torch.no_grad():
-                        masks = victim(pictures).argmax(1)
-                    overlaps[name, kind].add(masks, y)
-                    found.first.setdefault(f"{name}, {kind}", masks[:kept])
+                        output = victim(pictures)
+                    counts[name, kind].append(pixel_counts(output, y, classes))
+                    found.first.setdefault(f"{name}, {kind}", output.argmax(1)[:kept])
             found.first.setdefault("truth", y[:kept])
             found.first.setdefault("clean", x[:kept])
             found.first.setdefault("adversarial", adv[0][:kept])
             advance(len(x))
-    for (name, kind), overlap in overlaps.items():
-        getattr(found, kind)[name] = overlap.mean()
+    for (name, kind), each in counts.items():
+        getattr(found, kind)[name] = score_of(each, classes).miou
     return found
 
 
@@ -108,10 +110,10 @@ def panels(
     """Masks with and without tokens on clean and on attacked pictures; panels.png shows the first ones."""
     model, effort = backbone(request), Effort(learn=learn, steps=steps, eps=eps)
     if tokens:
-        values = given(tokens, model).values
+        values = given(tokens, model)
     else:
         pictures, _ = parts(request, model.input_size[0], learn, 1)
-        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens.values
+        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens
     views = Scenes(segmentation_data, scenes, request.images or 16)
     found = segmentation(model, values, views, Threat("linf", eps), attack_steps)
     draw_panels(found, request.out / "panels.png")

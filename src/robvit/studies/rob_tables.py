@@ -11,6 +11,7 @@ import torch
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
+from robvit.defenses.tokens import RobustTokens
 from robvit.evaluate.crafting import Job, craft, shards
 from robvit.evaluate.record import Record, Table, Trial
 from robvit.progress import progress
@@ -37,12 +38,12 @@ class Subject:
     """A backbone with its tokens, and two heads: on un-hardened and on hardened features, as the paper's."""
 
     model: Model
-    tokens: torch.Tensor
+    tokens: RobustTokens
     head: LinearHead
     hardened_head: LinearHead
     judge: PictureSet
 
-    def variant(self, tokens: torch.Tensor | None, head: LinearHead) -> Model:
+    def variant(self, tokens: RobustTokens | None, head: LinearHead) -> Model:
         twin = self.model.with_tokens(tokens)
         twin.head = head
         return twin
@@ -62,10 +63,10 @@ def prepare(request: Request, tokens: str, effort: Effort, head: int, images: in
     model = backbone(request)
     learn, judge = parts(request, model.input_size[0], max(head, effort.learn), images)
     if tokens:
-        values = given(tokens, model).values
+        values = given(tokens, model)
     else:
         pictures = learn.take(range(min(effort.learn, len(learn))))
-        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens.values
+        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens
     heads = []
     for name, victim in (("un-hardened", model), ("hardened", model.with_tokens(values))):
         with progress(f"a linear head on {name} features", total=len(learn)) as advance:
@@ -213,7 +214,7 @@ def table3(request: Request, *, learn: int = 192, steps: int = 60, last: int = 1
     recipe = effort.recipe(seed=request.seed)
     training = learned(request, model, pictures, recipe)
     pairs = list(attacked(model, judge, recipe.attack, "attacking other pictures"))
-    hardened = cosines(model, model.with_tokens(training.tokens.values), pairs)
+    hardened = cosines(model, model.with_tokens(training.tokens), pairs)
     dinov2 = DINOV2[model.name].cosine if model.name in DINOV2 else None
     before, after = OTHERS.get(model.name, dinov2) or (None, None)
     rows: list[list[object]] = [
