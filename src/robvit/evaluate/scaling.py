@@ -24,6 +24,7 @@ from robvit.evaluate.metrics import mcnemar, paired_interval
 from robvit.evaluate.record import Trial
 from robvit.threat import Threat
 
+LOOKS = 2  # passes of every run besides the attack's: one look before, one after
 SURE = 0.05  # a difference counts if chance alone makes it less often
 
 
@@ -132,9 +133,8 @@ class _Arms:
             left = (~plain.success).nonzero()[:, 0]
             adv, costs["control"] = plain.adv.clone(), costs["plain"]
             if len(left):
-                name, more = control_of(
-                    self.base, self.settings, self.threat, costs["scaled"].each(len(rows))
-                )
+                budget = costs["scaled"].each(len(rows)) - LOOKS
+                name, more = control_of(self.base, self.settings, self.threat, budget)
                 again, cost = self._run(name, x[rows][left], y[rows][left], more, self.seed + 1)
                 adv[left], costs["control"] = again.adv, costs["plain"] + cost
             advs["control"][rows] = adv
