@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluate.crafting import Job, craft, shards
+from robvit.evaluate.crafting import Job, clean_trial, craft
 from robvit.evaluate.record import Record, Table, Trial
 from robvit.progress import progress
 from robvit.studies.core import Request, study, study_record
@@ -104,24 +104,20 @@ def _job(
     return Job(attack, threat, settings, surrogate, surrogate.identity(), x, victim=victim, batch=16)
 
 
-@torch.no_grad()
 def _judge(job: Job, folder: Path, judged: dict[str, Model]) -> list[Trial]:
     """Craft once, then let every model of `judged` say what it sees, before and after."""
     with progress(f"{job.attack}: {folder.name}", total=len(job.pictures)) as advance:
         crafted = craft(job, folder, advance)
     trials = []
-    for rung, model in judged.items():
-        before, after = list[int](), list[int]()
-        for some, shard in zip(job.batches(), shards(folder, len(job.batches())), strict=True):
-            before += model(some.arrays()[0]).argmax(1).tolist()
-            after += model(shard.adv.float() / 255).argmax(1).tolist()
-        labels, none = job.pictures.labels, [0.0] * len(before)
-        right = [[p == y for p, y in zip(said, labels, strict=True)] for said in (before, after)]
-        trials.append(Trial("clean", "none", {}, right[0], before, none, len(before), rung=rung))
-        trials.append(
-            Trial(job.attack, str(job.threat), job.settings, right[1], after, crafted.distance,
-                  crafted.forward, crafted.backward, crafted.seconds, crafted.warnings, rung)
-        )  # fmt: skip
+    for place, (rung, model) in enumerate(judged.items()):
+        seen = replace(job, model=model, victim=None, identity=model.identity(), source=folder)
+        after = craft(seen, folder.with_name(f"{folder.name}-{place}"), lambda *_, **__: None)
+        cost = {name: getattr(crafted, name) for name in ("forward", "backward", "seconds", "warnings")}
+        control = rung in ("no tokens", "random tokens")
+        trials += [
+            replace(clean_trial(seen), rung=rung, control=control),
+            replace(after, **cost, rung=rung, control=control),
+        ]
     return trials
 
 
@@ -151,8 +147,8 @@ def table1(
     for rung, victim in subject.variants().items():
         with torch.no_grad():
             said = torch.cat([victim(part) for part in x.split(32)]).argmax(1)
-        clean.append(Trial("clean", "none", {}, (said == y).tolist(), said.tolist(), [0.0] * len(y), len(y),
-                           rung=rung))  # fmt: skip
+        right = (said == y).tolist()
+        clean.append(Trial("clean", "none", {}, right, said.tolist(), [0.0] * len(y), len(y), rung=rung))
     views = Scenes(segmentation_data, scenes, request.images or 32)
     masks = segmentation(subject.model, subject.tokens, views, None, 0)
     paper = DINOV2.get(subject.model.name)
