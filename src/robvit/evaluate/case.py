@@ -14,6 +14,7 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
 from robvit.evaluate.classifiers import Among, Classifier
+from robvit.evaluate.corrupted import corrupted, is_imagenet_c, title
 from robvit.evaluate.crafting import Job, cosines, craft
 from robvit.evaluate.knowledge import KNOWLEDGE, Situation, Source, random_tokens
 from robvit.evaluate.protocol import Attack, Protocol
@@ -31,6 +32,7 @@ class Case:
     out: Path
     batch: int
     precision: str
+    data: object = None
     shown: bool = False
     public: Callable[[int], PictureSet] = field(init=False)
     figures: dict[str, float] = field(default_factory=dict)
@@ -54,6 +56,8 @@ class Case:
 
     def run(self) -> list[Trial]:
         """All trials: for each rung the clean pictures, then its attacks; then the controls."""
+        if is_imagenet_c(self.data):
+            return self.corrupt()
         clean = self.judge("clean", self.job("clean"))
         rungs: dict[str, list[Trial]] = {}
         controls: list[Trial] = []
@@ -70,7 +74,17 @@ class Case:
                     if entry.knowledge == "no-tokens":
                         controls += self.controls(entry, seed, source, name)
         found = [trial for trials in rungs.values() for trial in trials]
-        return [*(found or [clean]), *_once(controls)]
+        return [*(found or [clean]), *_once(controls), *self.corrupt()]
+
+    def corrupt(self) -> list[Trial]:
+        """The judged model under common corruptions; they are no attacks and take no part in a worst case."""
+        if self.rules.corruptions is None:
+            return []
+        found = []
+        for name, severity, pictures in corrupted(self.data, self.pictures, self.rules.corruptions):
+            trial = self.judge(f"{name}-{severity}", self.job("clean", pictures=pictures))
+            found.append(replace(trial, attack=name, threat=title(severity), control=True))
+        return found
 
     def rung(self, knowledge: str) -> str:
         """What a rung is called; one attacker alone needs no name."""

@@ -34,7 +34,9 @@ def ladder(record: Record) -> list[Table]:
 def claims(record: Record) -> list[str]:
     """The headline, what it rests on, and what it does not say."""
     attacks = [t for t in record.trials if t.attack != "clean" and not t.control]
-    clean = next(t for t in record.trials if t.attack == "clean" and not t.control)
+    clean = next((t for t in record.trials if t.attack == "clean" and not t.control), None)
+    if clean is None:
+        return []
     share, low, high = _share(clean.right)
     notes = [
         f"Clean accuracy {share:.1%} of {len(clean.right)} pictures (95 % interval {low:.1%} to {high:.1%})."

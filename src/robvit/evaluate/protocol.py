@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from robvit.attacks import ATTACKS
+from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
 from robvit.registry import unknown
 from robvit.threat import NORMS, Threat, parse_number
@@ -145,10 +146,15 @@ class Protocol(Strict):
                 raise InputError(
                     f"attacks.{place}: {entry.attack} works in {', '.join(norms)}, not {budget.norm}"
                 )
+        if self.corruptions is not None and self.attacks:
+            raise InputError("attacks and corruptions are two protocols; leave one out")
         if self.survivors and self.controls:
             raise InputError(
                 "survivors: controls are judged on all pictures; leave survivors or controls out"
             )
+        for name in (self.corruptions and self.corruptions.names) or ():
+            if name not in CORRUPTIONS:
+                raise _strange("corruption", name, [entry.name for entry in CORRUPTIONS])
         for control in self.controls:
             if control not in CONTROLS:
                 raise _strange("control", control, CONTROLS)

@@ -17,6 +17,7 @@ from robvit.errors import InputError
 from robvit.evaluate.case import Case
 from robvit.evaluate.claims import claims, ladder
 from robvit.evaluate.classifiers import Classifier, check_fit, open_classifier
+from robvit.evaluate.corrupted import is_imagenet_c, summarise
 from robvit.evaluate.forecast import forecast
 from robvit.evaluate.protocol import Protocol, find
 from robvit.evaluate.record import Record
@@ -54,11 +55,17 @@ def evaluate(
         raise InputError(
             f"{rules.name} judges a model with tokens, {classifier.name} has none; give --tokens"
         )
-    pictures = judged_pictures(data, rules.subset, split=split, limit=limit)
+    published = is_imagenet_c(data)
+    if published and rules.corruptions is None:
+        raise InputError(
+            f"{rules.name} has no corruptions, and these are corrupted pictures; take corruptions@1"
+        )
+    first = "gaussian_noise/1" if published else split  # any one names the pictures
+    pictures = judged_pictures(data, rules.subset, split=first, limit=limit)
     pictures = pictures.sized(classifier.size or pictures.size, fit)
     classes = check_fit(classifier, pictures)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
-        case = Case(classifier, pictures, rules, Path(folder), batch, precision)
+        case = Case(classifier, pictures, rules, Path(folder), batch, precision, data)
         case.shown = say is not None
         case.public = public_pictures(public, data, pictures, split=split)
         if say is not None:
@@ -88,4 +95,6 @@ def evaluate(
     )
     record.tables += ladder(record)
     record.notes += claims(record)
+    if rules.corruptions is not None:
+        summarise(record, published)
     return record

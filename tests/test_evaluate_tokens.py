@@ -1,0 +1,179 @@
+"""The threat ladder for secret tokens: what each attacker crafts on, and what the record then says."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import robvit
+from robvit.attacks import run
+from robvit.backbones.model import Model
+from robvit.data import PictureSet, open_data
+from robvit.errors import InputError
+from robvit.evaluate.crafting import shards
+from robvit.evaluate.knowledge import FIRST_SEED, KNOWLEDGE, Situation, Together, random_tokens
+from robvit.evaluate.protocol import ATTACKERS, Attacker, Protocol, find
+from robvit.evaluate.record import Record
+from robvit.threat import Threat
+
+RULES: dict[str, Any] = {
+    **find("rob-tokens@1").model_dump(mode="json"),
+    "name": "short@1",
+    "attacker": {"sets": 2, "pictures": 8, "steps": 2, "batch": 4, "attack_steps": 1, "leak_steps": 3},
+}
+for entry in RULES["attacks"]:
+    entry["settings"] = {"steps": 2}
+COUNT = 6
+
+
+@pytest.fixture(scope="module")
+def hardened() -> Model:
+    model = robvit.load("robvit-mini")
+    return model.with_tokens(0.5 * torch.randn(1, 3, model.width, generator=torch.Generator().manual_seed(5)))
+
+
+@pytest.fixture(scope="module")
+def judged(hardened: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    out = tmp_path_factory.mktemp("ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROBVIT_CACHE", str(out / "cache"))
+        rules = Protocol.model_validate(RULES)
+        record = robvit.evaluate(hardened, "sample", protocol=rules, limit=COUNT, batch=4, out=out)
+        again = robvit.evaluate(hardened, "sample", protocol=rules, limit=COUNT, batch=4, out=out)
+    assert [(t.right, t.forward) for t in again.trials] == [(t.right, t.forward) for t in record.trials]
+    assert again.figures == record.figures
+    return record, out
+
+
+def rung(record: Record, knowledge: str) -> list[Any]:
+    return [t for t in record.trials if t.knowledge == knowledge and not t.control and t.attack != "clean"]
+
+
+def test_every_attacker_is_on_the_ladder() -> None:
+    assert {entry.name for entry in KNOWLEDGE} == set(ATTACKERS)
+    assert {entry.knowledge for entry in find("rob-tokens@1").attacks} == set(ATTACKERS)
+    assert find("rob-tokens@1").attacker.sets >= 5
+
+
+def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
+    judged: tuple[Record, Path], hardened: Model
+) -> None:
+    record, out = judged
+    pictures = open_data("sample", limit=COUNT)
+    x, y = pictures.arrays()
+    bare = hardened.with_tokens(None)
+    parts = [
+        run("pgd", bare, a, b, Threat("linf", 3 / 255), victim=hardened, steps=2, seed=0, eight_bit=True).adv
+        for a, b in zip(x.split(4), y.split(4), strict=True)
+    ]
+    kept = torch.cat([s.adv for s in shards(out / "shards" / "01-pgd-0-0", 2)])
+    assert torch.equal(kept, (torch.cat(parts) * 255).round().to(torch.uint8))
+    (trial,) = rung(record, "no-tokens")
+    adv = kept.float() / 255
+    with torch.no_grad():
+        assert trial.predicted == hardened(adv).argmax(1).tolist()
+        for control, tokens in (("no tokens", None), ("random tokens", random_tokens(hardened.extra))):
+            clean, attacked = (t for t in record.trials if t.rung == control)
+            twin = hardened.with_tokens(tokens)
+            assert clean.control
+            assert attacked.control
+            assert clean.predicted == twin(x).argmax(1).tolist()
+            assert attacked.predicted == twin(adv).argmax(1).tolist()
+        after, original = hardened.features(adv), bare.features(x)
+        cosine = F.cosine_similarity(after, original, dim=-1).mean()
+        own = F.cosine_similarity(after, hardened.features(x), dim=-1).mean()
+    where = "trained tokens, attacker has no tokens, pgd on the public model"
+    assert record.figures[f"cosine with the original features, {where}"] == pytest.approx(
+        float(cosine), abs=1e-5
+    )
+    assert record.figures[f"cosine with its own clean features, {where}"] == pytest.approx(
+        float(own), abs=1e-5
+    )
+
+
+def test_who_trains_tokens_crafts_on_each_set_and_on_all(judged: tuple[Record, Path]) -> None:
+    record, _ = judged
+    trials = rung(record, "own-tokens")
+    assert [t.crafted for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
+    worst = [all(t.right[i] for t in trials) for i in range(COUNT)]
+    clean = next(t for t in record.trials if t.rung == trials[0].rung)
+    assert record.still_right(trials[0].rung) == [a and b for a, b in zip(worst, clean.right, strict=True)]
+
+
+def test_models_together_are_the_mean_of_their_logits(hardened: Model) -> None:
+    x = torch.rand(2, 3, 32, 32)
+    pair = [hardened, hardened.with_tokens(None)]
+    torch.testing.assert_close(Together(pair)(x), (pair[0](x) + pair[1](x)) / 2)
+
+
+def test_random_tokens_have_the_mean_length_of_the_real_ones() -> None:
+    real = torch.randn(1, 4, 8)
+    noise = random_tokens(real)
+    torch.testing.assert_close(noise.norm(dim=-1), real.norm(dim=-1).mean().expand(1, 4))
+    assert F.cosine_similarity(noise, real, dim=-1).abs().max() < 0.99
+
+
+def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
+    def public(count: int) -> PictureSet:
+        return open_data("sample", split="train", limit=count)
+
+    def watch(label: str, total: float) -> Any:
+        return nullcontext(lambda *_, **__: None)
+
+    means = Attacker(pictures=4, batch=4, leak_steps=50)
+    case = Situation(hardened, public, Threat("linf", 3 / 255), means, tmp_path, watch)
+    (source,) = KNOWLEDGE["leak"](case)
+    far, near = (
+        1 - case.figures[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
+    )
+    assert near < far / 2
+    assert isinstance(source.net, Model)
+    with torch.no_grad():
+        x = public(4).arrays()[0]
+        shown = F.cosine_similarity(source.net.features(x), hardened.features(x), dim=-1).mean()
+    assert near == pytest.approx(1 - float(shown), abs=1e-6)
+    assert (tmp_path / "recovered.safetensors").stat().st_mode & 0o077 == 0
+
+
+def test_the_headline_is_the_worst_of_all_attackers_and_never_of_controls(
+    judged: tuple[Record, Path],
+) -> None:
+    record, _ = judged
+    own = [t for t in record.trials if not t.control]
+    worst = sum(all(t.right[i] for t in own) for i in range(COUNT)) / COUNT
+    assert record.headline().share == worst == record.robust_accuracy()
+    assert worst <= min(record.robust_accuracy(t.rung) for t in own)
+    text = " ".join(record.notes)
+    assert "only this may be claimed without a word about secrets" in text
+    assert "never see the real ones" in text
+    (ladder,) = record.tables
+    assert [row[1] for row in ladder.rows] == [
+        "no-tokens", "black-box", "own-tokens", "leak", "white-box", "control", "control"
+    ]  # fmt: skip
+    assert record.model["tokens"] == 3
+
+
+def test_no_secret_stands_in_the_record(judged: tuple[Record, Path], hardened: Model, tmp_path: Path) -> None:
+    record, _ = judged
+    record.save(tmp_path / "record.json")
+    text = (tmp_path / "record.json").read_text()
+    assert hardened.extra is not None
+    for value in hardened.extra.flatten()[:50].tolist():
+        assert f"{value:.5f}" not in text
+
+
+def test_attackers_never_learn_from_judged_pictures_nor_with_the_defenders_seed(hardened: Model) -> None:
+    rules = Protocol.model_validate({**RULES, "controls": [], "attacks": [RULES["attacks"][2]]})
+    pictures = open_data("sample", limit=COUNT)
+    with pytest.raises(InputError, match="give public="):
+        robvit.evaluate(hardened, pictures, protocol=rules)
+    with pytest.raises(InputError, match="may not learn from judged pictures"):
+        robvit.evaluate(hardened, pictures, protocol=rules, public=pictures)
+    assert FIRST_SEED > 100
+    assert json.dumps(RULES)  # a protocol is plain data
