@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
@@ -44,7 +43,7 @@ class Learner:
         start = recipe.start * torch.randn(len(self.layers), recipe.count, model.width, generator=seeded)
         self.tokens = start.to(device).requires_grad_()
         self.learned: dict[str, torch.Tensor] = {"tokens": self.tokens}
-        self.head: nn.Module | None = None
+        self.head: LinearHead | None = None
         if recipe.task > 0:
             if not isinstance(model.head, LinearHead):
                 raise InputError(f"a linear head learns along; give {model.name} one (`robvit train head`)")
@@ -104,15 +103,14 @@ class Learner:
         return json.dumps([self.examples.key, asdict(self.recipe)], sort_keys=True)
 
     def save(self) -> None:
-        """Keep the state; nothing to do where no file is named."""
-        if self.path is None:
+        """Keep the state, where a file is named for it."""
+        if self.path is None or self.step == 0:
             return
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.learned.items():
-            moments = self.adam.state.get(parameter, {})
-            tensors[name] = parameter.detach()
-            tensors[f"{name} first"] = moments.get("exp_avg", torch.zeros_like(parameter))
-            tensors[f"{name} second"] = moments.get("exp_avg_sq", torch.zeros_like(parameter))
+            moments = self.adam.state[parameter]
+            tensors |= {name: parameter.detach(), f"{name} first": moments["exp_avg"],
+                        f"{name} second": moments["exp_avg_sq"]}  # fmt: skip
         facts = {"key": self._key(), "history": json.dumps(self.history)}
         with written_whole(self.path, mode=0o600) as aside:
             save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
@@ -130,17 +128,8 @@ class Learner:
             for name, parameter in self.learned.items():
                 with torch.no_grad():
                     parameter.copy_(file.get_tensor(name))
-                if self.step:
-                    self.adam.state[parameter] = {
-                        "step": torch.tensor(float(self.step)),
-                        "exp_avg": file.get_tensor(f"{name} first").to(parameter.device),
-                        "exp_avg_sq": file.get_tensor(f"{name} second").to(parameter.device),
-                    }
-
-
-def secret_seed(path: Path | None) -> int | None:
-    """The seed of the training whose state is kept in a file, if there is one."""
-    if path is None or not path.exists():
-        return None
-    with safe_open(path, "pt") as file:
-        return int(json.loads((file.metadata() or {})["key"])[1]["seed"])
+                self.adam.state[parameter] = {
+                    "step": torch.tensor(float(self.step)),
+                    "exp_avg": file.get_tensor(f"{name} first").to(parameter.device),
+                    "exp_avg_sq": file.get_tensor(f"{name} second").to(parameter.device),
+                }

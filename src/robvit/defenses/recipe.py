@@ -81,3 +81,6 @@ class Recipe:
 
 # The published code's choices: its attack, its cosine axis, and the 50 steps its tokens were made with.
 REFERENCE = Recipe(steps=50, axis=1, attack=AttackSetting("feature_reference", Threat("linf", 8 / 255)))
+
+# Names for whole recipes; docs/robustness-tokens.md says what each reaches and at which cost.
+PRESETS = {"paper": Recipe(), "strong": Recipe(lr=5e-3, layers="all")}

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from robvit.attacks import frozen
+from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.defenses.examples import Examples
 from robvit.defenses.learner import Diverged as Diverged
@@ -44,7 +44,7 @@ class Training:
     baseline: float
     history: list[tuple[float, float]]
     attacked: int
-    head: nn.Module | None = None
+    head: LinearHead | None = None
 
 
 def robustify(
@@ -86,7 +86,6 @@ def train(
     examples = Examples(model, pictures, recipe, store)
     learner = Learner(model, examples, recipe, state)
     learner.resume()
-    learner.save()  # from here on a run with a secret seed knows it again
     missing = examples.missing()
     attacked = sum(len(shard.places) for _, shards in missing for shard in shards)
     # In forward passes, where a backward pass counts two: what a picture costs to attack, and in a step.
@@ -124,20 +123,25 @@ def train_pool(
 ) -> tuple[TokenPool, list[Training]]:
     """Learn `size` independent sets from one store of attacked pictures.
 
-    `state` is a folder with a file for each set. The sets' seeds follow from the recipe's, but neither
-    it nor one of them from another.
+    `state` is a folder with a file for each set. A single set has the recipe's seed; those of several
+    follow from it, but neither it nor one of them from another.
     """
     if size < 1:
         raise InputError(f"a pool needs at least one set, got {size}")
     report = report or (lambda *_, **__: None)
     trainings = []
     for number in range(size):
-        seed = int.from_bytes(hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()[:7], "big")
+        digest = hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()
+        seed = int.from_bytes(digest[:7], "big") if size > 1 else recipe.seed
         trainings.append(
             train(
                 model, pictures, replace(recipe, seed=seed),
                 state=None if state is None else state / f"state-{number}.safetensors", store=store,
-                report=lambda share, note="", n=number: report(share / size, note=f"set {n + 1}: {note}"),
+                report=lambda share, note="", n=number: report(share / size, note=_of(n, size) + note),
             )
         )  # fmt: skip
     return TokenPool(tuple(training.tokens for training in trainings)), trainings
+
+
+def _of(number: int, size: int) -> str:
+    return f"set {number + 1} of {size}, " if size > 1 else ""
