@@ -92,10 +92,13 @@ def robustify(
     """
     from robvit.data import open_data
     from robvit.defenses.robustify import train_pool
+    from robvit.errors import InputError
     from robvit.loading import load
     from robvit.progress import progress
 
     base = _base(preset, compat)
+    if pool > 1 and task:
+        raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
     hub = compat == "reference" and "dinov2" in model
     net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
     pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)

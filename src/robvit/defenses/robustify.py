@@ -28,6 +28,7 @@ from robvit.defenses.recipe import Recipe as Recipe
 from robvit.defenses.store import Pictures, TensorPictures
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported
+from robvit.files import tensors_sha256
 
 Report = Callable[..., None]
 
@@ -101,9 +102,11 @@ def train(
             learner.advance()
             report(step_cost / total, note=learner.note(baseline))
     learner.save()
+    values = learner.tokens.detach().cpu().clone()
     tokens = RobustTokens(
-        learner.tokens.detach().cpu().clone(),
+        values,
         model.fingerprint(),
+        tensors_sha256({"tokens": values})[:12],  # the same tokens again have the same name
         settings=asdict(learner.recipe),
         layers=learner.layers,
     )

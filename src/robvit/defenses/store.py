@@ -78,7 +78,7 @@ class AttackSetting:
         return bool(ATTACKS.entry(self.name).facts["task"] == "classes")
 
     def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Adversarial pictures (B 3 H W) of a token-free model, certified."""
+        """Adversarial pictures (B 3 H W), certified."""
         function, facts = ATTACKS[self.name], ATTACKS.entry(self.name).facts
         if self.needs_labels:
             # Other models are to learn from these pictures: each is driven as far as the attack goes.

@@ -1,0 +1,179 @@
+"""`robvit robustify` and `robvit tokens rotate` as a person, or a power cut, uses them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import robvit
+from robvit.backbones.heads import load_head
+from robvit.cli import app
+from robvit.defenses.pool import TokenPool
+from robvit.defenses.robustify import Recipe
+from robvit.defenses.tokens import RobustTokens
+from robvit.evaluate.record import Record
+from robvit.files import read_tensors
+
+SMALL = ("robustify", "robvit-mini", "sample", "--limit", "32", "--attack-steps", "2", "--batch", "4")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+
+
+def robvit_(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def started(arguments: list[str], cache: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "robvit", *arguments],
+        env={**os.environ, "ROBVIT_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def killed_when(arguments: list[str], cache: Path, there: list[Path]) -> None:
+    """Start the command and kill it, without a chance to tidy up, as soon as one of the files changes."""
+
+    def stamps() -> list[int]:
+        return [file.stat().st_mtime_ns if file.exists() else 0 for file in there]
+
+    before, process = stamps(), started(arguments, cache)
+    while stamps() == before and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--adaptive", "--inner-steps", "1", "--layers", "all", "--pool", "2"]])
+def test_killed_at_any_point_it_ends_in_the_same_file(more: list[str], tmp_path: Path) -> None:
+    arguments = [*SMALL, "--steps", "50", "--seed", "3", *more]
+    secret = "pool.safetensors" if "--pool" in more else "tokens.safetensors"
+    whole = [*arguments, "--out", str(tmp_path / "whole")]
+    assert started(whole, tmp_path / "whole-cache").wait() == 0
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    broken = [*arguments, "--out", str(out)]
+    states = [out / f"state-{number}.safetensors" for number in (0, 1)]
+    if not more:  # in the middle of attacking; adaptive tokens need no stored attack
+        process = started(broken, cache)
+        while not list(cache.rglob("shard-*")) and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        assert len(list(cache.rglob("shard-*"))) == 1
+    killed_when(broken, cache, states)  # right after a state of the training was written
+    if not more:
+        killed_when(broken, cache, [out / secret])  # between the tokens and the record
+    assert not (out / "report.html").exists()
+    assert started(broken, cache).wait() == 0
+    (mine, about), (other, said) = (read_tensors(place / secret, "") for place in (out, tmp_path / "whole"))
+    assert about == said
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert {stat.S_IMODE(f.stat().st_mode) for f in (*out.glob("state*"), out / secret)} == {0o600}
+
+
+def test_a_seed_left_out_is_secret_and_kept(tmp_path: Path) -> None:
+    outs = [tmp_path / "a", tmp_path / "b"]
+    for out in outs:
+        assert robvit_(*SMALL, "--steps", 1, "--out", out).exit_code == 0
+    first, second = (RobustTokens.load(out / "tokens.safetensors") for out in outs)
+    assert first.settings["seed"] != second.settings["seed"]
+    for out, tokens in zip(outs, (first, second), strict=True):
+        assert stat.S_IMODE((out / "seed").stat().st_mode) == 0o600
+        shown = robvit_("tokens", "show", out / "tokens.safetensors").output
+        record = (out / "record.json").read_text() + (out / "report.html").read_text()
+        assert str(tokens.settings["seed"]) not in shown + record
+    again = robvit_(*SMALL, "--steps", 1, "--out", outs[0])
+    assert again.exit_code == 0, again.output
+    assert torch.equal(RobustTokens.load(outs[0] / "tokens.safetensors").values, first.values)
+
+
+def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
+    options = ("--count", 3, "--lr", 0.5, "--layers", "0,2", "--steps", 1, "--seed", 9, "--start", 0.1)
+    attacks = ("--attack", "feature", "--attack", "feature@1/255", "--adaptive", "--inner-steps", 1)
+    done = robvit_(*SMALL, *options, *attacks, "--adaptive-share", 0.5, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    recipe = Recipe.from_settings(RobustTokens.load(tmp_path / "tokens.safetensors").settings)
+    assert (recipe.count, recipe.lr, recipe.layers, recipe.seed, recipe.start) == (3, 0.5, (0, 2), 9, 0.1)
+    assert [round(attack.threat.eps * 255) for attack in recipe.attacks] == [8, 1]
+    assert recipe.attack.settings == {"steps": 2}
+    assert recipe.adaptive is not None
+    assert (recipe.adaptive.steps, recipe.adaptive.share) == (1, 0.5)
+    for wrong, why in (
+        (("--layers", "0,x"), "layers must be"),
+        (("--preset", "best"), "preset must be one of"),
+        (("--compat", "best"), "compat must be"),
+        (("--pool", 2, "--task", 1), "one set of tokens"),
+        (("--layers", "99"), "rising numbers"),
+    ):
+        assert why in str(robvit_(*SMALL, *wrong, "--out", tmp_path / "x").exception)
+
+
+def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) -> None:
+    done = robvit_(*SMALL, "--steps", 2, "--pool", 2, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    pool = TokenPool.load(tmp_path / "out" / "pool.safetensors")
+    record = Record.load(tmp_path / "out" / "record.json")
+    (curve,) = record.curves
+    assert curve.lines["clean, set 2"] == [
+        [1, record.history["clean, set 2"][0]],
+        [2, record.history["clean, set 2"][1]],
+    ]
+    assert "un-hardened, attacked" in curve.lines
+    for one in pool:
+        assert one.key_id in done.output
+        values = [f"{value:.5f}" for value in one.values.flatten()[:50].abs().tolist()]
+        for text in (
+            done.output,
+            *((tmp_path / "out" / n).read_text() for n in ("record.json", "report.html")),
+        ):
+            assert not any(value in text for value in values if len(set(value)) > 4)
+
+
+def test_a_head_learns_along_and_is_written(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    assert robvit_("train", "head", "robvit-mini", "sample", "--limit", 40, "--out", head).exit_code == 0
+    options = ("--head", head, "--task", 1, "--attack", "pgd@4/255", "--adaptive", "--inner-steps", 1)
+    done = robvit_(*SMALL, *options, "--steps", 2, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    learned = load_head(tmp_path / "out" / "head.safetensors")
+    assert not torch.equal(learned.linear.weight, load_head(head).linear.weight)
+    tokens = tmp_path / "out" / "tokens.safetensors"
+    robvit.load("robvit-mini", tokens=tokens, head=tmp_path / "out" / "head.safetensors")
+
+
+def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) -> None:
+    old, out = tmp_path / "old" / "tokens.safetensors", tmp_path / "new"
+    assert robvit_(*SMALL, "--steps", 2, "--layers", "0,1", "--out", old.parent).exit_code == 0
+    head = tmp_path / "head.safetensors"
+    assert robvit_("train", "head", "robvit-mini", "sample", "--limit", 40, "--out", head).exit_code == 0
+    rotate = ("tokens", "rotate", old, "robvit-mini", "sample", "--limit", 32, "--judge", 8)
+    done = robvit_(*rotate, "--head", head, "--out", out)
+    assert done.exit_code == 0, done.output
+    before, after = (RobustTokens.load(file) for file in (old, out / "tokens.safetensors"))
+    assert after.layers == before.layers == (0, 1)
+    assert before.settings["seed"] != after.settings["seed"]
+    assert stat.S_IMODE((out / "tokens.safetensors").stat().st_mode) == 0o600
+    table = {(row[0], row[1]): row[2:] for row in Record.load(out / "record.json").tables[0].rows}
+    assert len(table) == 9
+    assert table["clean", "no tokens"][0] == pytest.approx(1, abs=1e-5)
+    attacked = "attacked with old tokens"
+    assert table[attacked, "old tokens"][0] < table["clean", "old tokens"][0]
+    assert all(0 <= accuracy <= 1 for _, accuracy in table.values())
+    refused = robvit_(*rotate, "--bound", 0.9999999, "--out", tmp_path / "refused")
+    assert "below the bound" in str(refused.exception)
+    assert not (tmp_path / "refused" / "tokens.safetensors").exists()
