@@ -10,8 +10,8 @@ demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pict
 test: .venv/weights  ## all tests
 	$(BIN)/python -m pytest
 
-quick: .venv/ready  ## tests that take seconds and need no foundation model
-	$(BIN)/python -m pytest -m "not slow and not weights"
+quick: .venv/ready  ## tests that take seconds and need no foundation model and no browser
+	$(BIN)/python -m pytest -m "not slow and not weights and not browser"
 
 check: .venv/ready  ## style and types
 	$(BIN)/ruff check .

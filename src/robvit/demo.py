@@ -6,15 +6,18 @@ Everything here is the public API; read it as an example.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
+from robvit.attention import watch
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import PictureSet, open_data
@@ -24,7 +27,7 @@ from robvit.evaluate.crafting import levels
 from robvit.evaluate.record import Record, Trial
 from robvit.loading import load
 from robvit.progress import progress
-from robvit.report.html import write_report
+from robvit.report import Exhibit, write_report
 from robvit.report.panels import Panel, attack_sheet
 from robvit.threat import Threat
 
@@ -78,7 +81,7 @@ def demo(
     record.figures["cosine under the training attack, no tokens"] = baseline
     record.save(out / "record.json")
     _sheet(record, rungs, judge, out / "sheet.png")
-    write_report(record, out / "report.html", pictures=[out / "sheet.png"])
+    write_report(record, out / "report.html", exhibits=[_exhibits(record, rungs, judge)])
     return record
 
 
@@ -155,15 +158,15 @@ def _record(model: Model, rungs: list[Rung], pictures: PictureSet, threat: Threa
                     distance,
                     *passes,
                     seconds,
-                    [],
-                    rung.name,
+                    rung=rung.name,
+                    control=rung.model is not rungs[-1].model,
                 )
             )
     return Record(
         kind="demo",
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
         data={"spec": "sample", "digest": pictures.digest(), "count": len(pictures), "names": pictures.names,
-              "labels": y.tolist()},
+              "labels": y.tolist(), "classes": pictures.classes},
         trials=trials,
         figures=figures,
         notes=_claims(trials),
@@ -180,6 +183,36 @@ def _claims(trials: list[Trial]) -> list[str]:
         f"A small run: {len(trials[0].right)} pictures, a short training, an attack of "
         f"{trials[1].settings['steps']} steps. Mind the intervals.",
     ]
+
+
+@torch.no_grad()
+def _exhibits(record: Record, rungs: list[Rung], pictures: PictureSet) -> list[Exhibit]:
+    """Every picture as each of the two attackers on the hardened model left it, and where it looks."""
+    x, _ = pictures.arrays()
+    found = []
+    for number, trial in enumerate(record.trials):
+        if trial.control or trial.attack == "clean":
+            continue
+        rung = next(r for r in rungs if r.name == trial.rung)
+        sides = [levels(t).permute(0, 2, 3, 1).numpy() for t in (x, rung.adv)]
+        looks = [_attention(rung.model, t) for t in (x, rung.adv)]
+        for place, (before, after, *seen) in enumerate(zip(*sides, *looks, strict=True)):
+            found.append(Exhibit(place, number, after, before, [s for s in seen if s is not None] or None))
+    return found
+
+
+def _attention(model: Model, x: torch.Tensor) -> Sequence[np.ndarray[Any, Any] | None]:
+    """What the class token looks at in the last block, over all heads: (B 3 H W) -> (B h w), or nothing."""
+    parts = []
+    for part in x.split(32):
+        with watch(model, maps=True) as seen:
+            tokens = model.tokens(part)
+        first, count = tokens.prefix.shape[1], tokens.patch.shape[1]
+        look = seen.maps[-1].mean(1)[:, 0, first : first + count]
+        if look.shape[1] != count:  # attention over channels, as in XCiT
+            return [None] * len(x)
+        parts.append(look.unflatten(1, tokens.grid))
+    return list(torch.cat(parts).numpy())
 
 
 def _sheet(record: Record, rungs: list[Rung], pictures: PictureSet, path: Path) -> None:

@@ -1,24 +1,83 @@
-"""`robvit report`: a record as a page."""
+"""`robvit report`: records as one page."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Record
+    from robvit.report.beside import Beside
+    from robvit.report.panels import Pixels
+
 
 def report(
-    record: Annotated[Path, typer.Argument(help="A record.json.")],
+    records: Annotated[
+        list[Path], typer.Argument(metavar="RECORD...", help="One or more records, or folders that hold one.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The page; report.html beside the record if left out.")
+        Path | None, typer.Option(help="The page; report.html beside the first record if left out.")
+    ] = None,
+    pictures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="The clean pictures (a folder or data set), if not where the record says."
+        ),
     ] = None,
 ) -> None:
-    """Turn a record into one self-contained page that opens from disk."""
+    """Turn records into one self-contained page that opens from disk.
+
+    Attacked pictures that lie beside a record are shown with their originals, up to a thousand a page.
+    """
     from robvit.evaluate.record import Record
     from robvit.report.html import write_report
 
-    place = out or record.with_name("report.html")
-    sheet = record.with_name("sheet.png")
-    write_report(Record.load(record), place, pictures=[sheet] if sheet.exists() else [])
-    typer.echo(f"written: {place}")
+    paths = [path / "record.json" if path.is_dir() else path for path in records]
+    loaded = [Record.load(path) for path in paths]
+    shown = [_beside(record, path.parent, pictures) for record, path in zip(loaded, paths, strict=True)]
+    place = out or paths[0].with_name("report.html")
+    sheets = [path.with_name("sheet.png") for path, some in zip(paths, shown, strict=True) if not some]
+    write_report(loaded, place, exhibits=shown, pictures=[sheet for sheet in sheets if sheet.exists()])
+    size = place.stat().st_size / 1e6
+    typer.echo(f"written: {place} ({size:.1f} MB, {sum(map(len, shown))} attacked pictures at hand)")
+    typer.echo(f"next: open {place}")
+
+
+def _beside(record: Record, folder: Path, pictures: str | None) -> Beside:
+    """The pictures beside a record, with their originals if these are the very ones it names."""
+    from robvit.report.beside import Beside, shard_folders
+
+    folders = shard_folders(record, folder)
+    if not folders:
+        return Beside(record, {})
+    sides = (e.adversarial.shape[0] for e in Beside(record, folders) if e.adversarial is not None)
+    return Beside(record, folders, _originals(record, next(sides), pictures))
+
+
+def _originals(record: Record, side: int, pictures: str | None) -> Callable[[int], Pixels] | None:
+    from robvit.data import open_data
+    from robvit.errors import RobvitError
+    from robvit.evaluate.crafting import levels
+
+    data = record.data
+    try:
+        found = open_data(
+            pictures or str(data.get("spec")),
+            split=data.get("split"),
+            size=side,
+            how=str(data.get("fit") or "squash"),
+            subset=data.get("names") or [],
+            check=False,
+        )
+        if found.digest() != data.get("digest"):
+            raise RobvitError("their names and labels are not those of the record")
+    except RobvitError as error:
+        if pictures:
+            raise
+        typer.echo(f"the originals are not shown: {error}; give them with --pictures", err=True)
+        return None
+    data.setdefault("classes", found.classes)
+    return lambda place: levels(found[place][0]).permute(1, 2, 0).numpy()

@@ -1,25 +1,203 @@
-"""A record as one page that opens from disk: no network, light and dark, made for print too."""
+"""Records as one page that opens from disk: no network, light and dark, made for print too.
+
+Every string of a record is taken for hostile: text is escaped, data stands in JSON blocks that no
+`</script>` can end, the page's script builds text nodes only, and a content policy forbids every
+script but that one.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from robvit.evaluate.record import Record
+from robvit.errors import InputError
+from robvit.evaluate.record import Curve, Record, Table
 from robvit.files import written_whole
+from robvit.report import charts
+from robvit.report.gallery import Exhibit, gallery
+from robvit.report.view import (
+    OUTCOMES,
+    Labels,
+    Share,
+    Standing,
+    class_rows,
+    clean_of,
+    headlines,
+    ladder,
+    share,
+    title,
+)
+
+SCRIPTS = ("charts.js", "gallery.js", "page.js")
+_NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*\s?(%|s|dB|±.*|\(.*\))?")
 
 
-def write_report(record: Record, path: str | Path, *, pictures: list[Path] | None = None) -> None:
-    """Write the page; `pictures` are PNG files that become part of it. All text is escaped."""
+def write_report(
+    records: Record | Sequence[Record],
+    path: str | Path,
+    *,
+    exhibits: Sequence[Iterable[Exhibit]] = (),
+    pictures: Sequence[Path] = (),
+) -> None:
+    """Write one page for a record or several; `exhibits` holds each record's pictures, in their order.
+
+    At most a thousand of them are shown, so that the page stays under fifteen megabytes. `pictures` are
+    PNG files that stand in the page as they are, such as a sheet.
+    """
+    records = [records] if isinstance(records, Record) else list(records)
+    if not records:
+        raise InputError("a report needs at least one record")
+    if exhibits and len(exhibits) != len(records):
+        raise InputError(f"expected pictures for each of {len(records)} records, got {len(exhibits)}")
+    shown = sum(bool(some) for some in exhibits)
+    parts = [
+        _part(f"r{i}", record, exhibits[i] if exhibits else (), 1 / max(1, shown))
+        for i, record in enumerate(records)
+    ]
+    held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in pictures]}
+    page = _environment().get_template("page.html").render(**held, style=_static("page.css"), **_script())
+    with written_whole(path) as aside:
+        aside.write_text(page, encoding="utf-8")
+
+
+def _part(key: str, record: Record, exhibits: Iterable[Exhibit], room: float) -> dict[str, Any]:
+    """Everything that the template needs to know of one record."""
+    standings = ladder(record)
+    labels = Labels(record)
+    quoted = headlines(standings)
+    worst = [s for s in standings if s.headline and s.threat == quoted[0].threat]
+    curves = [*charts.budget_curves(record), *charts.step_curves(record), *record.curves]
+    shown = gallery(record, standings, exhibits, room=room)
+    return {
+        "key": key,
+        "record": record,
+        "title": title(record),
+        "clean": _clean(record, standings),
+        "standings": standings,
+        "courses": [s for s in standings if len(s.stages) > 1] or standings[:1],
+        "headlines": quoted,
+        "classes": [(s, rows) for s in worst if (rows := class_rows(record, s, labels))],
+        "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(curves)],
+        "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
+        "gallery": shown if shown.items else None,
+        "model": facts(record.model),
+        "data": facts(record.data),
+        "protocol": facts(record.protocol),
+    }
+
+
+def _clean(record: Record, standings: list[Standing]) -> Share | None:
+    """Clean accuracy of the judged model, be it attacked or not."""
+    rungs = [s.rung for s in standings if not s.control] or record.rungs()
+    trial = clean_of(record, rungs[0]) if rungs else None
+    return share(trial.right) if trial else None
+
+
+def _drawn(key: str, curve: Curve) -> dict[str, Any]:
+    lines = {str(name): points for name, points in curve.lines.items()}
+    data = {"x": curve.x, "y": curve.y, "lines": lines, "percent": charts.is_share(curve)}
+    return {"key": key, "curve": curve, "data": finite(data)}
+
+
+def finite(value: Any) -> Any:
+    """The value for JSON as browsers read it, where NaN and infinity are no numbers but null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
+
+
+def facts(held: dict[str, Any]) -> dict[str, str]:
+    """A mapping for people: long lists by their length, nothing left out but what is empty."""
+    told = {}
+    for name, value in held.items():
+        if isinstance(value, list) and len(value) > 8:
+            told[str(name)] = f"{len(value)} entries in the record"
+        elif value not in (None, "", [], {}):
+            told[str(name)] = cell(value)
+    return told
+
+
+def cell(value: Any) -> str:
+    """A cell of a table: numbers to four digits, nothing as a dash, anything else as it reads."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={cell(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(v) for v in value)
+    return str(value)
+
+
+def table_cell(value: Any) -> str:
+    """A cell of a record's table, as the command line prints it."""
+    return Table.cell(finite(value))
+
+
+def figures_in(rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """For each column, whether it holds figures only and stands to the right."""
+    texts = [[table_cell(value) for value in row] for row in rows]
+    wide = max(map(len, texts), default=0)
+    return [all(is_number(row[i]) for row in texts if i < len(row)) for i in range(wide)]
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is a figure."""
+    return text == "–" or _NUMBER.fullmatch(text) is not None
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("robvit", "report/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
-    images = [base64.b64encode(picture.read_bytes()).decode() for picture in pictures or []]
-    page = environment.get_template("page.html").render(record=record, rows=record.rows(), images=images)
-    with written_whole(path) as aside:
-        aside.write_text(page, encoding="utf-8")
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # lines keep the record's order
+    for way in (cell, table_cell, figures_in, percent, duration, finite):
+        environment.filters[way.__name__] = way
+    return environment
+
+
+def _png(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def _static(name: str) -> Markup:
+    """A file of ours that is part of the page as it stands."""
+    return Markup(resources.files("robvit.report").joinpath("templates", name).read_text("utf-8"))  # noqa: S704
+
+
+def _script() -> dict[str, Any]:
+    """The page's script and the hash by which its content policy knows it."""
+    script = Markup("\n").join(_static(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"script": script, "script_hash": f"sha256-{digest}"}

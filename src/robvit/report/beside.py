@@ -1,0 +1,84 @@
+"""The adversarial pictures that a command left beside its record, as exhibits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from robvit.errors import InputError
+from robvit.evaluate.record import Record, Trial
+from robvit.report.gallery import Exhibit
+from robvit.report.panels import Pixels
+
+Original = Callable[[int], Pixels]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One exhibit for each picture: as the first attack that fools the model left it, else as the last did.
+
+    `folders` maps the number of a trial to its folder of shards. Only one shard of each is in memory.
+    """
+
+    record: Record
+    folders: dict[int, Path]
+    original: Original | None = None
+
+    def __len__(self) -> int:
+        return len(self.record.trials[0].right) if self.folders else 0
+
+    def __iter__(self) -> Iterator[Exhibit]:
+        trials = self.record.trials
+        skipped = {number: set(trials[number].skipped) for number in self.folders}
+        streams = {number: _pictures(folder) for number, folder in self.folders.items()}
+        for place in range(len(self)):
+            versions = {n: next(streams[n]) for n in streams if place not in skipped[n]}
+            fooled = [n for n in versions if not trials[n].right[place]]
+            number = (fooled or list(versions)[-1:] or list(streams))[0]
+            yield Exhibit(
+                place, number, versions.get(number), self.original(place) if self.original else None
+            )
+
+
+def shard_folders(record: Record, root: Path) -> dict[int, Path]:
+    """The folders of shards below `root`, by the number of the trial whose very outcomes they hold."""
+    held = {mark.parent: _outcomes(mark.parent) for mark in sorted(root.rglob("job.json"))}
+    found: dict[int, Path] = {}
+    for number, trial in enumerate(record.trials):
+        folder = next((f for f in held if f not in found.values() and held[f] == _expected(trial)), None)
+        if folder is not None and trial.attack != "clean":
+            found[number] = folder
+    return found
+
+
+def _expected(trial: Trial) -> list[tuple[int, float]]:
+    skipped = set(trial.skipped)
+    both = enumerate(zip(trial.predicted, trial.distance, strict=True))
+    return [outcome for place, outcome in both if place not in skipped]
+
+
+def _outcomes(folder: Path) -> list[tuple[int, float]]:
+    """Prediction and distance of every picture in a folder; nothing where it holds no pictures."""
+    found: list[tuple[int, float]] = []
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+                both = list(zip(facts["predicted"], facts["distance"], strict=True))
+                if file.get_slice("adv").get_shape()[0] != len(both):
+                    return []
+                found += both
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InputError(f"{path} is not a shard that can be read: {error}; attack again") from error
+    return found
+
+
+def _pictures(folder: Path) -> Iterator[Pixels]:
+    """The pictures of a folder's shards in order, uint8 (H W 3)."""
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        with safe_open(path, "np") as file:
+            yield from file.get_tensor("adv").transpose(0, 2, 3, 1)

@@ -1,0 +1,197 @@
+"""The gallery: every picture before and after, small enough that a thousand stay under fifteen megabytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from robvit.errors import InputError
+from robvit.evaluate.record import Record, Trial
+from robvit.report.panels import Pixels
+from robvit.report.view import Labels, Standing, clean_of, outcome, trial_name
+
+MOST = 1000  # pictures on one page
+BUDGET = 11_500_000  # characters for all of them
+CHUNK = 24  # pictures that are unpacked together
+COLUMNS = ["clean", "attacked", "difference", "attention, clean", "attention, attacked"]
+
+# Side and quality of a picture, best first; the first one that the budget allows is taken.
+SIZES = ((224, 85), (160, 80), (128, 75), (112, 65), (96, 60), (80, 50), (64, 40), (48, 30))
+EXACT = 64  # pictures up to this side are kept pixel by pixel where the budget allows
+
+Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A record's picture number `place` as trial number `trial` left it, uint8 (H W 3).
+
+    Either picture may be missing: the original where it is not at hand, the other where it was wrong
+    from the start and no attack took it up. `attention` is a map (h w) of any scale for each of the two.
+    """
+
+    place: int
+    trial: int
+    adversarial: Pixels | None
+    clean: Pixels | None = None
+    attention: Sequence[Map] | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """What the page needs: facts of every item, and their pictures in chunks of data addresses."""
+
+    items: list[dict[str, Any]]
+    chunks: list[list[list[str]]]
+    columns: list[str]
+    left_out: bool
+
+
+def gallery(
+    record: Record, standings: list[Standing], exhibits: Iterable[Exhibit], *, room: float = 1.0
+) -> Gallery:
+    """Facts and small pictures of the exhibits; `room` is the part of the page that they may fill."""
+    most = max(1, round(MOST * room))
+    count = len(exhibits) if isinstance(exhibits, Sized) else most
+    budget = int(BUDGET * room) // max(1, min(count, most))
+    items, pictures, columns = [], [], COLUMNS[:3]
+    labels, small = Labels(record), Small(budget)
+    waiting = iter(exhibits)
+    for exhibit in islice(waiting, most):
+        items.append(_facts(record, standings, labels, exhibit))
+        pictures.append(small.pictures(exhibit))
+        if exhibit.attention is not None:
+            columns = COLUMNS
+    chunks = [pictures[i : i + CHUNK] for i in range(0, len(pictures), CHUNK)]
+    return Gallery(items, chunks, columns, next(waiting, None) is not None)
+
+
+def _facts(record: Record, standings: list[Standing], labels: Labels, exhibit: Exhibit) -> dict[str, Any]:
+    trial, place = _found(record, exhibit), exhibit.place
+    standing = next((s for s in standings if any(t is trial for t in s.trials)), None)
+    if standing is None:
+        raise InputError("an exhibit must belong to an attack, not to the clean trial")
+    clean = clean_of(record, trial.rung)
+
+    def name(one: Trial) -> str:
+        return trial_name(one, standing.trials)
+
+    return {
+        "name": str(labels.pictures[place]),
+        "truth": labels.truth(place),
+        "before": labels.class_name(clean.predicted[place]) if clean else "",
+        "after": labels.class_name(trial.predicted[place]),
+        "right": bool(trial.right[place]),
+        "outcome": outcome(standing, clean, place),
+        "attack": name(trial),
+        "rung": trial.rung,
+        "threat": trial.threat,
+        "distance": float(trial.distance[place]),
+        "factor": factor(exhibit),
+        "fooled": [name(t) for t in standing.trials if not t.right[place]],
+        "said": [
+            [t.rung, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.right[place])]
+            for t in record.trials
+        ],
+    }
+
+
+def _found(record: Record, exhibit: Exhibit) -> Trial:
+    """The exhibit's trial, if there are such a trial and such a picture."""
+    if not 0 <= exhibit.trial < len(record.trials):
+        raise InputError(f"an exhibit names trial {exhibit.trial}, the record has {len(record.trials)}")
+    trial = record.trials[exhibit.trial]
+    if not 0 <= exhibit.place < len(trial.right):
+        raise InputError(f"an exhibit names picture {exhibit.place}, the record has {len(trial.right)}")
+    return trial
+
+
+def factor(exhibit: Exhibit) -> int:
+    """How much the difference is amplified, so that its largest value just fills the range; 0 for none."""
+    if exhibit.clean is None or exhibit.adversarial is None:
+        return 0
+    most = int(np.abs(exhibit.adversarial.astype(int) - exhibit.clean).max())
+    return max(1, 127 // most) if most else 1
+
+
+class Small:
+    """Makes pictures small enough: so many characters for each exhibit, on the average.
+
+    A size that proved too large is not tried again, so that the pictures of a page look alike.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.allowed, self.coarser = budget, 0, 0
+
+    def pictures(self, exhibit: Exhibit) -> list[str]:
+        """Data addresses of clean, attacked and difference, and of attention; what is missing is empty.
+
+        The smallest size is taken where none fits.
+        """
+        pictures = _pictures(exhibit)
+        side = max([0] + [max(p.size) for p in pictures if p is not None])
+        self.allowed += self.budget
+        while True:
+            ways = list(_ways(side))
+            way = ways[min(self.coarser, len(ways) - 1)]
+            found = [_address(picture, *way, noise=i == 2) for i, picture in enumerate(pictures)]
+            used = sum(map(len, found))
+            if used <= self.allowed or way == ways[-1]:
+                self.allowed -= used
+                return found
+            self.coarser += 1
+
+
+def _pictures(exhibit: Exhibit) -> list[Image.Image | None]:
+    clean, attacked = exhibit.clean, exhibit.adversarial
+    shown = [clean, attacked, None]
+    if clean is not None and attacked is not None:
+        difference = factor(exhibit) * (attacked.astype(int) - clean)
+        shown[2] = np.clip(128 + difference, 0, 255).astype(np.uint8)
+        if exhibit.attention is not None:
+            shown += map(_heat, (clean, attacked), exhibit.attention)
+    return [None if pixels is None else Image.fromarray(pixels) for pixels in shown]
+
+
+def _ways(side: int) -> Iterator[tuple[int, int | None]]:
+    """Sides and qualities to try; a quality of None keeps every pixel."""
+    if side <= EXACT:
+        yield side, None
+    yield from ((min(wide, side), quality) for wide, quality in SIZES if wide <= max(side, SIZES[-1][0]))
+
+
+def _address(picture: Image.Image | None, side: int, quality: int | None, *, noise: bool) -> str:
+    if picture is None:
+        return ""
+    if max(picture.size) > side:
+        # Averaging would cancel the noise of a difference and make it look weaker than it is.
+        way = Image.Resampling.NEAREST if noise else Image.Resampling.LANCZOS
+        scale = side / max(picture.size)
+        size = tuple(max(1, round(edge * scale)) for edge in picture.size)
+        picture = picture.resize((size[0], size[1]), way)
+    held = io.BytesIO()
+    if quality is None:
+        picture.save(held, "WEBP", lossless=True, method=2)
+    else:
+        picture.save(held, "WEBP", quality=quality, method=2)
+    return "data:image/webp;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+def _heat(picture: Pixels, seen: Map) -> Pixels:
+    """Where the model looks: the picture in grey, dark where attention is low, warm where it is high."""
+    span = float(seen.max() - seen.min())
+    level = (seen - seen.min()) / span if span > 0 else np.zeros_like(seen)
+    height, width = picture.shape[:2]
+    small = Image.fromarray((level * 255).astype(np.uint8))
+    weight = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), dtype=float)[..., None] / 255
+    grey = picture.mean(axis=2, keepdims=True)
+    warm = np.array([255.0, 176.0, 32.0]) * (0.35 + 0.65 * grey / 255)
+    blended: Pixels = (0.35 * grey * (1 - weight) + warm * weight).astype(np.uint8)
+    return blended

@@ -1,0 +1,176 @@
+"""The report in a real browser: no error, no network, filters and plots that work, phone and dark mode.
+
+These tests fail, and do not skip, where Chromium is missing: apt-get install chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from report_samples import exhibits, poisoned, rich_record
+from robvit.report import Exhibit, write_report
+
+pytestmark = pytest.mark.browser
+DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "the browser tests need Chromium: apt-get install chromium"
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(rich_record(), path, exhibits=[list(exhibits(60, 48, attention=True))])
+    return path
+
+
+class Visit:
+    """A page that was opened, and everything that it complained of or asked the network for."""
+
+    def __init__(self, browser: Browser, path: Path, **settings: object) -> None:
+        self.complaints: list[str] = []
+        self.page: Page = browser.new_context(**{"viewport": DESKTOP, **settings}).new_page()
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self.note)
+        self.page.goto(path.as_uri())
+
+    def note(self, request: object) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            self.complaints.append(request.url)
+
+    def __enter__(self) -> Page:
+        return self.page
+
+    def __exit__(self, *_: object) -> None:
+        self.page.context.close()
+        assert self.complaints == []
+
+
+def test_filters_choose_pictures_and_pages_turn(browser: Browser, report: Path) -> None:
+    with Visit(browser, report) as page:
+        count = page.locator(".gallery output")
+        expect(count).to_have_text("1–24 of 60")
+        page.get_by_role("button", name="next").click()
+        expect(count).to_have_text("25–48 of 60")
+        page.get_by_label("outcome").select_option("wrong")
+        wrong = sum(not right for right in rich_record().trials[0].right)
+        expect(page.locator(".item")).to_have_count(wrong)
+        expect(count).to_have_text(f"1–{wrong} of {wrong}, from 60")
+        page.get_by_label("outcome").select_option("")
+        page.get_by_label("class").select_option("kind 3")
+        expect(page.locator(".item")).to_have_count(6)
+        page.get_by_label("name").fill("no such name")
+        expect(page.locator(".item")).to_have_count(0)
+        expect(page.get_by_text("No picture fits")).to_be_visible()
+        assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+
+
+def test_a_picture_can_be_enlarged_and_the_keys_move_on(browser: Browser, report: Path) -> None:
+    with Visit(browser, report) as page:
+        page.locator(".item button").first.click()
+        viewer = page.locator("#viewer")
+        expect(viewer.locator("strong")).to_have_text("test/0000")
+        expect(viewer.locator("img")).to_have_count(5)
+        page.keyboard.press("ArrowRight")
+        expect(viewer.locator("strong")).to_have_text("test/0001")
+        expect(viewer.locator("tbody tr")).to_have_count(len(rich_record().trials))
+        page.keyboard.press("Escape")
+        expect(viewer).to_be_hidden()
+
+
+def test_a_plot_reads_its_figures_and_its_legend_hides_lines(browser: Browser, report: Path) -> None:
+    with Visit(browser, report) as page:
+        budget = page.locator(".chart").first
+        budget.scroll_into_view_if_needed()
+        box = budget.locator("svg").bounding_box()
+        assert box
+        page.mouse.move(box["x"] + box["width"] - 16, box["y"] + 60)
+        share = sum(rich_record().trials[4].right) / 60
+        expect(budget.locator(".tip")).to_contain_text(f"{100 * share:.1f} %")
+        gap = page.locator(".chart", has_text="Attention gap")
+        expect(gap.locator("path.line")).to_have_count(2)
+        expect(gap.get_by_role("button")).to_have_text(["ours", "bare"])
+        gap.get_by_role("button", name="ours").click()
+        expect(gap.locator("path.line")).to_have_count(1)
+        gap.locator(".plot").focus()
+        page.keyboard.press("ArrowRight")
+        expect(gap.locator(".tip")).to_contain_text("bare2")
+
+
+def test_the_phone_has_no_sideways_scrolling(browser: Browser, report: Path) -> None:
+    with Visit(browser, report, viewport=PHONE, is_mobile=True, has_touch=True) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        wide = "[...document.querySelectorAll('.stack')].filter(t => t.scrollWidth > innerWidth).length"
+        assert page.evaluate(wide) == 0
+        expect(page.locator(".item")).to_have_count(8)
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(browser: Browser, report: Path) -> None:
+    def ground(page: Page) -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    with Visit(browser, report, color_scheme="light") as page:
+        light = ground(page)
+        page.locator("#theme").click()
+        dark = ground(page)
+        page.reload()
+        assert ground(page) == dark != light
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    with Visit(browser, report, color_scheme="dark") as page:
+        assert ground(page) == dark
+
+
+def test_tables_sort_and_commands_are_copied(browser: Browser, report: Path) -> None:
+    with Visit(browser, report) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.locator(".copy").click()
+        assert page.evaluate("navigator.clipboard.readText()") == rich_record().command
+        table = page.locator(".sortable")
+        for order in ("ascending", "descending"):
+            table.get_by_role("button", name="robust").click()
+            shares = [float(text.split()[0]) for text in table.locator("td:nth-child(4)").all_inner_texts()]
+            assert shares == sorted(shares, reverse=order == "descending")
+
+
+def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "evil.html"
+    write_report(poisoned(rich_record()), path, exhibits=[list(exhibits(30, 16))])
+    with Visit(browser, path) as page:
+        expect(page.locator(".item")).to_have_count(24)
+        page.locator(".item button").first.click()
+        page.keyboard.press("Escape")
+        page.locator(".plot").first.hover()
+        for select in page.locator("select").all():
+            select.select_option(index=1)
+        page.wait_for_timeout(200)
+        assert page.title() != "owned"
+        assert page.locator("script:not([type])").count() == 1
+        assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_thousand_pictures_open_at_once(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "thousand.html"
+    record = rich_record(count=1000)
+    few = list(exhibits(20, 112))
+    many = [Exhibit(i, 7, few[i % 20].adversarial, few[i % 20].clean) for i in range(1000)]
+    write_report(record, path, exhibits=[many])
+    assert 5e6 < path.stat().st_size < 15e6
+    with Visit(browser, path) as page:
+        expect(page.locator(".gallery output")).to_have_text("1–24 of 1000")
+        assert page.evaluate("document.querySelectorAll('*').length") < 6000
+        page.get_by_label("name").fill("test/0999")
+        expect(page.locator(".item img")).to_have_count(3)
