@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},
     "attacking": BASE | {"evaluate", "report"},
-    "doctor": BASE | {"attacks", "data", "backbones", "evaluate"},
+    "doctor": BASE | {"attacks", "data", "backbones", "evaluate", "loading"},
 }
 # A study repeats a result of a paper with everything else.
 MAY_IMPORT["studies"] = set(MAY_IMPORT)

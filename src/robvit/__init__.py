@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from robvit.backbones.model import Model as Model
     from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
+    from robvit.doctor.run import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluate.run import evaluate as evaluate
     from robvit.loading import load as load
@@ -37,6 +38,7 @@ _PUBLIC = {
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
+    "doctor": ("robvit.doctor", ""),
     "evaluate": ("robvit.evaluate", ""),
     "load": ("robvit.loading", "load"),
     "reproduce": ("robvit.studies", "reproduce"),
@@ -52,6 +54,7 @@ __all__ = [
     "attacks",
     "backbones",
     "data",
+    "doctor",
     "evaluate",
     "load",
     "reproduce",

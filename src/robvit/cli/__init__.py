@@ -17,6 +17,7 @@ from robvit.cli import (
     compare,
     data,
     demo,
+    doctor,
     evaluate,
     models,
     report,
@@ -42,6 +43,7 @@ app.command()(attack.attack)
 app.command()(attack.attacks)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
+app.command()(doctor.doctor)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.add_typer(weights.app, name="weights")

@@ -1,0 +1,104 @@
+"""`robvit doctor`: can a robustness figure of this model be believed?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robvit.cli.options import Architecture, BatchSize, DataSpec, Fit, ImageSize, Limit
+
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Finding
+
+COLOURS = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
+SHOWN = 4  # pictures named in a line
+
+
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
+            "imported and called.",
+        ),
+    ],
+    data: DataSpec = "sample",
+    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
+    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
+    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/doctor"),
+    check: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
+    surrogate: Annotated[
+        str | None,
+        typer.Option(help="A model to transfer from; bundled ones that fit if left out."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Judge a randomised model by its mean over so many passes.")
+    ] = 1,
+    steps: Annotated[int, typer.Option(help="Gradient steps of an attack.")] = 20,
+    restarts: Annotated[int, typer.Option(help="Random starts in the check of restarts.")] = 4,
+    queries: Annotated[int, typer.Option(help="Queries of the black box.")] = 300,
+    draws: Annotated[int, typer.Option(help="Noisy versions of each picture.")] = 100,
+    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="Tokens that harden the model.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The part of the data; its judging part if left out.")
+    ] = None,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    arch: Architecture = None,
+    limit: Limit = 64,
+    batch: BatchSize = 32,
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    """Look for signs that a model only seems robust: masked gradients, blind attacks, hidden dice.
+
+    Every check is green, amber or red, with its evidence and the pictures that speak against the model.
+    The exit code is 1 if any is red, so that it can stand in CI.
+    """
+    from robvit.data import open_data
+    from robvit.doctor.exam import Effort
+    from robvit.doctor.run import doctor as examine
+    from robvit.evaluate.classifiers import check_fit, open_classifier
+    from robvit.progress import progress
+    from robvit.report.html import write_report
+    from robvit.threat import Threat
+
+    effort = Effort(steps, restarts, queries, draws)
+    judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens)
+    other = open_classifier(surrogate, img_size=img_size) if surrogate else None
+    pictures = open_data(data, split=split, size=judged.size, how=fit, limit=limit)
+    for classifier in filter(None, (judged, other)):
+        check_fit(classifier, pictures)
+    with progress(f"doctor: {model}", total=1) as advance:
+        record = examine(
+            judged.net, pictures, threat=Threat.parse(norm, eps), samples=samples, checks=check,
+            effort=effort, surrogate=other.net if other else None, seed=seed, batch=batch, report=advance,
+        )  # fmt: skip
+    record.model |= {"name": judged.name, "identity": judged.identity, **judged.facts}
+    record.data["spec"] = data
+    record.command = " ".join(["robvit", *sys.argv[1:]])
+    record.save(out / "record.json")
+    write_report(record, out / "report.html")
+    for finding in record.findings:
+        _show(finding)
+    statuses = [finding.status for finding in record.findings]
+    typer.echo("\n" + ", ".join(f"{statuses.count(status)} {status}" for status in COLOURS))
+    for note in record.notes:
+        typer.echo(note)
+    typer.echo(f"written: {out}/record.json, {out}/report.html")
+    if "red" in statuses:
+        raise typer.Exit(1)
+    typer.echo(f"next: robvit evaluate {model} {data}")
+
+
+def _show(finding: Finding) -> None:
+    status = typer.style(f"{finding.status:<7}", fg=COLOURS[finding.status])
+    typer.echo(f"{status}{finding.check:<21}{finding.evidence}")
+    if finding.pictures and finding.status != "green":
+        more = len(finding.pictures) - SHOWN
+        rest = f" and {more} more in the record" if more > 0 else ""
+        typer.echo(f"{'':<28}pictures: {', '.join(finding.pictures[:SHOWN])}{rest}")

@@ -1,0 +1,73 @@
+"""The doctor's own examination, whole: every defence under its checks, honest models under all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import robvit
+from robvit.data import open_data
+from robvit.doctor.exam import Effort
+from robvit.doctor.patients import PATIENTS
+from robvit.doctor.run import doctor
+from robvit.doctor.verdict import CHECKS
+
+SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)
+# What the first two find is a weakness of the attack, not of the model; the third has a test of its own.
+NEVER_RED = {"more_restarts", "eight_bit", "attention_scaling"}
+
+pytestmark = pytest.mark.slow
+
+
+def honest(name: str) -> object:
+    if name != "plain timm":
+        return robvit.load(name)
+    mini = robvit.load("robvit-mini")
+    net, mean, std = mini.net, mini.mean, mini.std
+    return lambda x: net((x - mean) / std)
+
+
+@pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust", "plain timm"])
+def test_honest_models_pass(name: str) -> None:
+    record = doctor(honest(name), open_data("sample", limit=24), effort=SMALL)
+    assert [f for f in record.findings if f.status == "red"] == []
+    scaling = next(f for f in record.findings if f.check == "attention_scaling")
+    assert "scaled attention breaks" in scaling.evidence  # the attention was found, in the function too
+
+
+@pytest.mark.weights
+def test_a_foundation_model_with_a_head_passes() -> None:
+    from robvit.backbones.heads import HEADS
+
+    model = robvit.load("dinov2-small", img_size=112)
+    train = open_data("sample", split="train", size=112, limit=300)
+    model.head = HEADS["linear"].fit(model, train.batches(32), 10, names=train.classes)
+    pictures = open_data("sample", size=112, limit=12)
+    effort = Effort(steps=4, restarts=2, queries=10, draws=4)
+    record = doctor(model, pictures, threat=robvit.Threat("linf", 4 / 255), effort=effort)
+    assert [f for f in record.findings if f.status == "red"] == []
+
+
+@pytest.mark.parametrize("name", [p.name for p in PATIENTS])
+def test_every_check_named_for_a_defence_turns_red(name: str) -> None:
+    patient = PATIENTS.entry(name)
+    torch.manual_seed(0)
+    named = patient.facts["caught_by"]
+    record = doctor(
+        patient.value(robvit.load("robvit-mini")), open_data("sample", limit=16), effort=SMALL, checks=named
+    )
+    assert {f.check: f.status for f in record.findings} == dict.fromkeys(named, "red")
+
+
+def test_attention_that_saturates_opens_the_aas_gap() -> None:
+    hot = PATIENTS["hot_attention"](robvit.load("robvit-mini"))
+    threat = robvit.Threat("linf", 2 / 255)
+    record = doctor(
+        hot, open_data("sample", limit=24), threat=threat, effort=SMALL, checks=["attention_scaling"]
+    )
+    assert record.findings[0].status != "green"
+
+
+def test_every_check_that_can_be_red_has_a_patient() -> None:
+    caught = {check for patient in PATIENTS for check in patient.facts["caught_by"]}
+    assert caught | NEVER_RED == {check.name for check in CHECKS}
