@@ -35,7 +35,8 @@ COUNT = 6
 @pytest.fixture(scope="module")
 def hardened() -> Model:
     model = robvit.load("robvit-mini")
-    return model.with_tokens(0.5 * torch.randn(1, 3, model.width, generator=torch.Generator().manual_seed(5)))
+    values = 0.5 * torch.randn(2, 3, model.width, generator=torch.Generator().manual_seed(5))
+    return model.with_tokens(values, layers=(0, 2))  # in two layers, so that nobody forgets where they go
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
         assert trial.predicted == hardened(adv).argmax(1).tolist()
         for control, tokens in (("no tokens", None), ("random tokens", random_tokens(hardened.extra))):
             clean, attacked = (t for t in record.trials if t.rung == control)
-            twin = hardened.with_tokens(tokens)
+            twin = hardened.with_tokens(tokens, hardened.layers)
             assert clean.control
             assert attacked.control
             assert clean.predicted == twin(x).argmax(1).tolist()

@@ -149,7 +149,7 @@ class Case:
         twins = {"no tokens": None, "random tokens": random_tokens(model.extra)}
         found = []
         for control in self.rules.controls:
-            twin = model.with_tokens(twins[control])
+            twin = model.with_tokens(twins[control], model.layers)
             common = {"model": self.fitted(twin), "identity": twin.identity(), "original": self.original()}
             clean = self.judge(f"clean-{control.replace(' ', '-')}", self.job("clean", **common))
             place = f"{name}-{control.replace(' ', '-')}"

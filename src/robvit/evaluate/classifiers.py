@@ -24,7 +24,7 @@ from robvit.attacks.core import modules_of
 from robvit.backbones import weights
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
-from robvit.errors import DataError, InputError, WeightsUnavailable
+from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
 from robvit.files import tensors_sha256
 from robvit.loading import load
 from robvit.registry import unknown
@@ -149,6 +149,11 @@ def check_fit(classifier: Classifier, pictures: PictureSet) -> int:
 def _ours(model: Model) -> Classifier:
     if model.classes == 0:
         raise InputError(f"{model.name} has no classifier; `robvit train head` makes one, then give --head")
+    if model.pool is not None:
+        raise Unsupported(
+            f"{model.name} draws its tokens anew for every call, so no record of it could be repeated; "
+            "judge one set of the pool at a time"
+        )
     facts = {"fingerprint": model.fingerprint(), "tokens": 0 if model.extra is None else model.extra.shape[1]}
     return Classifier(model.eval(), model.name, model.identity(), model.input_size[0], facts)
 

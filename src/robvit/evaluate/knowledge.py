@@ -66,6 +66,12 @@ class Situation:
             raise InputError("this attacker is after secret tokens, the model has none; give --tokens")
         return self.judged
 
+    @property
+    def secret(self) -> torch.Tensor:
+        """The real tokens (L R D); attackers look at nothing but their shape."""
+        assert self.hardened.extra is not None
+        return self.hardened.extra
+
 
 Knowledge = Callable[[Situation], list[Source]]
 KNOWLEDGE: Registry[Knowledge] = Registry("knowledge")
@@ -94,7 +100,7 @@ def no_tokens(case: Situation) -> list[Source]:
 def own_tokens(case: Situation) -> list[Source]:
     """Several token sets learned as the defender learned: each alone, and all together."""
     sets = [_train(case, number) for number in range(case.means.sets)]
-    models = [case.hardened.with_tokens(values) for values in sets]
+    models = [case.hardened.with_tokens(tokens) for tokens in sets]
     alone = [Source(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
     if len(models) == 1:
         return alone
@@ -107,12 +113,13 @@ def leak(case: Situation) -> list[Source]:
     """Tokens recovered from features the judged model gave away: descent on the squared difference."""
     place = case.folder / "recovered.safetensors"
     if place.exists():
-        values = RobustTokens.load(place).values
+        tokens = RobustTokens.load(place)
     else:
-        values = _recover(case)
-        RobustTokens(values, case.hardened.fingerprint(), key_id="recovered").save(place)
-    _measure_leak(case, values)
-    model = case.hardened.with_tokens(values)
+        layers = case.hardened.layers
+        tokens = RobustTokens(_recover(case), case.hardened.fingerprint(), "recovered", layers=layers)
+        tokens.save(place)
+    model = case.hardened.with_tokens(tokens).to(case.secret.device)
+    _measure_leak(case, model)
     return [Source("recovered tokens", model, model.identity())]
 
 
@@ -128,37 +135,34 @@ class Together(nn.Module):
 
 
 def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
-    """Noise with the mean length of these tokens (1 R D): the control for what any tokens would do."""
+    """Noise with the mean length of these tokens (L R D): the control for what any tokens would do."""
     noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens)
     return F.normalize(noise, dim=-1) * float(tokens.norm(dim=-1).mean())
 
 
-def _train(case: Situation, number: int) -> torch.Tensor:
+def _train(case: Situation, number: int) -> RobustTokens:
     """One token set of the attacker's; attacked pictures are shared by all sets, and kept."""
     means, hardened = case.means, case.hardened
-    assert hardened.extra is not None
     headless = hardened.with_tokens(None)
     headless.head = None  # tokens do not depend on it, and so neither do the attacked pictures
     recipe = Recipe(
-        count=hardened.extra.shape[1],
+        count=case.secret.shape[1],
         steps=means.steps,
         batch=means.batch,
         seed=FIRST_SEED + number,
+        layers=hardened.layers,
         attack=AttackSetting("feature", case.threat, {"steps": means.attack_steps, "psnr": None}),
     )
     state = case.folder / f"own-{number + 1}.safetensors"
     with case.watch(f"attacker's tokens {number + 1} of {means.sets}", 1) as advance:
-        trained = train(headless, case.public(means.pictures), recipe, state=state, report=advance)
-    return trained.tokens.values.to(hardened.extra)
+        return train(headless, case.public(means.pictures), recipe, state=state, report=advance).tokens
 
 
 def _recover(case: Situation) -> torch.Tensor:
-    """Tokens (1 R D) under which the public model's features come near those that were seen."""
+    """Tokens (L R D) under which the public model's features come near those that were seen."""
     means, hardened = case.means, case.hardened
-    assert hardened.extra is not None
     seeded = torch.Generator().manual_seed(FIRST_SEED)
-    start = 0.01 * torch.randn(hardened.extra.shape, generator=seeded)
-    guess = start.to(hardened.extra).requires_grad_()
+    guess = (0.01 * torch.randn(case.secret.shape, generator=seeded)).to(case.secret).requires_grad_()
     adam = torch.optim.Adam([guess], lr=LEAK_RATE)
     pictures = case.public(means.pictures)
     with frozen(hardened), case.watch("recovering tokens from features", means.leak_steps) as advance:
@@ -167,7 +171,7 @@ def _recover(case: Situation) -> torch.Tensor:
             x = pictures.take(some).arrays()[0].to(guess.device)
             with torch.no_grad():
                 seen = hardened.features(x)
-            gap = F.mse_loss(hardened.features(x, extra=guess), seen)
+            gap = F.mse_loss(hardened.features(x, guess, hardened.layers), seen)
             (guess.grad,) = torch.autograd.grad(gap, guess)
             adam.step()
             advance(note=f"gap {gap.item():.3g}")
@@ -175,12 +179,12 @@ def _recover(case: Situation) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _measure_leak(case: Situation, values: torch.Tensor) -> None:
+def _measure_leak(case: Situation, recovered: Model) -> None:
     """How near the recovered model's features come to the hardened one's, beside the public model's."""
     hardened, pictures = case.hardened, case.public(case.means.pictures)
-    x = pictures.take(range(min(len(pictures), case.means.batch))).arrays()[0].to(values.device)
+    x = pictures.take(range(min(len(pictures), case.means.batch))).arrays()[0].to(case.secret.device)
     seen = hardened.features(x)
-    guesses = {"recovered": hardened.with_tokens(values), "public": hardened.with_tokens(None)}
+    guesses = {"recovered": recovered, "public": hardened.with_tokens(None)}
     for name, model in guesses.items():
         cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
         case.figures[f"leak: cosine of {name} with hardened features"] = float(cosine)
