@@ -14,6 +14,8 @@ from torch import nn
 from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
+from robvit.defenses.adapters import Adapters
+from robvit.defenses.adapters_store import adapted, load_adapters
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported
@@ -31,6 +33,7 @@ def load(
     pretrained: bool = True,
     tokens: RobustTokens | TokenPool | str | Path | None = None,
     head: FeatureHead | str | Path | None = None,
+    adapters: Adapters | str | Path | None = None,
     img_size: Size | None = None,
     num_classes: int | None = None,
     normalise: Literal["model", "imagenet", "none"] | Statistics = "model",
@@ -42,6 +45,7 @@ def load(
     `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
     does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
     they belong to other weights; with a pool of tokens every call draws a set, so attack it with `eot`.
+    `adapters` (TORA) are too, and bring heads of their own.
     `normalise` is the network's own statistics unless you know better;
     the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
     `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
@@ -71,6 +75,11 @@ def load(
         tokens = load_tokens(tokens) if isinstance(tokens, str | Path) else tokens
         tokens.check(model)
         model.harden(tokens)
+    if adapters is not None:
+        if head is not None:
+            raise InputError("adapters bring heads of their own; give adapters or a head, not both")
+        held = adapters if isinstance(adapters, Adapters) else load_adapters(adapters)
+        model = adapted(model, held)
     return model
 
 

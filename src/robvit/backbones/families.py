@@ -81,20 +81,21 @@ def _family(architecture: type[nn.Module], *stacks: str, **facts: Any) -> Callab
     return register
 
 
-def _enter(x: torch.Tensor, extra: Extra, layer: int, length: int) -> torch.Tensor:
+def enter(x: torch.Tensor, extra: Extra, layer: int, length: int) -> torch.Tensor:
     """Put a layer's extra tokens behind the first `length` tokens of a sequence (B T D)."""
     if layer not in extra:
         return x
     return torch.cat((x[:, :length], extra[layer].to(x).expand(len(x), -1, -1)), dim=1)
 
 
-def _split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
+def split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
     """Cut a sequence (B P+N+R D) into its parts."""
     end = prefix + grid[0] * grid[1]
     return Tokens(x[:, :prefix], x[:, prefix:end], x[:, end:], grid)
 
 
-def _grid(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
+def grid_of(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of the patches that a picture becomes."""
     embed = net.patch_embed
     if hasattr(embed, "dynamic_feat_size"):
         rows, columns = embed.dynamic_feat_size(pixels.shape[-2:])
@@ -103,19 +104,25 @@ def _grid(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _run(net: Any, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_block(net: Any, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a block, trading memory for time when timm's gradient checkpointing is on."""
     return checkpoint(block, *args, **kwargs) if net.grad_checkpointing else block(*args, **kwargs)
+
+
+def vit_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """What enters the first block of a ViT: (B 3 H W) -> (B P+N D)."""
+    x: torch.Tensor = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(pixels))))
+    return x
 
 
 @_family(zoo.vision_transformer.VisionTransformer, "blocks")
 def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
-    x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(pixels))))
+    x = vit_embedded(net, pixels)
     length = x.shape[1]
     for i, block in enumerate(net.blocks):
-        x = _run(net, block, _enter(x, extra, i, length))
-    return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
+        x = run_block(net, block, enter(x, extra, i, length))
+    return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
 
 
 @_family(zoo.eva.Eva, "blocks")
@@ -126,12 +133,12 @@ def eva(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     length = x.shape[1]
     per_block = rope is not None and getattr(net, "rope_mixed", False)
     for i, block in enumerate(net.blocks):
-        x = _enter(x, extra, i, length)
+        x = enter(x, extra, i, length)
         turn = rope[i] if per_block else rope
         if turn is not None and x.shape[1] > length:
             turn = _unrotated(turn, x.shape[1] - length)
-        x = _run(net, block, x, rope=turn)
-    return _split(net.norm(x), net.num_prefix_tokens, _grid(net, pixels))
+        x = run_block(net, block, x, rope=turn)
+    return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
 
 
 def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
@@ -152,11 +159,11 @@ def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
     length = x.shape[1]
     for i, block in enumerate(net.blocks):
-        x = _run(net, block, _enter(x, extra, i, length))
+        x = run_block(net, block, enter(x, extra, i, length))
     cls = net.cls_token.expand(len(x), -1, -1)
     for block in net.blocks_token_only:
         cls = block(x, cls)
-    return _split(net.norm(torch.cat((cls, x), dim=1)), 1, _grid(net, pixels))
+    return split(net.norm(torch.cat((cls, x), dim=1)), 1, grid_of(net, pixels))
 
 
 @_family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")
@@ -172,11 +179,11 @@ def xcit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
         x = x + net.pos_embed(len(x), *grid).reshape(len(x), -1, count).permute(0, 2, 1)
     x = net.pos_drop(x)
     for i, block in enumerate(net.blocks):
-        x = _run(net, partial(_patches_interact, block, count), _enter(x, extra, i, count), *grid)
+        x = run_block(net, partial(_patches_interact, block, count), enter(x, extra, i, count), *grid)
     x = torch.cat((net.cls_token.expand(len(x), -1, -1), x), dim=1)
     for block in net.cls_attn_blocks:
-        x = _run(net, block, x)
-    return _split(net.norm(x), 1, grid)
+        x = run_block(net, block, x)
+    return split(net.norm(x), 1, grid)
 
 
 def _patches_interact(block: Any, count: int, x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -205,13 +212,13 @@ def _plain_tokens(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
         if getattr(net, "output_fmt", "NCHW") == "NHWC":
             x = x.permute(0, 3, 1, 2)
         grid = (int(x.shape[2]), int(x.shape[3]))
-        return _split(x.flatten(2).transpose(1, 2), 0, grid)
+        return split(x.flatten(2).transpose(1, 2), 0, grid)
     if x.ndim != 3:
         raise Unsupported(f"{type(net).__name__} gives features of shape {tuple(x.shape)}, not tokens")
     prefix = int(getattr(net, "num_prefix_tokens", 0))
     side = int((x.shape[1] - prefix) ** 0.5)
     grid = (side, side) if side * side == x.shape[1] - prefix else (1, x.shape[1] - prefix)
-    return _split(x, prefix, grid)
+    return split(x, prefix, grid)
 
 
 def _stage_blocks(net: Any) -> list[nn.Module]:

@@ -40,6 +40,21 @@ class TokenSource(Protocol):
     def draw(self) -> PlacedTokens: ...
 
 
+class Adapted(Protocol):
+    """Trained parts between the blocks of a frozen network, with heads of their own, such as Adapters."""
+
+    trade_off: float
+
+    @property
+    def classes(self) -> int: ...
+
+    def tokens(self, net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens: ...
+
+    def heads_apart(self, net: Any, tokens: Tokens) -> dict[str, torch.Tensor]: ...
+
+    def logits(self, net: Any, tokens: Tokens) -> torch.Tensor: ...
+
+
 class Model(nn.Module):
     """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K).
 
@@ -76,11 +91,12 @@ class Model(nn.Module):
         self.register_buffer("extra", extra, persistent=False)
         self.layers = tuple(layers)
         self.pool: TokenSource | None = None
+        self.adapters: Adapted | None = None
         self._placed(extra, self.layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B K); (B K H W) with a segmentation head."""
-        if self.head is None and not self.hardened:
+        if self.head is None and not self.hardened and self.adapters is None:
             return cast(torch.Tensor, self.net(self.normalise(x)))
         return self.logits(self.tokens(x), (x.shape[-2], x.shape[-1]))
 
@@ -100,14 +116,34 @@ class Model(nn.Module):
             extra, layers = drawn.values, drawn.layers
         elif extra is None:
             extra, layers = self.extra, self.layers
-        return self.family.tokens(self.net, self.normalise(x), self._placed(extra, layers))
+        source = self.adapters or self.family
+        return source.tokens(self.net, self.normalise(x), self._placed(extra, layers))
+
+    def heads_apart(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The logits (B K) of each head of the adapters by name; their mean is the model's output."""
+        return self._adapted.heads_apart(self.net, self.tokens(x))
+
+    @property
+    def trade_off(self) -> float:
+        """Where adapters stand between accuracy (0) and robustness (1); it can be set."""
+        return self._adapted.trade_off
+
+    @trade_off.setter
+    def trade_off(self, value: float) -> None:
+        self._adapted.trade_off = value
+
+    @property
+    def _adapted(self) -> Adapted:
+        if self.adapters is None:
+            raise Unsupported(f"{self.name} has no adapters; load it with adapters=")
+        return self.adapters
 
     def with_tokens(
         self, extra: torch.Tensor | PlacedTokens | TokenSource | None, layers: Sequence[int] = (0,)
     ) -> Model:
         """The same weights and head, shared, with these tokens (L R D), a pool of them, or none."""
         twin = Model(self.net, name=self.name, head=self.head, input_size=self._input_size)
-        twin.mean, twin.std = self.mean, self.std
+        twin.mean, twin.std, twin.adapters = self.mean, self.std, self.adapters
         twin.harden(extra, layers)
         return twin.train(self.training)
 
@@ -132,9 +168,11 @@ class Model(nn.Module):
         return self.extra is not None or self.pool is not None
 
     def logits(self, tokens: Tokens, size: tuple[int, int] | None = None) -> torch.Tensor:
-        """Logits from final tokens, by the model's own head or timm's."""
+        """Logits from final tokens, by the model's own head, its adapters' or timm's."""
         if self.head is not None:
             return cast(torch.Tensor, self.head(tokens, size or self.input_size))
+        if self.adapters is not None:
+            return self.adapters.logits(self.net, tokens)
         if self.family.takes_extra:
             net: Any = self.net
             return cast(torch.Tensor, net.forward_head(torch.cat((tokens.prefix, tokens.patch), dim=1)))
@@ -185,7 +223,8 @@ class Model(nn.Module):
     def classes(self) -> int:
         """K, the number of classes; 0 for a bare feature extractor."""
         net: Any = self.net
-        return int(getattr(self.head, "classes", 0) if self.head is not None else net.num_classes)
+        owner: Any = self.head if self.head is not None else self.adapters
+        return int(net.num_classes if owner is None else getattr(owner, "classes", 0))
 
     @property
     def has_class_token(self) -> bool:

@@ -1,0 +1,251 @@
+"""TORA-ViT: accuracy and robustness adapters with gated fusion on a frozen ViT (Li and Xu).
+
+After the MLP of every block two bottlenecks, one for accuracy and one for robustness, refine what the
+block gives, and a fusion with shared query, key and value decides for every pair of tokens which of the
+two to listen to. The class token is replaced by [ACC] and [ROB], each with a head of its own; the
+prediction is the mean of both heads. At the start the model equals its backbone, bit for bit.
+
+What the slides leave open and how it is done here:
+
+- A block sees the mean of both tokens in the place of the class token; each token keeps its distance
+  from that mean. So blocks work on as many tokens as before, which is what the published operations say.
+- A token leaves its layer as its own adapter makes it, plus what the fusion adds at the first place.
+- The gates of a layer, softmax over the two adapters for each pair of tokens, sum to N in every row of N
+  tokens; the fusion divides by N.
+- Fusions may be held for several trade-offs; `trade_off` interpolates between the nearest two.
+
+Legend for shapes: B batch, T class token, registers and patches, D width, K classes, S trade-offs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from robvit.backbones.families import Extra, Tokens, enter, grid_of, run_block, split, vit_embedded
+from robvit.errors import InputError, Unsupported
+
+BOTH = ("accuracy", "robustness")
+# Tuning: the objectives that have a token, a head and, except for "heads", adapters of their own.
+TUNINGS = {"heads": BOTH, "single": ("single",), "adapterfusion": BOTH, "tora": BOTH}
+REDUCTION = 16  # width over bottleneck
+
+
+class Shape(NamedTuple):
+    """All that decides which tensors adapters have."""
+
+    width: int
+    depth: int
+    classes: int
+    tuning: str = "tora"
+    bottleneck: int = 0
+    trades: tuple[float, ...] = (0.5,)
+
+
+class Adapter(nn.Module):
+    """A bottleneck beside the identity, which is all it is at the start: (B T D) -> (B T D)."""
+
+    def __init__(self, width: int, bottleneck: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.down = nn.Linear(width, bottleneck)
+        self.up = nn.Linear(bottleneck, width)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        refined: torch.Tensor = self.up(nn.functional.gelu(self.down(self.norm(x))))
+        return x + refined
+
+
+class Fusion(nn.Module):
+    """Query, key and value of one block, shared by both adapters, for each of S trade-offs."""
+
+    def __init__(self, width: int, states: int) -> None:
+        super().__init__()
+        weight = torch.zeros(3, width, width)
+        nn.init.trunc_normal_(weight[:2], std=0.02)  # the values stay zero: nothing is added at the start
+        self.weight = nn.Parameter(weight.repeat(states, 1, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(states, 3, width))
+
+    def forward(
+        self, z: torch.Tensor, a: torch.Tensor, r: torch.Tensor, mix: torch.Tensor, pairs: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is added to z (B T D), and the accuracy adapter's gate: (B T T) for pairs, else (B T 1).
+
+        a and r are the adapters' features; the robustness adapter's gate is the rest to one.
+        """
+        weight, bias = (
+            held[0] if len(held) == 1 else torch.einsum("s,s...->...", mix, held)
+            for held in (self.weight, self.bias)
+        )
+
+        def part(number: int, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, weight[number], bias[number])
+
+        query = part(0, z) / z.shape[-1] ** 0.5
+        keys, values = [part(1, x) for x in (a, r)], [part(2, x) for x in (a, r)]
+        if not pairs:  # AdapterFusion: every token chooses for itself
+            score_a, score_r = ((query * key).sum(-1, keepdim=True) for key in keys)
+            gate = torch.sigmoid(score_a - score_r)
+            return values[1] + gate * (values[0] - values[1]), gate
+        score_a, score_r = (query @ key.transpose(1, 2) for key in keys)
+        gate = torch.sigmoid(score_a - score_r)  # the softmax over two
+        # As the gates of a pair sum to one, one product serves both adapters' values.
+        fused = gate @ (values[0] - values[1]) + values[1].sum(1, keepdim=True)
+        return fused / z.shape[1], gate
+
+
+class Side(nn.Module):
+    """One objective's own: its token (1 1 D), an adapter a block, and its head."""
+
+    def __init__(self, width: int, depth: int, bottleneck: int, classes: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.adapters = nn.ModuleList(Adapter(width, bottleneck) for _ in range(depth))
+        self.head = nn.Linear(width, classes)
+
+
+class Adapters(nn.Module):
+    """Everything that is trained on a frozen ViT; `tuning` is one of `TUNINGS`, "tora" being the paper's.
+
+    "heads" has two tokens and heads alone, "single" one adapter, token and head, and "adapterfusion"
+    fuses as TORA does but with one gate a token.
+    """
+
+    trades: torch.Tensor
+    place: torch.Tensor
+
+    def __init__(self, shape: Shape, fingerprint: str = "") -> None:
+        super().__init__()
+        if shape.tuning not in TUNINGS:
+            raise InputError(f"tuning must be one of {', '.join(TUNINGS)}, got {shape.tuning!r}")
+        check_trades(shape.trades)
+        shape = shape._replace(bottleneck=shape.bottleneck or max(1, shape.width // REDUCTION))
+        self.shape, self.fingerprint = shape, fingerprint
+        depth = 0 if shape.tuning == "heads" else shape.depth
+        self.sides = nn.ModuleDict(
+            {
+                name: Side(shape.width, depth, shape.bottleneck, shape.classes)
+                for name in TUNINGS[shape.tuning]
+            }
+        )
+        fused = shape.tuning in ("adapterfusion", "tora")
+        states = len(shape.trades)
+        self.fusions = nn.ModuleList(Fusion(shape.width, states) for _ in range(depth if fused else 0))
+        self.register_buffer("trades", torch.tensor(shape.trades, dtype=torch.float64))
+        self.register_buffer("place", self.trades.mean())
+
+    @property
+    def classes(self) -> int:
+        """K, the number of classes."""
+        return self.shape.classes
+
+    @property
+    def trade_off(self) -> float:
+        """Where the model stands between accuracy (0) and robustness (1)."""
+        return float(self.place)
+
+    @trade_off.setter
+    def trade_off(self, value: float) -> None:
+        low, high = float(self.trades[0]), float(self.trades[-1])
+        if not low <= value <= high:
+            raise InputError(
+                f"these adapters were trained for trade-offs from {low:g} to {high:g}, got {value:g}; "
+                "train fusions for others, or choose one between"
+            )
+        self.place.fill_(value)
+
+    def mix(self) -> torch.Tensor:
+        """The weights (S,) of the fusions at the present trade-off: linear between the nearest two."""
+        if len(self.trades) == 1:
+            return torch.ones_like(self.trades, dtype=torch.float32)
+        upper = int(torch.searchsorted(self.trades, self.place).clamp(1, len(self.trades) - 1))
+        low, high = self.trades[upper - 1], self.trades[upper]
+        share = ((self.place - low) / (high - low)).float()
+        weights = torch.zeros_like(self.trades, dtype=torch.float32)
+        weights[upper - 1], weights[upper] = 1 - share, share
+        return weights
+
+    def tokens(
+        self, net: Any, pixels: torch.Tensor, extra: Extra, gates: list[torch.Tensor] | None = None
+    ) -> Tokens:
+        """Final tokens; the prefix holds the objectives' tokens in order, then registers.
+
+        The accuracy adapter's gate of every block is appended to `gates`, where that is given.
+        """
+        x = vit_embedded(net, pixels)
+        length, count, mix = x.shape[1], len(self.sides), self.mix()
+        own = [side.token.expand(len(x), -1, -1) for side in self._sides()]
+        for i, block in enumerate(net.blocks):
+            middle = sum(own[1:], own[0]) / count
+            x = run_block(net, block, enter(torch.cat((middle, x[:, 1:]), dim=1), extra, i, length))
+            own = [x[:, :1] + (token - middle) for token in own]
+            rest, gate = self._refine(i, own, x[:, :length], mix)
+            x = torch.cat((x[:, :1], rest, x[:, length:]), dim=1)
+            if gates is not None and gate is not None:
+                gates.append(gate)
+        x = net.norm(torch.cat((*own, x[:, 1:]), dim=1))
+        return split(x, count + net.num_prefix_tokens - 1, grid_of(net, pixels))
+
+    def _refine(
+        self, block: int, own: list[torch.Tensor], z: torch.Tensor, mix: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Registers and patches after the adapters of a block, and the gate; `own` is changed in place."""
+        if self.shape.tuning == "heads":
+            return z[:, 1:], None
+        seen = [torch.cat((token, z[:, 1:]), dim=1) for token in own]
+        features = [side.adapters[block](x) for side, x in zip(self._sides(), seen, strict=True)]
+        own[:] = [x[:, :1] for x in features]
+        if not self.fusions:
+            return features[0][:, 1:], None
+        added, gate = self.fusions[block](z, *features, mix, self.shape.tuning == "tora")
+        own[:] = [token + added[:, :1] for token in own]
+        return z[:, 1:] + added[:, 1:], gate
+
+    def heads_apart(self, net: Any, tokens: Tokens) -> dict[str, torch.Tensor]:
+        """Each head's logits (B K) by the name of its objective."""
+        return {
+            name: cast(Side, side).head(net.fc_norm(tokens.prefix[:, i]))
+            for i, (name, side) in enumerate(self.sides.items())
+        }
+
+    def logits(self, net: Any, tokens: Tokens) -> torch.Tensor:
+        """The prediction (B K): the mean of the heads."""
+        apart = list(self.heads_apart(net, tokens).values())
+        return torch.stack(apart).mean(0) if len(apart) > 1 else apart[0]
+
+    def _sides(self) -> list[Side]:
+        return [cast(Side, side) for side in self.sides.values()]
+
+    def start_from(self, net: Any, pixels: torch.Tensor) -> None:
+        """Take tokens from the class token and its position, heads from the backbone's where they fit.
+
+        pixels (1 3 H W) is any picture: the class token does not depend on it before the first block.
+        """
+        with torch.no_grad():
+            first = vit_embedded(net, pixels)[:, :1]
+            for side in self._sides():
+                side.token.copy_(first)
+                if isinstance(net.head, nn.Linear) and net.num_classes == self.classes:
+                    side.head.load_state_dict(net.head.state_dict())
+
+
+def check_trades(trades: Sequence[float]) -> None:
+    """Refuse trade-offs that are not rising numbers in [0,1]."""
+    rising = all(a < b for a, b in pairwise(trades))
+    if not trades or not rising or trades[0] < 0 or trades[-1] > 1:
+        raise InputError(f"trade-offs must be rising numbers in [0,1], got {list(trades)}")
+
+
+def check_backbone(net: Any, family: str, name: str) -> None:
+    """Refuse networks that have no class token for [ACC] and [ROB] to take the place of."""
+    if family != "vit" or getattr(net, "cls_token", None) is None:
+        raise Unsupported(
+            f"{name} cannot take adapters: they need a ViT with a class token, such as ViT, DeiT, DINOv2 or "
+            f"CLIP, got the family {family}"
+        )
