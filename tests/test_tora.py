@@ -1,4 +1,4 @@
-"""Adapters: the backbone at the start, gates that share out, the slides' counts, files that know their own."""
+"""Adapters: the backbone at the start, gates that share out, the slides' counts, files that know theirs."""
 
 from __future__ import annotations
 
