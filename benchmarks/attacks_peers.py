@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
+import eagerpy
 import foolbox
 import pyautoattack
 import torch
 
 import robvit
 from robvit.attacks import ATTACKS, Count, certify, fooled, frozen
+from robvit.attacks.losses import cosine
+from robvit.files import cache_dir
 from robvit.threat import Threat, parse_number
+
+Model = Callable[[torch.Tensor], torch.Tensor]
 
 NAMES = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 FOOLBOX = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
+# These pin versions that do not agree with ours, so they live in a folder of their own.
+APART = {"torchattacks": "torchattacks==3.5.1", "adv_lib": "adv-lib==0.2.8"}
+
+
+def apart(name: str) -> ModuleType:
+    """A library from its own folder, fetched without what it depends on; torch is ours."""
+    folder = cache_dir("peers")
+    if not (folder / name).is_dir():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+        subprocess.run([*command, APART[name]], check=True, stdout=sys.stderr)  # noqa: S603  nothing a user typed
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    stub = ModuleType("visdom")  # adv-lib draws with it, if asked
+    stub.__dict__["Visdom"] = object
+    sys.modules.setdefault("visdom", stub)
+    return importlib.import_module(name)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an attack did: who stands (B,), passes a picture, seconds."""
+    """What an attack did: who stands (B,), or the features' cosine (B,); passes a picture; seconds."""
 
     standing: torch.Tensor
     forward: float
@@ -33,7 +59,7 @@ class Result:
 class Network(torch.nn.Module):
     """A callable as a module, which the other libraries ask for; it adds nothing."""
 
-    def __init__(self, model: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
@@ -47,10 +73,13 @@ def arguments(about: str, count: int) -> argparse.Namespace:
     parser.add_argument("--model", default="robvit-mini-robust", help="alias or path")
     parser.add_argument("--data", default="sample", help="data set")
     parser.add_argument("--count", type=int, default=count, help="pictures")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first")
     parser.add_argument("--norm", default="linf", choices=NAMES)
     parser.add_argument("--eps", default="8/255", type=parse_number)
     parser.add_argument("--queries", type=int, default=5000, help="of Square, alone and in AutoAttack")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--large", type=int, default=4, help="pictures for the DINOv2-sized network")
+    parser.add_argument("--masked", action="store_true", help="hide the gradients (attacks_fast.py only)")
     parser.add_argument("--only", default="", help="attacks, separated by commas")
     return parser.parse_args()
 
@@ -60,9 +89,8 @@ def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, t
     torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)  # the other libraries write a line a step
     model = robvit.load(options.model).eval().requires_grad_(False)
-    pictures = robvit.data.open_data(options.data, limit=options.count)
-    x = torch.stack([pictures[i][0] for i in range(len(pictures))])
-    y = torch.tensor([int(pictures[i][1]) for i in range(len(pictures))])
+    pictures = robvit.data.open_data(options.data, limit=options.skip + options.count)
+    x, y = pictures.take(range(options.skip, len(pictures))).arrays()
     with torch.no_grad():
         right = ~fooled(model(x), y)
     return model, x[right], y[right], Threat(options.norm, options.eps)
@@ -74,7 +102,7 @@ def clock_for(x: torch.Tensor) -> Callable[[], float]:
 
 
 def measured(
-    model: robvit.Model, x: torch.Tensor, y: torch.Tensor, work: Callable[[Count], torch.Tensor]
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, work: Callable[[Count], torch.Tensor]
 ) -> Result:
     """Run `work` on a counting model; judge its pictures with a pass that does not count."""
     counted, clock = Count(model), clock_for(x)
@@ -82,12 +110,12 @@ def measured(
     adv = work(counted)
     seconds = clock() - start
     with torch.no_grad(), frozen(model):
-        standing = ~fooled(model(adv), y)
+        standing = -cosine(model(adv), model(x)) if y is None else ~fooled(model(adv), y)
     return Result(standing, counted.forward / len(x), counted.backward / len(x), seconds)
 
 
 def ours(
-    model: robvit.Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, name: str, **settings: object
+    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, name: str, **settings: object
 ) -> Result:
     """One of our attacks, called as the others are; its budget is certified, not timed."""
     made: list[torch.Tensor] = []
@@ -102,7 +130,7 @@ def ours(
 
 
 def with_pyautoattack(
-    model: robvit.Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, attacks: list[str], queries: int
+    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, attacks: list[str], queries: int
 ) -> Result:
     """pyautoattack with the settings of its standard version, for any subset of its attacks."""
 
@@ -111,18 +139,19 @@ def with_pyautoattack(
             Network(counted).eval(), norm=NAMES[threat.norm], eps=threat.eps, version="custom",
             attacks=attacks, seed=0, device=x.device,
         )  # fmt: skip
-        adversary.apgd.n_restarts = adversary.fab.n_restarts = adversary.apgd_targeted.n_restarts = 1
-        adversary.fab.n_target_classes = adversary.apgd_targeted.n_target_classes = 9
+        sparse = threat.norm == "l1"
+        adversary.fab.n_restarts = adversary.apgd_targeted.n_restarts = 1
+        adversary.apgd.n_restarts, adversary.fab.n_target_classes = 5 if sparse else 1, 9
+        adversary.apgd_targeted.n_target_classes = 5 if sparse else 9
+        adversary.apgd.use_largereps = adversary.apgd_targeted.use_largereps = sparse
         adversary.square.n_queries = queries
-        if threat.norm == "l1":
-            adversary.apgd.use_largereps = adversary.apgd_targeted.use_largereps = True
         return adversary.run_standard_evaluation(x, y, batch_size=128)[0]
 
     return measured(model, x, y, work)
 
 
 def with_foolbox(
-    model: robvit.Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int, restarts: int
+    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int, restarts: int
 ) -> Result:
     """foolbox's PGD with our default step size."""
 
@@ -134,3 +163,67 @@ def with_foolbox(
         return attack.repeat(restarts)(bounded, x, criterion, epsilons=threat.eps)[1]
 
     return measured(model, x, y, work)
+
+
+def with_torchattacks(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int) -> Result:
+    """torchattacks' PGD with our default step size."""
+    library: Any = apart("torchattacks")
+
+    def work(counted: Count) -> torch.Tensor:
+        torch.manual_seed(0)
+        network = Network(counted).eval()
+        network.place = torch.nn.Parameter(x[0, 0, 0, :1].clone())  # it asks a parameter for the device
+        return library.PGD(network, eps=threat.eps, alpha=2.5 * threat.eps / steps, steps=steps)(x, y)
+
+    return measured(model, x, y, work)
+
+
+def with_advlib(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int) -> Result:
+    """adv-lib's PGD with our default step size."""
+    apart("adv_lib")
+    pgd_linf: Any = importlib.import_module("adv_lib.attacks").pgd_linf
+
+    def work(counted: Count) -> torch.Tensor:
+        torch.manual_seed(0)
+        return pgd_linf(
+            Network(counted).eval(), x, y, threat.eps, steps=steps, relative_step_size=2.5 / steps
+        )
+
+    return measured(model, x, y, work)
+
+
+def features_with_foolbox(model: Model, x: torch.Tensor, threat: Threat, steps: int) -> Result:
+    """foolbox's PGD with the cosine of features as its loss; no other library takes a loss of one's own."""
+
+    def work(counted: Count) -> torch.Tensor:
+        clean = counted(x).detach()
+
+        class FeaturePGD(foolbox.attacks.LinfPGD):
+            def get_loss_fn(self, model: Any, labels: Any) -> Any:
+                return lambda inputs: eagerpy.astensor(cosine(model(inputs).raw, clean).sum())
+
+        torch.manual_seed(0)
+        bounded = foolbox.PyTorchModel(Network(counted).eval(), bounds=(0, 1), device=x.device)
+        attack = FeaturePGD(rel_stepsize=2.5 / steps, steps=steps, random_start=True)
+        criterion = foolbox.criteria.Misclassification(torch.zeros(len(x), dtype=torch.long))
+        return attack.run(bounded, x, criterion, epsilon=threat.eps)
+
+    return measured(model, x, None, work)
+
+
+def features_by_hand(model: Model, x: torch.Tensor, threat: Threat, steps: int) -> Result:
+    """The loop of the published recipes: a sign step, a clamp to the ball, a clamp to the box."""
+
+    def work(counted: Count) -> torch.Tensor:
+        torch.manual_seed(0)
+        clean = counted(x).detach()
+        adv = (x + threat.eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
+        for _ in range(steps):
+            adv = adv.detach().requires_grad_()
+            cosine(counted(adv), clean).mean().backward()
+            assert adv.grad is not None
+            adv = adv.detach() + 2.5 * threat.eps / steps * adv.grad.sign()
+            adv = (x + (adv - x).clamp(-threat.eps, threat.eps)).clamp(0, 1)
+        return adv.detach()
+
+    return measured(model, x, None, work)

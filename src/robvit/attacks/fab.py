@@ -21,6 +21,7 @@ OVERSHOOT = 1.05  # past the linearised boundary, so that the real one is crosse
 BACKWARD = 0.9  # of the way from the original to a point that fools: where the search goes on
 BIAS = 0.1  # the most that the projection of the original weighs
 HALVINGS = 6  # of the segment from the original, at the end
+SETTLED = 0.2  # of the steps, after which the nearest point is hardly half as far as before
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,25 @@ def fab(
 @attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
 def fab_t(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, targets: int = 9, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
+    steps: int = 100, targets: int = 9, restarts: int = 1, give_up: float | None = None,
+    keep_broken: bool = False, seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """The nearest boundary to each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,)."""
+    """The nearest boundary to each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
+
+    With `give_up` a class is left after a fifth of the steps by pictures whose nearest point so far lies
+    farther than so many budgets.
+    """
     labels, found = needed(y, "fab_t"), Nearest(x, threat, keep_broken)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for wanted in wrong.split(1, dim=1):
-            _approach(model, x, labels, threat, found, wanted, steps, seed, restart)
+            _approach(model, x, labels, threat, found, wanted, steps, seed, restart, give_up)
     return found.finish(lambda rows, point: fooled(model(point), labels[rows]), HALVINGS)
 
 
 def _approach(
     model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, found: Nearest,
-    wanted: torch.Tensor, steps: int, seed: int, restart: int,
+    wanted: torch.Tensor, steps: int, seed: int, restart: int, give_up: float | None = None,
 ) -> None:  # fmt: skip
     """n steps from the original, or from a random point on a restart: n + 1 forward, n backward passes."""
     if steps < 1:
@@ -72,6 +78,8 @@ def _approach(
     start = x[rows] if restart == 0 else found.halfway(rows, draw(x[rows], seed, f"fab {restart}"))
     state = _State(rows, x[rows], start, wanted[rows])
     for step in range(steps + 1):
+        if give_up is not None and step == round(SETTLED * steps):
+            state = take(state, (found.size[state.rows] <= give_up * threat.eps).nonzero()[:, 0])
         if not len(state.rows):
             return
         output, gap, grad = _boundary(model, state, y[state.rows], threat, last=step == steps)

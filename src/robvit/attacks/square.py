@@ -37,7 +37,7 @@ class _State:
 @attack(
     kind="budget", norms=NORMS, paper="1912.00049", gradients=False, quick={"steps": 30},
     # Windows suit pictures; the oracle's weights are white noise, of which they find less in L2 and L1.
-    oracle={"steps": 700}, tolerance={"linf": 0.1, "l2": 0.5, "l1": 0.65},
+    oracle={"steps": 700}, tolerance={"linf": 0.1, "l2": 0.48, "l1": 0.2},
 )  # fmt: skip
 def square(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
@@ -146,15 +146,16 @@ def _paint(
     return threat.project(x, torch.where(inside, painted, point))
 
 
-def _bump(side: int) -> torch.Tensor:
-    """Two adjacent bumps of opposite signs that fall off from their middle: (side side)."""
+def _bump(side: int, threat: Threat) -> torch.Tensor:
+    """Two adjacent bumps of opposite signs that fall off from their middle, faster in L1: (side side)."""
+    power = 4 if threat.norm == "l1" else 2
 
     def half(height: int, width: int) -> torch.Tensor:
         n = height // 2
         i = (torch.arange(height) - n).abs()[:, None]
         j = (torch.arange(width) - width // 2).abs()[None, :]
         reach = n - torch.maximum(i, j)
-        terms = torch.stack([torch.where(reach >= k, 1 / (n + 1 - k) ** 2, 0.0) for k in range(n + 1)])
+        terms = torch.stack([torch.where(reach >= k, 1 / (n + 1 - k) ** power, 0.0) for k in range(n + 1)])
         return terms.sum(0)
 
     first = side // 2
@@ -179,7 +180,7 @@ def _tiles(x: torch.Tensor, threat: Threat, numbers: torch.Tensor) -> torch.Tens
     """L2 and L1: a grid of bumps with random signs, together as large as the budget."""
     height, width = x.shape[-2:]
     side = max(1, min(height, width) // TILES)
-    bump = _bump(side).to(x)
+    bump = _bump(side, threat).to(x)
     signs = _sign(numbers[:, :, : TILES**2]).view(len(x), 3, TILES, TILES)
     grid = torch.einsum("bcij,hw->bcihjw", signs, bump).reshape(len(x), 3, TILES * side, TILES * side)
     delta = torch.zeros_like(x)
@@ -196,7 +197,8 @@ def _shift_mass(
     i, j = _window(x, side, numbers[:, 0], numbers[:, 1])
     k, m = _window(x, side, numbers[:, 2], numbers[:, 3])
     here, there = ((i >= 0) & (j >= 0))[:, None], ((k >= 0) & (m >= 0))[:, None]
-    flat = torch.stack([_bump(side), _bump(side).T]).to(x)
+    upright = _bump(side, threat).to(x)
+    flat = torch.stack([upright, upright.T])
     turned = (numbers[:, 4] < 0.5).long()[:, None, None]
     bump = flat[turned, i.clamp_min(0), j.clamp_min(0)][:, None] * here
     delta = point - x
@@ -205,6 +207,8 @@ def _shift_mass(
     )
     both = (_mass(delta, threat) * (here | there)).sum((2, 3), keepdim=True)
     available = _length(both + unused.clamp_min(0) / x.shape[1], threat)
+    if threat.norm == "l1":  # more than there is: the projection then leaves the largest values only
+        available = available * x.shape[1]
     old = delta * here
     fresh = _sign(numbers[:, 5:8])[:, :, None, None] * bump / _norm(bump, threat) + old / _norm(old, threat)
     fresh = fresh * here
