@@ -190,9 +190,11 @@ def saturation_table(title: str, layers: list[Layer], blocks: Sequence[int] | No
         shares = [100 * part[n] for part in (layer.one_hot, layer.dead_rows) for n in DTYPES]
         rows.append([str(place + 1), *layer.quantiles(), *shares])
     limits = ", ".join(f"{n} {smallest_exponent(n):.1f}" for n in DTYPES)
-    return Table(
-        title, columns, rows, f"A weight underflows where its score is below the largest by: {limits}."
+    note = (
+        f"A weight rounds to zero where its score is below the largest by: {limits}. After the last block "
+        "often the class token alone is read; then the rows of all others have no gradient anyway."
     )
+    return Table(title, columns, rows, note)
 
 
 def smallest_exponent(precision: str) -> float:
