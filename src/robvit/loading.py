@@ -11,6 +11,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
+from robvit.attention import KEPT, attention_layers, keep_scales
 from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
@@ -100,13 +101,17 @@ def _fill(
         if grid is None or "pos_embed" not in tensors:
             raise Unsupported(f"{name} has no position embedding to interpolate the hub's way")
         tensors = {**tensors, "pos_embed": weights.hub_pos_embed(tensors["pos_embed"], grid)}
+    own = {k: v for k, v in tensors.items() if k.endswith(f".{KEPT}")}
+    if own:  # trained with scales that are a part of it
+        keep_scales(net, [1.0] * len(attention_layers(net)))
+        tensors = {k: v for k, v in tensors.items() if k not in own}
     adapt: Any = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     if adapt is not None:
         tensors = adapt(dict(tensors), net)
     if not keep_head:  # another number of classes: the new head starts afresh
         fresh = {k: v for k, v in net.state_dict().items() if k.startswith("head")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head")} | fresh
-    weights.load_strict(net, tensors, name)
+    weights.load_strict(net, {**tensors, **own}, name)
 
 
 def _statistics(net: nn.Module, normalise: str | Statistics) -> Statistics:
