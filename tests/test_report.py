@@ -72,6 +72,20 @@ def test_the_headline_is_the_mean_of_worst_cases_and_attacks_take_their_turns() 
     assert (headline.worst, headline.attacks) == (standing.worst, 2)
 
 
+def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
+    record = small_record()
+    record.trials[2] = Trial(
+        **{**vars(record.trials[2]), "right": [False, False, True, False], "skipped": [1, 3]}
+    )
+    (standing,) = ladder(record)
+    assert standing.stages[1].withstood[:2] == (1, 2)
+    (exhibit,) = exhibits(1, 8)
+    shown = gallery(record, [standing], [Exhibit(place, 1, exhibit.adversarial) for place in (0, 1, 3)])
+    assert [item["fooled"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
+    assert [item["outcome"] for item in shown.items] == ["fooled", "fooled", "wrong"]
+    assert [len(item["said"]) for item in shown.items] == [3, 2, 2]
+
+
 def test_the_headline_takes_every_attacker_and_no_control() -> None:
     def attacked(rung: str, right: list[bool], control: bool = False) -> Trial:
         one = trial("pgd", "linf 8/255", right, rung)

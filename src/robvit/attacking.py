@@ -41,7 +41,8 @@ def attack_data(
         kind="attack",
         model={"judged": _name(job.judged), "crafted on": _name(job.model), "identity": job.identity},
         data={"spec": data, "digest": job.pictures.digest(), "count": len(job.pictures),
-              "names": job.pictures.names, "labels": job.pictures.labels},
+              "names": job.pictures.names, "labels": job.pictures.labels, "classes": job.pictures.classes,
+              "size": job.pictures.size, "fit": job.pictures.how},
         trials=[],
         command=command,
     )  # fmt: skip

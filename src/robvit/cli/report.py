@@ -79,5 +79,4 @@ def _originals(record: Record, side: int, pictures: str | None) -> Callable[[int
             raise
         typer.echo(f"the originals are not shown: {error}; give them with --pictures", err=True)
         return None
-    data.setdefault("classes", found.classes)
     return lambda place: levels(found[place][0]).permute(1, 2, 0).numpy()

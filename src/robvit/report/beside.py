@@ -62,13 +62,13 @@ def _expected(trial: Trial) -> list[tuple[int, float]]:
 
 
 def _outcomes(folder: Path) -> list[tuple[int, float]]:
-    """Prediction and distance of every picture in a folder; nothing where it holds no pictures."""
+    """Prediction and distance of every picture; nothing where a folder holds no pictures, or masks."""
     found: list[tuple[int, float]] = []
     for path in sorted(folder.glob("shard-*.safetensors")):
         try:
             with safe_open(path, "np") as file:
                 facts = json.loads((file.metadata() or {})["facts"])
-                both = list(zip(facts["predicted"], facts["distance"], strict=True))
+                both = list(zip(facts.get("predicted", []), facts["distance"], strict=False))
                 if file.get_slice("adv").get_shape()[0] != len(both):
                     return []
                 found += both

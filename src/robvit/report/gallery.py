@@ -90,15 +90,16 @@ def _facts(record: Record, standings: list[Standing], labels: Labels, exhibit: E
         "after": labels.class_name(trial.predicted[place]),
         "right": bool(trial.right[place]),
         "outcome": outcome(standing, clean, place),
-        "attack": name(trial),
+        "attack": name(trial) if exhibit.adversarial is not None else "not attacked",
         "rung": trial.rung,
         "threat": trial.threat,
         "distance": float(trial.distance[place]),
         "factor": factor(exhibit),
-        "fooled": [name(t) for t in standing.trials if not t.right[place]],
+        "fooled": [name(t) for t in standing.trials if not t.right[place] and place not in t.skipped],
         "said": [
             [t.rung, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.right[place])]
             for t in record.trials
+            if place not in t.skipped
         ],
     }
 

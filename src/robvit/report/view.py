@@ -37,10 +37,10 @@ def share(right: Sequence[bool]) -> Share:
 
 @dataclass(frozen=True)
 class Stage:
-    """One attack in its turn: its own accuracy, and who is left after it and all before it."""
+    """One attack in its turn: who of those it saw withstand it, and who is left after all up to it."""
 
     name: str
-    alone: Share
+    withstood: Share
     left: int
     lost: int
 
@@ -107,10 +107,17 @@ def _standing(record: Record, rung: str, threat: str, trials: list[Trial]) -> St
     for trial in trials:
         before = sum(alive)
         alive = [a and r for a, r in zip(alive, trial.right, strict=True)]
-        stages.append(Stage(trial_name(trial, trials), share(trial.right), sum(alive), before - sum(alive)))
+        seen = share(_seen(trial))
+        stages.append(Stage(trial_name(trial, trials), seen, sum(alive), before - sum(alive)))
     untouched = share(clean.right) if clean else None
     control = all(trial.control for trial in trials)
     return Standing(rung, threat, untouched, share(alive), stages, alive, trials, control)
+
+
+def _seen(trial: Trial) -> list[bool]:
+    """The outcomes of the pictures that the attack took up."""
+    skipped = set(trial.skipped)
+    return [right for place, right in enumerate(trial.right) if place not in skipped]
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,9 @@ def class_rows(record: Record, standing: Standing, labels: Labels) -> list[Class
     clean = clean_of(record, standing.rung)
     rows = []
     for label, members in places.items():
-        seen = Counter(t.predicted[i] for t in standing.trials for i in members if not t.right[i])
+        in_turn = [*([clean] if clean else []), *standing.trials]
+        first = ([t.predicted[i] for t in in_turn if not t.right[i]] for i in members)
+        seen = Counter(answers[0] for answers in first if answers)
         mistaken = labels.class_name(seen.most_common(1)[0][0]) if seen else ""
         untouched = share([clean.right[i] for i in members]) if clean else None
         worst = share([standing.survives[i] for i in members])

@@ -73,7 +73,8 @@ function gallery(section) {
 }
 
 function picture(address, column, item) {
-  if (!address) return make("span", { className: "missing" }, `${column} not at hand`);
+  const reason = item.attack === "not attacked" && column !== "clean" ? item.attack : `${column} not at hand`;
+  if (!address) return make("span", { className: "missing" }, reason);
   const image = make("img", { alt: `${column}: ${item.name}`, title: column, decoding: "async", src: address });
   image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth < 100));
   return image;
