@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import Model
+from robvit.attacks.core import Model, modules_of
 from robvit.attacks.eot import eot
 from robvit.data import PictureSet
 from robvit.doctor import alone, compared  # noqa: F401  each files its checks, in this order
@@ -37,6 +37,7 @@ def doctor(
     """
     chosen = [CHECKS.entry(name) for name in checks] if checks else list(CHECKS)
     x, y, data = _opened(pictures)
+    x = x.to(next((p.device for net in modules_of(model) for p in net.parameters()), x.device))
     exam = Exam(
         eot(model, samples) if samples > 1 else model, x, y, threat or Threat("linf", 8 / 255),
         effort=effort, surrogate=surrogate, seed=seed, batch=batch,
