@@ -101,7 +101,7 @@ def doctor(
 def _show(finding: Finding) -> None:
     status = typer.style(f"{finding.status:<7}", fg=COLOURS[finding.status])
     typer.echo(f"{status}{finding.check:<21}{finding.evidence}")
-    if finding.pictures and finding.status != "green":
+    if finding.pictures:
         more = len(finding.pictures) - SHOWN
         rest = f" and {more} more in the record" if more > 0 else ""
         typer.echo(f"{'':<28}pictures: {', '.join(finding.pictures[:SHOWN])}{rest}")

@@ -12,7 +12,7 @@ from robvit.attacks.eot import eot
 from robvit.data import PictureSet
 from robvit.doctor import alone, compared  # noqa: F401  each files its checks, in this order
 from robvit.doctor.exam import AVERAGED, Effort, Exam, name_of
-from robvit.doctor.verdict import CHECKS, RED
+from robvit.doctor.verdict import CHECKS, GREEN, RED
 from robvit.errors import DataError
 from robvit.evaluate.metrics import interval
 from robvit.evaluate.record import Curve, Finding, Record, Trial
@@ -46,7 +46,7 @@ def doctor(
     findings = []
     for entry in chosen:
         verdict = entry.value(exam)
-        bad = verdict.pictures
+        bad = None if verdict.status == GREEN else verdict.pictures
         names = [] if bad is None else [data["names"][i] for i in bad.nonzero()[:, 0].tolist()]
         findings.append(Finding(entry.name, verdict.status, verdict.evidence, names))
         if report:
