@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import timm
 import torch
@@ -123,6 +125,16 @@ def test_distances_are_those_of_their_formulas():
     assert float(unit(seen, reference, None)) == pytest.approx(2 * 2**0.5)  # both at right angles
     gaps = [29**0.5 / (5 * 2), 104**0.5 / (10 * 2)]
     assert float(lpips(seen, reference, None)) == pytest.approx(sum(gaps))
+
+
+def test_it_goes_on_from_given_factors():
+    model, x, y = small("vit")
+    once = find_scales(model, [(x, y)], steps=2).values
+    still = find_scales(model, [(x, y)], begin=once, steps=1, step_size=0.0, seed=3).values
+    noise = torch.randn(2, generator=torch.Generator().manual_seed(random.Random("3 0 0").getrandbits(63)))
+    torch.testing.assert_close(torch.tensor(still), (torch.tensor(once) + noise).clamp(1e-7, 1))
+    with pytest.raises(InputError, match="each of 2 blocks to begin, got 1"):
+        find_scales(model, [(x, y)], begin=[1.0])
 
 
 def test_only_the_wanted_blocks_are_scaled():

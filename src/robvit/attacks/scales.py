@@ -141,25 +141,27 @@ class Scales:
 def find_scales(
     model: Model, batches: Iterable[Batch], *, objective: str = "unit", steps: int = 10,
     step_size: float = 1.0, starts: int = 1, blocks: int | Sequence[int] | None = None,
-    space: str = "linear", low: float = LOW, seed: int = 0,
+    space: str = "linear", low: float = LOW, begin: Sequence[float] | None = None, seed: int = 0,
 ) -> Scales:  # fmt: skip
     """Factors in [low, 1] that drive the model far from itself: pictures and labels (or None) a batch.
 
     Over several batches the factors are carried on, as the paper does: each batch starts at random
-    around the factors so far, which are also its reference. `blocks` scales only the first so many
-    blocks, or those listed. In the "linear" space starts are normal around 1 and often at its ends; in
-    the "log" space they are uniform in the logarithm. The best of several starts is the one that ends
-    furthest from the unscaled model on the last batch.
+    around the factors so far (`begin`, or ones), which are also its reference. `blocks` scales only the
+    first so many blocks, or those listed. In the "linear" space starts are normal around the factors and
+    often at an end of the range; in the "log" space they are uniform in the logarithm. The best of several
+    starts is the one that ends furthest from the unscaled model on the last batch.
     """
     if steps < 1 or starts < 1 or not 0 < low < 1:
         raise InputError(f"expected steps and starts of 1 or more and low in (0,1), got {steps, starts, low}")
     if space not in _SPACES:
         raise unknown("space", space, list(_SPACES))
     with torch.no_grad(), frozen(model):
-        search = _Search(
-            model, objective, steps, step_size, free_blocks(blocks, network_of(model)), space, low
-        )
-        chains = [torch.ones_like(search.free, dtype=torch.float32) for _ in range(starts)]
+        free = free_blocks(blocks, network_of(model))
+        search = _Search(model, objective, steps, step_size, free, space, low)
+        first = torch.ones(len(free)) if begin is None else torch.tensor([float(v) for v in begin])
+        if first.shape != free.shape:
+            raise InputError(f"expected one factor for each of {len(free)} blocks to begin, got {len(first)}")
+        chains = [first] * starts
         last: Batch | None = None
         for index, last in enumerate(batches):
             seeds = [f"{seed} {start} {index}" for start in range(starts)]
