@@ -1,0 +1,113 @@
+"""Augmentations as switches: pictures in [0,1] go in, pictures in [0,1] come out.
+
+What happens to a picture is decided by a seed alone, never by a generator that travels from picture to
+picture, so it does not depend on workers, on processes or on where a run was resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torchvision.transforms import v2
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Augment(BaseModel):
+    """Which augmentations there are and how strong; everything is off unless it is set.
+
+    `crop` is "none", "pad" (pad by `pad` pixels, then crop) or "resized" (a random part of area `scale`
+    and of aspect `ratio`, resized). `mixup` and `cutmix` are the alphas of their Beta distributions; a
+    batch is mixed with probability `mix_share`, by either if both are on.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    crop: Literal["none", "pad", "resized"] = "none"
+    pad: Annotated[int, Field(ge=1)] = 4
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+    rotate: NotNegative = 0.0
+    jitter: Share = 0.0
+    randaugment: Annotated[int, Field(ge=0)] = 0
+    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    erase: Share = 0.0
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    mix_share: Share = 1.0
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether pictures may keep the size they are stored in until they are cropped."""
+        return self.crop == "resized"
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 63 bits that depends on all the parts and on nothing else."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from the seed inside; torch's generator on the CPU is as before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every device
+        yield
+
+
+def transform(settings: Augment, size: int) -> Transform:
+    """What is done to one picture: (3 H W) in [0,1] to (3 size size) in [0,1]."""
+    steps: list[Transform] = []
+    if settings.crop == "pad":
+        steps.append(v2.RandomCrop(size, padding=settings.pad))
+    elif settings.crop == "resized":
+        steps.append(v2.RandomResizedCrop(size, settings.scale, settings.ratio, antialias=True))
+    if settings.flip:
+        steps.append(v2.RandomHorizontalFlip())
+    if settings.rotate:
+        steps.append(v2.RandomRotation(settings.rotate, v2.InterpolationMode.BILINEAR))
+    if settings.randaugment:
+        grey_levels = v2.RandAugment(settings.randaugment, settings.magnitude, fill=128)
+        steps.append(lambda x: grey_levels((x * 255).round().to(torch.uint8)).float() / 255)
+    if settings.jitter:
+        steps.append(v2.ColorJitter(settings.jitter, settings.jitter, settings.jitter))
+    if settings.erase:
+        steps.append(v2.RandomErasing(settings.erase, value="random"))
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            x = step(x)
+        return x.clamp(0, 1)
+
+    return apply
+
+
+def mix(
+    x: torch.Tensor, y: torch.Tensor, settings: Augment, *, classes: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """MixUp or CutMix of a batch (B 3 H W), labels (B,): mixed pictures and probabilities (B K).
+
+    Where nothing is mixed, the pictures and labels are returned as they are.
+    """
+    kinds: list[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = []
+    if settings.mixup:
+        kinds.append(v2.MixUp(alpha=settings.mixup, num_classes=classes))
+    if settings.cutmix:
+        kinds.append(v2.CutMix(alpha=settings.cutmix, num_classes=classes))
+    if not kinds:
+        return x, y
+    with seeded(seed):
+        if float(torch.rand(())) >= settings.mix_share:
+            return x, y
+        kind = kinds[int(torch.randint(len(kinds), ()))]
+        mixed, probabilities = kind(x, y)
+    return mixed.clamp(0, 1), probabilities

@@ -1,0 +1,1 @@
+"""Training whole networks: recipes, losses, one loop."""

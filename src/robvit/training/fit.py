@@ -1,0 +1,338 @@
+"""The one training loop: a model, pictures and a recipe in; the best weights, a history and doubts out.
+
+Nothing random travels from step to step: the order of pictures, their augmentation, the attack's noise
+and the layers' own noise each come from a seed made of the run's seed and the step. So the whole state
+is the weights, what the optimiser remembers, the running average, the loss's own buffers and the number
+of the step, and a run that was killed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from timm.utils.model_ema import ModelEmaV3
+from torch import nn
+
+from robvit.data import PictureSet
+from robvit.data.augment import mix, seed_of
+from robvit.defenses.robustify import Diverged
+from robvit.errors import InputError
+from robvit.files import read_tensors, tensors_sha256
+from robvit.training import checkpoint
+from robvit.training.awp import awp
+from robvit.training.inner import InnerAttack
+from robvit.training.losses import Loss, make_loss
+from robvit.training.optimizer import make_optimizer
+from robvit.training.recipe import Recipe
+from robvit.training.schedule import budget, learning_rate
+from robvit.training.stream import Sharing, Stream
+from robvit.training.watch import Seen, judge
+
+STATE = "state.safetensors"
+WEIGHTS = "model.safetensors"
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a training learns from: `validation` chooses the checkpoint and is never learned from."""
+
+    train: PictureSet
+    validation: PictureSet
+    extra: PictureSet | None = None
+
+
+@dataclass
+class Progress:
+    """All of a training's state that is not a tensor."""
+
+    step: int = 0
+    best: float = -math.inf
+    best_step: int = 0
+    stale: int = 0  # validations since the best
+    finished: bool = False
+    losses: list[float] = field(default_factory=list)  # since the last validation
+    history: dict[str, list[float]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+
+class _Objective(nn.Module):
+    """Model and loss as one module, so that several processes see one pass forward and one back."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack) -> torch.Tensor:
+        value: torch.Tensor = self.loss(self.model, x, y, attack)
+        return value
+
+
+class Fit:
+    """A training on its way. `run` goes on from wherever `folder` says it was."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        course: Course,
+        recipe: Recipe,
+        *,
+        folder: Path,
+        about: dict[str, Any] | None = None,
+        report: Callable[..., None] = _silent,
+        say: Callable[[str], None] = _silent,
+        trackers: list[str] | None = None,
+    ) -> None:
+        self.recipe, self.course, self.folder = recipe, course, folder
+        self.about = about or {}
+        self.report, self.say = report, say
+        self.accelerator = Accelerator(
+            mixed_precision=recipe.precision, log_with=trackers or None, project_dir=str(folder)
+        )
+        self.origin = tensors_sha256(model.state_dict())
+        self.model = model.to(self.accelerator.device)
+        self.size = int(getattr(model, "input_size", (course.train[0][0].shape[-1],))[0])
+        self.classes = len(course.train.classes)
+        self.loss = make_loss(recipe.loss, self.model, course.train, recipe.loss_settings)
+        _check_labels(course, self.loss)
+        self.loss.to(self.accelerator.device)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and self.loss.trains(name))
+        self.objective = _Objective(self.model, self.loss)
+        self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        optimizer = make_optimizer(self.objective, recipe)
+        self.prepared, self.optimizer = self.accelerator.prepare(self.objective, optimizer)
+        self.stream = Stream(course.train, recipe, course.extra)
+        self.sharing = Sharing(
+            self.accelerator.num_processes, self.accelerator.process_index, recipe.accumulation
+        )
+        self.sharing.check(recipe.batch)
+        epochs = recipe.epochs + recipe.cooldown
+        turns = math.ceil(min(epochs, recipe.stop_after or epochs) * self.stream.epoch / recipe.replays)
+        self.steps = turns * recipe.replays
+        self.state = Progress()
+        self._saved = time.monotonic()
+
+    @property
+    def judged(self) -> nn.Module:
+        """The weights that count: their running average where there is one."""
+        return self.model if self.ema is None else self.ema.module
+
+    def run(self) -> Progress:
+        """Train to the end; the best weights are in `folder`, and loaded into the model."""
+        self.resume()
+        state = self.state
+        self.report(state.step)
+        if not state.finished:
+            steps = range(state.step, self.steps)
+            loader = iter(self.stream.loader(steps, self.sharing, self.size))
+            for step in steps:
+                self._advance(step, loader)
+                if self._finished():
+                    break
+            state.finished = True
+            self._save(always=True)
+        self.accelerator.wait_for_everyone()
+        self._load_best()
+        return state
+
+    def _advance(self, step: int, loader: Iterator[Any]) -> None:
+        """One step, and what is due after it."""
+        now = self.stream.time(step)
+        epoch = math.floor(now)
+        if step == 0 or epoch > math.floor(self.stream.time(step - 1)):
+            self.loss.on_epoch(self.model, epoch)
+        self.model.train()
+        rate = learning_rate(self.recipe, now)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        value = self._learn(step, now, list(islice(loader, self.recipe.accumulation)))
+        self.state.losses.append(value)
+        self.state.step = step + 1
+        self.report(1, note=f"loss {value:.3f}")
+        # Only after the last replay of a batch, whose perturbation is no part of the state.
+        turns = self.recipe.validate_every * self.stream.epoch / self.recipe.replays
+        every = self.recipe.replays * max(1, round(turns))
+        if self.state.step % every == 0 or self.state.step == self.steps:
+            self._validate(rate, budget(self.recipe, now)[0])
+            self._save(always=True)
+        else:
+            self._save()
+
+    def _learn(self, step: int, now: float, parts: list[Any]) -> float:
+        """Forward and back on every part of the batch, then one step of the optimiser; the loss."""
+        self.optimizer.zero_grad()
+        updates = self.loss.updates_weights(math.floor(now))
+        total = torch.zeros((), device=self.accelerator.device)
+        for number, (x, y) in enumerate(parts):
+            torch.manual_seed(seed_of(self.recipe.seed, "layers", step, number, self.sharing.rank))
+            x, y = x.to(self.accelerator.device), y.to(self.accelerator.device)
+            x, y = mix(
+                x, y, self.recipe.augment,
+                classes=self.classes, seed=seed_of(self.recipe.seed, "mix", step, number),
+            )  # fmt: skip
+            turn = step // self.recipe.replays
+            attack = InnerAttack(
+                self.recipe.inner, *budget(self.recipe, now),
+                seed=seed_of(self.recipe.seed, "attack", turn), replay=step % self.recipe.replays,
+            )  # fmt: skip
+            if not updates:
+                total += self.objective(x, y, attack).detach() / len(parts)
+                continue
+            last = number == len(parts) - 1
+            apart: AbstractContextManager[Any] = (
+                nullcontext() if last else self.accelerator.no_sync(self.prepared)
+            )
+            with apart, self._worse_weights(x, y, attack, now):
+                loss = self.prepared(x, y, attack) / len(parts)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        value = float(self.accelerator.reduce(total, "mean"))
+        self._check_finite("loss", value, step)
+        if updates:
+            norm = self.accelerator.clip_grad_norm_(self._trained(), self.recipe.clip or math.inf)
+            if self.recipe.precision != "fp16":  # the scaler of fp16 leaves such steps out itself
+                self._check_finite("length of the gradient", float(norm), step)
+            self.optimizer.step()
+            if self.ema is not None:
+                self.ema.update(self.model, step=step)
+        return value
+
+    def _worse_weights(
+        self, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, now: float
+    ) -> AbstractContextManager[None]:
+        if not self.recipe.awp or now < self.recipe.awp_warmup:
+            return nullcontext()
+
+        def objective() -> torch.Tensor:
+            with self.accelerator.autocast():
+                value: torch.Tensor = self.objective(x, y, attack)
+                return value
+
+        def mean(gradient: torch.Tensor) -> torch.Tensor:
+            averaged: torch.Tensor = self.accelerator.reduce(gradient, "mean")
+            return averaged
+
+        return awp(self.model, objective, attack, gamma=self.recipe.awp, mean=mean)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in self.objective.parameters() if p.requires_grad]
+
+    def _check_finite(self, what: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise Diverged(
+                f"step {step}: the {what} is {value}; lower lr ({self.recipe.lr:g}), set clip, or warm up "
+                f"longer; the last good state is kept in {self.folder}"
+            )
+
+    def _validate(self, rate: float, eps: float) -> None:
+        """Judge on held-out pictures, keep the best weights, tell what was seen."""
+        state = self.state
+        seen = judge(self.judged, self.loss, self.course.validation, self.recipe, self.accelerator)
+        mean = sum(state.losses) / len(state.losses)
+        state.losses = []
+        better = seen.robust > state.best
+        if better:
+            state.best, state.best_step, state.stale = seen.robust, state.step, 0
+            if self.accelerator.is_main_process:
+                checkpoint.save_model(self.judged, self.folder / WEIGHTS, self.about)
+        else:
+            state.stale += 1
+        row = {"epoch": self.stream.time(state.step), "loss": mean, "lr": rate, "eps": eps, **asdict(seen)}
+        for name, value in row.items():
+            state.history.setdefault(name, []).append(value)
+        self.accelerator.log({k: v for k, v in row.items() if k != "epoch"}, step=state.step)
+        self.say(self._line(row, seen, better))
+        floor = 1.5 / self.classes if self.loss.needs_labels and self.classes else 1.0
+        if self.recipe.inner.eps and (doubt := seen.doubt(floor)):
+            state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
+            self.say(f"warning: {state.doubts[-1]}")
+
+    def _line(self, row: dict[str, float], seen: Seen, better: bool) -> str:
+        attacked = f"  one step {seen.one_step:.1%}  {self.recipe.judge_steps} steps {seen.robust:.1%}"
+        return (
+            f"epoch {row['epoch']:6.2f}  loss {row['loss']:.4f}  lr {row['lr']:.1e}  "
+            f"eps {row['eps'] * 255:.1f}/255  clean {seen.clean:.1%}"
+            f"{attacked if self.recipe.inner.eps else ''}{'  best' if better else ''}"
+        )
+
+    def _finished(self) -> bool:
+        """Whether to stop before the plan does."""
+        patience = self.recipe.patience
+        stop = patience is not None and self.state.stale >= patience
+        if stop:
+            self.say(f"stopped: no better for {patience} validations")
+        return stop
+
+    def key(self) -> str:
+        """Names the run: the same key, the same weights in the end."""
+        sets = [s.digest() for s in (self.course.train, self.course.validation, self.course.extra) if s]
+        return json.dumps([self.recipe.digest(), sets, self.about, self.origin])
+
+    def _save(self, always: bool = False) -> None:
+        due = always or time.monotonic() - self._saved >= self.recipe.save_seconds
+        if not due or self.state.step % self.recipe.replays or not self.accelerator.is_main_process:
+            return
+        parts = {
+            "model": dict(self.model.state_dict()),
+            "loss": dict(self.loss.state_dict()),
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+        }
+        if self.ema is not None:
+            parts["ema"] = dict(self.ema.module.state_dict())
+        scaler = getattr(self.accelerator, "scaler", None)
+        facts = {"key": self.key(), "progress": asdict(self.state), "scaler": scaler and scaler.state_dict()}
+        checkpoint.save_state(self.folder / STATE, parts, facts)
+        self._saved = time.monotonic()
+
+    def resume(self) -> None:
+        """Take up the state in the folder, if there is one; that of another run is refused."""
+        path = self.folder / STATE
+        if not path.exists():
+            return
+        parts, facts = checkpoint.load_state(path)
+        if facts["key"] != self.key():
+            raise InputError(
+                f"{path} is the state of another training (recipe, model or pictures differ); "
+                "choose another folder, or remove it"
+            )
+        checkpoint.restore(self.model, parts["model"], path)
+        checkpoint.restore(self.loss, parts.get("loss", {}), path)
+        checkpoint.restore_optimizer(self.optimizer, parts.get("optimizer", {}))
+        if self.ema is not None:
+            checkpoint.restore(self.ema.module, parts["ema"], path)
+        if facts["scaler"]:
+            self.accelerator.scaler.load_state_dict(facts["scaler"])
+        self.state = Progress(**facts["progress"])
+        self.say(f"going on after step {self.state.step} of {self.steps}")
+
+    def _load_best(self) -> None:
+        """Leave the best weights in the model."""
+        tensors, _ = read_tensors(self.folder / WEIGHTS, "the best weights")
+        checkpoint.restore(getattr(self.model, "net", self.model), tensors, self.folder / WEIGHTS)
+        self.model.eval()
+
+
+def _check_labels(course: Course, loss: Loss) -> None:
+    if not loss.needs_labels:
+        return
+    labels = set(course.train.labels)
+    if course.train.kind != "labels":
+        raise InputError(f"this loss needs labelled pictures, these have {course.train.kind}")
+    if len(labels) < 2:
+        raise InputError(
+            f"a classifier needs at least two classes, all training pictures are of class {labels}"
+        )

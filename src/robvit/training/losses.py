@@ -1,0 +1,286 @@
+"""What trainings minimise. A loss is a function `(model, x, y, attack, *, settings) -> scalar`.
+
+x (B 3 H W) in [0,1]; y (B,) labels, or (B K) probabilities where pictures were mixed; `attack` is the
+inner attack of the step. A loss that owns a state, chooses what is trained or wants to be called every
+epoch is a class on `Loss` instead; its buffers are saved, resumed and kept beside the weights.
+
+B batch, K classes, D width of an embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from robvit.attacks import losses as objectives
+from robvit.attacks.losses import Loss as AttackLoss
+from robvit.data import PictureSet
+from robvit.errors import InputError
+from robvit.files import read_tensors
+from robvit.registry import Registry, unknown
+from robvit.training.inner import InnerAttack
+
+LossFunction = Callable[..., torch.Tensor]
+
+LOSSES: Registry[Any] = Registry("training loss")
+
+
+class Loss(nn.Module):
+    """What the loop asks of a loss; the defaults are those of a classifier trained whole."""
+
+    needs_labels = True
+    attack_loss: str | AttackLoss = "cross_entropy"
+
+    def trains(self, name: str) -> bool:
+        """Whether the model's parameter of this name is trained; asked once, before the first step."""
+        return True
+
+    def on_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Called before the first step of every epoch, counted from 0; what it changes must be a buffer."""
+
+    def updates_weights(self, epoch: int) -> bool:
+        """Whether weights are trained in this epoch, or the loss only works on its own state."""
+        return True
+
+    def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """What the judging attack moves the output away from, for clean pictures and their labels."""
+        return y
+
+    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """How good each output is, from 0 to 1: (B,); the mean chooses the best checkpoint."""
+        return (output.argmax(1) == target).float()
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class _Function(Loss):
+    """A loss that is a function and owns nothing."""
+
+    def __init__(self, function: LossFunction, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.function = functools.partial(function, **settings)
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        return self.function(model, x, y, attack)
+
+
+def make_loss(name: str, model: nn.Module, pictures: PictureSet, settings: dict[str, Any]) -> Loss:
+    """A loss by its name, with the model as it starts and the pictures it will learn from."""
+    entry: Any = LOSSES[name]
+    known = [p.name for p in inspect.signature(entry).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for setting in settings:
+        if setting not in known:
+            raise unknown(f"setting of the loss {name}", setting, known or ["none"])
+    is_class = isinstance(entry, type)
+    made: Loss = entry(model, pictures, **settings) if is_class else _Function(entry, settings)
+    return made
+
+
+def hard(y: torch.Tensor) -> torch.Tensor:
+    """Labels (B,) from labels or from probabilities (B K)."""
+    return y if y.ndim == 1 else y.argmax(1)
+
+
+@LOSSES.add()
+def standard(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross-entropy on clean pictures."""
+    return F.cross_entropy(model(x), y, label_smoothing=smoothing)
+
+
+@LOSSES.add()
+def pgd_at(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross-entropy on attacked pictures only (1706.06083)."""
+    return F.cross_entropy(model(attack(model, x, y)), y, label_smoothing=smoothing)
+
+
+@LOSSES.add()
+def trades(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    attack: InnerAttack,
+    *,
+    beta: float = 6.0,
+    smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Clean cross-entropy plus beta times the divergence of attacked from clean answers (1901.08573).
+
+    The attack meets the clean probabilities as constants; the divergence itself pulls at both sides.
+    """
+    clean = model(x)
+    adv = attack(model, x, clean.detach().softmax(1), "kl")
+    apart = objectives.kl(model(adv), clean.softmax(1)).mean()
+    return F.cross_entropy(clean, y, label_smoothing=smoothing) + beta * apart
+
+
+@LOSSES.add()
+def mart(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, beta: float = 6.0
+) -> torch.Tensor:
+    """Boosted cross-entropy on attacked pictures, and divergence where the clean answer is unsure (MART)."""
+    labels = hard(y)
+    adv = attack(model, x, labels)
+    clean, attacked = model(x).softmax(1), model(adv)
+    likely = attacked.softmax(1)
+    margin = -(1.0001 - objectives.best_other(likely, labels)).log().mean()
+    unsure = 1 - clean.gather(1, labels[:, None])[:, 0]
+    apart: torch.Tensor = (objectives.kl(attacked, clean) * unsure).mean()
+    return F.cross_entropy(attacked, labels) + margin + beta * apart
+
+
+@LOSSES.add("free")
+class Free(Loss):
+    """Free training (1904.12843): one pass serves the weights and the perturbation, replay after replay.
+
+    It takes `replays` from the recipe. The perturbation of a batch starts from random noise and grows
+    by a step of the whole budget with every replay.
+    """
+
+    def __init__(self, model: nn.Module, pictures: PictureSet, *, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+        self._adv: torch.Tensor | None = None
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        if attack.replay == 0 or self._adv is None or self._adv.shape != x.shape:
+            self._adv = attack.random(x)
+        point = attack.threat.project(x, self._adv).requires_grad_()
+
+        def climb(grad: torch.Tensor) -> None:
+            with torch.no_grad():
+                move = attack.threat.steepest(grad, attack.step_size)
+                self._adv = attack.threat.project(x, point.detach() + move)
+
+        point.register_hook(climb)
+        return F.cross_entropy(model(point), y, label_smoothing=self.smoothing)
+
+
+class _Embedding(Loss):
+    """What feature losses share: the model's output is an embedding (B D), compared with the original's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        original = copy.deepcopy(model).eval().requires_grad_(False)
+        self.original = functools.partial(_without_gradients, original)  # no submodule: it is no state
+
+
+def _without_gradients(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = model(x)
+        return output
+
+
+@LOSSES.add("fare")
+class Fare(_Embedding):
+    """FARE (2402.12336): attacked embeddings stay at the original's clean ones; no labels are needed.
+
+    A network with a classifier should be loaded without it; what chooses the checkpoint is the cosine
+    of attacked embeddings with the original's clean ones.
+    """
+
+    needs_labels = False
+    attack_loss = "embedding_l2"
+
+    def __init__(self, model: nn.Module, pictures: PictureSet) -> None:
+        super().__init__(model)
+
+    def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.original(x)
+
+    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cosine_similarity(output, target, dim=-1)
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        anchor = self.original(x)
+        adv = attack(model, x, anchor, "embedding_l2")
+        return objectives.embedding_l2(model(adv), anchor).mean()
+
+
+@LOSSES.add("tecoa")
+class Tecoa(_Embedding):
+    """TeCoA-style (2212.07016): attacked embeddings are classified by their cosine with class embeddings.
+
+    `classes` is a safetensors file whose tensor "classes" (K D) holds one text embedding a class; left
+    out, a class is the mean of the original's embeddings of its training pictures.
+    """
+
+    classes: torch.Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pictures: PictureSet,
+        *,
+        classes: str | None = None,
+        scale: float = 100.0,
+        most: int = 2000,
+    ) -> None:
+        super().__init__(model)
+        self.scale = scale
+        held = _from_file(Path(classes)) if classes else class_means(self.original, model, pictures, most)
+        self.register_buffer("classes", F.normalize(held, dim=1))
+        self.attack_loss = self._wrongness
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Scaled cosines with the classes: (B D) -> (B K)."""
+        return self.scale * F.normalize(output, dim=1) @ self.classes.T
+
+    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (self.logits(output).argmax(1) == target).float()
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        adv = attack(model, x, y, self._wrongness)
+        return F.cross_entropy(self.logits(model(adv)), y)
+
+    def _wrongness(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return objectives.cross_entropy(self.logits(output), target)
+
+
+def class_means(
+    embed: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, pictures: PictureSet, most: int
+) -> torch.Tensor:
+    """The mean embedding (K D) of each class over at most `most` pictures, evenly spread."""
+    device = next(model.parameters()).device
+    some = pictures.take(range(0, len(pictures), -(-len(pictures) // most)))
+    sums, counts = torch.zeros(0), torch.zeros(len(pictures.classes))
+    for x, y in some.batches(64):
+        output = F.normalize(embed(x.to(device)), dim=1).cpu()
+        sums = sums if len(sums) else torch.zeros(len(pictures.classes), output.shape[1])
+        sums.index_add_(0, y, output)
+        counts += torch.bincount(y, minlength=len(counts))
+    if bool((counts == 0).any()):
+        absent = pictures.classes[int((counts == 0).nonzero()[0])]
+        raise InputError(
+            f"class {absent!r} has no picture among {len(some)}; give class embeddings in a file"
+        )
+    return (sums / counts[:, None]).to(device)
+
+
+def _from_file(path: Path) -> torch.Tensor:
+    tensors, _ = read_tensors(path, "a file of class embeddings")
+    if "classes" not in tensors or tensors["classes"].ndim != 2:
+        raise InputError(f'{path} must hold a tensor "classes" (K D), got {", ".join(tensors)}')
+    return tensors["classes"].float()

@@ -1,0 +1,226 @@
+"""Recipes: a loss plus numbers, as YAML in the package or in a file of the user's.
+
+Every key can be set on the command line (`--set inner.eps=4/255`). A key nobody knows is refused with
+the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from robvit.data.augment import Augment
+from robvit.errors import InputError
+from robvit.registry import unknown
+from robvit.threat import parse_number
+
+Number = Annotated[float, BeforeValidator(lambda v: parse_number(v) if isinstance(v, str) else v)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+# What may change without making a run another run: where and how fast it runs, what is told of it.
+_INCIDENTAL = ("about", "takes", "expects", "data", "model", "workers", "save_seconds", "track", "stop_after")
+
+
+class Inner(BaseModel):
+    """The attack inside a training step.
+
+    `attack` is "ascent" (n passes, the last point counts and nothing is judged: what the papers call PGD
+    or FGSM in training) or any attack of the library, with `settings` of its own. `step` is in units of
+    eps; left out, it is 1.5 / steps. `start` is a point of the ball ("uniform"), "none", "tiny" (normal
+    noise of 0.001, as TRADES) or "wide" (uniform in twice the ball, as N-FGSM). Without `project` the
+    result may leave the ball, as N-FGSM's does.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attack: str = "ascent"
+    norm: Literal["linf", "l2", "l1"] = "linf"
+    eps: NotNegative = 8 / 255
+    steps: Count = 10
+    step: Positive | None = None
+    start: Literal["uniform", "none", "tiny", "wide"] = "uniform"
+    project: bool = True
+    settings: dict[str, Any] = {}
+
+    @property
+    def relative_step(self) -> float:
+        return self.step if self.step is not None else 1.5 / self.steps
+
+
+class Recipe(BaseModel):
+    """A training in full; times are in epochs of the real pictures, sizes of steps in `batch` pictures.
+
+    The learning rate is `lr` at a batch of `lr_batch`, scaled to the real one. `eps_warmup` raises the
+    budget, and the step with it, from zero; with `published_warmup` it rises once an epoch and the step
+    stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a
+    number of training pictures on which the best checkpoint is chosen; `extra_share` of each batch
+    comes from the extra data. `replays` trains on each batch so many times (free training).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str = ""
+    takes: str = ""
+    expects: str = ""
+
+    model: str | None = None
+    data: str | None = None
+    pretrained: bool = True
+    img_size: Count | None = None
+    patch_size: Count | None = None
+    normalise: Literal["model", "imagenet", "none"] = "model"
+    drop_path: Share = 0.0
+
+    loss: str = "pgd_at"
+    loss_settings: dict[str, Any] = {}
+    inner: Inner = Inner()
+    eps_warmup: NotNegative = 0.0
+    published_warmup: bool = False
+    awp: NotNegative = 0.0
+    awp_warmup: NotNegative = 0.0
+    replays: Count = 1
+
+    batch: Count = 128
+    accumulation: Count = 1
+    epochs: Positive = 10
+    cooldown: NotNegative = 0.0
+    stop_after: Positive | None = None
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 5e-4
+    lr_batch: Count | None = None
+    lr_scaling: Literal["linear", "sqrt"] = "linear"
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 0.05
+    schedule: Literal["cosine", "linear", "constant", "drops"] = "cosine"
+    drops: list[tuple[NotNegative, Positive]] = []
+    warmup: NotNegative = 0.0
+    warmup_lr: NotNegative = 0.0
+    min_lr: NotNegative = 0.0
+    clip: Positive | None = None
+    ema: Share = 0.0
+    precision: Literal["no", "bf16", "fp16"] = "no"
+
+    augment: Augment = Augment()
+    extra_share: Share = 0.0
+
+    validation: Positive = 0.02
+    validate_every: Positive = 1.0
+    judge_steps: Count = 10
+    patience: Count | None = None
+
+    seed: int = 0
+    workers: Annotated[int, Field(ge=0)] = 0
+    save_seconds: NotNegative = 120.0
+    track: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if self.schedule == "drops" and not self.drops:
+            raise ValueError("the schedule drops needs drops: a list of [epoch, factor]")
+        if self.warmup >= self.epochs:
+            raise ValueError(f"warmup must end before the {self.epochs:g} epochs do, got {self.warmup:g}")
+        return self
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate at this batch."""
+        share = self.batch / (self.lr_batch or self.batch)
+        return self.lr * (share if self.lr_scaling == "linear" else share**0.5)
+
+    def digest(self) -> str:
+        """Names what decides the weights that come out."""
+        facts = self.model_dump(mode="json", exclude=set(_INCIDENTAL))
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def names() -> list[str]:
+    """The recipes of the package."""
+    folder = resources.files("robvit.training").joinpath("recipes")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_recipe(name: str | Path, **changes: Any) -> Recipe:
+    """A recipe by its name, or from a YAML file; `changes` win, a dot reaches inside (`inner.eps`)."""
+    return make_recipe(_nested(_content(name), changes), str(name))
+
+
+def make_recipe(content: dict[str, Any], name: str = "recipe") -> Recipe:
+    """A checked recipe from keys and values."""
+    try:
+        return Recipe(**content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = [str(part) for part in problem["loc"]]
+        if problem["type"] == "extra_forbidden":
+            kind = f"key of {'.'.join([name, *place[:-1]])}"
+            raise unknown(kind, place[-1], list(_room(place[:-1]).model_fields)) from None
+        key = ".".join(place) or "the whole"
+        raise InputError(f"{name}: {key}: {problem['msg']}, got {problem.get('input')!r}") from None
+
+
+def changes_of(items: list[str]) -> dict[str, Any]:
+    """Changes from text such as "lr=1e-3", "inner.eps=8/255" or "augment.flip=true"."""
+    changes: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise InputError(f"a change looks like lr=1e-3 or inner.eps=4/255, got {item!r}")
+        value = yaml.safe_load(text)
+        try:  # YAML takes 1e-3 and 8/255 for words
+            changes[key] = parse_number(value) if isinstance(value, str) else value
+        except InputError:
+            changes[key] = value
+    return changes
+
+
+def _room(place: list[str]) -> type[BaseModel]:
+    """The part of a recipe at a place: the recipe itself, its attack or its augmentation."""
+    rooms: dict[str, type[BaseModel]] = {"inner": Inner, "augment": Augment}
+    return rooms.get(place[0], Recipe) if place else Recipe
+
+
+def _content(name: str | Path) -> dict[str, Any]:
+    """The keys of a recipe, laid over those of its `base`."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise InputError(f"no recipe at {path}; give a YAML file, or a name of `robvit train recipes`")
+        text = path.read_text(encoding="utf-8")
+    elif str(name) in names():
+        text = resources.files("robvit.training").joinpath(f"recipes/{name}.yaml").read_text("utf-8")
+    else:
+        raise unknown("recipe", str(name), names(), "Or give a YAML file.")
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{name} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{name} must hold keys and values, got {type(content).__name__}")
+    base = content.pop("base", None)
+    return _laid_over(_content(base), content) if base else content
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both, key by key: what is above wins, and parts are joined rather than replaced."""
+    joined = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(joined.get(key), dict)
+        joined[key] = _laid_over(joined[key], value) if both else value
+    return joined
+
+
+def _nested(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    for key, value in changes.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        content = _laid_over(content, value)
+    return content
