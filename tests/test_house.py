@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "defenses": BASE | {"backbones", "attacks"},
     # Who attacks a hardened model may train tokens of their own, so judging knows the defences.
     "evaluate": BASE | {"attacks", "data", "backbones", "defenses", "loading"},
-    "training": BASE | {"attacks", "data", "backbones", "defenses"},
+    "training": BASE | {"attacks", "data", "backbones", "defenses", "evaluate", "loading"},
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},
     "attacking": BASE | {"evaluate", "report"},

@@ -36,7 +36,9 @@ def load(
     head: FeatureHead | str | Path | None = None,
     adapters: Adapters | str | Path | None = None,
     img_size: Size | None = None,
+    patch_size: int | None = None,
     num_classes: int | None = None,
+    drop_path: float = 0.0,
     normalise: Literal["model", "imagenet", "none"] | Statistics = "model",
     pos_embed: Literal["timm", "hub"] = "timm",
     arch: str | None = None,
@@ -46,7 +48,8 @@ def load(
     `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
     does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
     they belong to other weights; with a pool of tokens every call draws a set, so attack it with `eot`.
-    `adapters` (TORA) are too, and bring heads of their own.
+    `adapters` (TORA) are too, and bring heads of their own. `img_size` and `patch_size` adapt a network
+    with its weights: positions and patch embeddings are resampled, the stem of an XCiT strides less.
     `normalise` is the network's own statistics unless you know better;
     the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
     `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
@@ -60,13 +63,19 @@ def load(
             f"{name} does not say which network it holds; name it with arch=, such as arch='xcit-s12'"
         )
     known = zoo.resolve(named)
-    net = _build(known, img_size or USUAL_SIZE.get(known.family), num_classes)
+    trained = origin.build if origin else {}
+    size = img_size or trained.get("img_size") or USUAL_SIZE.get(known.family)
+    size = tuple(size) if isinstance(size, list) else size
+    classes = trained.get("num_classes") if num_classes is None else num_classes
+    patch_size = patch_size or trained.get("patch_size")
+    net = build_adapted(known, img_size=size, patch_size=patch_size, num_classes=classes, drop_path=drop_path)
     if tensors is not None:
         _fill(net, tensors, name, pos_embed, keep_head=num_classes is None)
-    if path and known.raw and normalise == "model":
-        normalise = "none"
+    if path and normalise == "model":
+        normalise = trained.get("normalise") or ("none" if known.raw else "model")
     mean, std = _statistics(net, normalise)
-    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    size = img_size or trained.get("img_size")
+    size = (size, size) if isinstance(size, int) else size and tuple(size)
     model = Model(net, name=name, mean=mean, std=std, input_size=size).eval()
     if head is not None:
         head = head if isinstance(head, FeatureHead) else load_head(head)
@@ -84,12 +93,46 @@ def load(
     return model
 
 
-def _build(known: zoo.Known, img_size: Size | None, num_classes: int | None) -> nn.Module:
-    wishes = {"img_size": img_size, "num_classes": num_classes}
+def build_adapted(
+    known: zoo.Known,
+    *,
+    img_size: Size | None,
+    patch_size: int | None,
+    num_classes: int | None,
+    drop_path: float,
+) -> nn.Module:
+    """The network with random weights at another input size and patch size."""
+    strides = known.family == "xcit" and patch_size is not None
+    wishes = {
+        "img_size": img_size,
+        "patch_size": None if strides else patch_size,
+        "num_classes": num_classes,
+        "drop_path_rate": drop_path or None,
+    }
+    wanted = {k: v for k, v in wishes.items() if v is not None}
     try:
-        return zoo.build(known, **{k: v for k, v in wishes.items() if v is not None})
+        net = zoo.build(known, **wanted)
     except (TypeError, AssertionError) as error:
-        raise Unsupported(f"timm cannot build {known.timm_name} with img_size={img_size}: {error}") from None
+        raise Unsupported(f"timm cannot build {known.timm_name} with {wanted}: {error}") from None
+    if strides:
+        assert patch_size is not None
+        _stride_less(net, patch_size)
+    return net
+
+
+def _stride_less(net: Any, patch_size: int) -> None:
+    """Give an XCiT smaller patches: the first convolutions of its stem no longer halve the picture."""
+    embed = net.patch_embed
+    halving = [m for m in embed.modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
+    surplus = len(halving) - (patch_size.bit_length() - 1)
+    if patch_size & (patch_size - 1) or not 0 <= surplus <= len(halving):
+        raise Unsupported(
+            f"a stem of {len(halving)} halvings gives patches of a power of two up to {2 ** len(halving)}, "
+            f"got {patch_size}"
+        )
+    for convolution in halving[:surplus]:
+        convolution.stride = (1, 1)
+    embed.patch_size = patch_size
 
 
 def _fill(

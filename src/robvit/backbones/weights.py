@@ -9,10 +9,11 @@ came from under which licence.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Origin:
     """Where weights came from: `kind` is local, bundled, cache, hub or package; `source` says it in words.
 
     `sha256` is that of the tensors, so that it is the same wherever they came from; `timm_name` is
-    empty for a local file that does not carry it.
+    empty for a local file that does not carry it; `build` is how a trained network differs from it.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Origin:
     licence: str
     path: Path
     sha256: str
+    build: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ def read_local(path: Path) -> Found:
     tensors = _unwrap(content, path)
     licence = facts.get("licence", "as its author says")
     checksum = tensors_sha256(tensors)
+    build = json.loads(facts.get("build", "{}"))
     return tensors, Origin(
-        str(path), facts.get("timm_name", ""), "local", "a local file", licence, path, checksum
+        str(path), facts.get("timm_name", ""), "local", "a local file", licence, path, checksum, build
     )
 
 

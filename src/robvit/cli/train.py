@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from robvit.cli.options import (
     Architecture,
@@ -19,12 +21,121 @@ from robvit.cli.options import (
     free_place,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Train a head on a frozen backbone.")
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Record
+    from robvit.training.run import Job
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `head` a command of its own, also while it is the only one."""
+class _RecipeOrCommand(TyperGroup):
+    """`robvit train NAME`: a command of that name, or else the recipe of that name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            args = ["recipe", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RecipeOrCommand,
+    no_args_is_help=True,
+    help="Train a network by a recipe: `robvit train RECIPE --model MODEL --data DATA --out DIR` "
+    "(`robvit train recipes` lists them, `robvit train RECIPE --help` has the options). "
+    "Or train a head on a frozen backbone.",
+)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes: what each reproduces, how long it takes, what to expect."""
+    from robvit.training.recipe import load_recipe, names
+
+    for name in names():
+        recipe = load_recipe(name)
+        typer.echo(f"{name}\n  {recipe.about}\n  takes: {recipe.takes}\n  expect: {recipe.expects}")
+    typer.echo("\nnext: robvit train mini --out runs/mini")
+
+
+@app.command(hidden=True)
+def recipe(
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a YAML file.")],
+    model: Annotated[
+        str | None, typer.Option(help="An alias, a timm name or a checkpoint; the recipe's own if left out.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set or a folder of pictures; the recipe's own if left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/RECIPE if left out.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another value for a key: --set lr=1e-3 --set inner.eps=4/255."),
+    ] = None,
+    extra: Annotated[
+        str | None, typer.Option(help="Synthetic pictures for a share of each batch (--set extra_share=0.5).")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The part of the data set to learn from.")] = "train",
+    fit: Fit = "squash",
+    arch: Architecture = None,
+    limit: Limit = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done and what it would cost, and stop.")
+    ] = False,
+) -> None:
+    """Train a network by a recipe; the best checkpoint is chosen on held-out training pictures.
+
+    Interrupted or killed, the same command goes on where it stopped, to the same weights. Under
+    `accelerate launch -m robvit train ...` several processes or GPUs share every batch.
+    """
+    from robvit.training.recipe import changes_of, load_recipe
+    from robvit.training.run import job_of
+
+    chosen = load_recipe(name, **changes_of(setting or []))
+    job = job_of(chosen, model, data, extra=extra, split=split, how=fit, limit=limit, arch=arch)
+    if dry_run:
+        _forecast(job)
+        return
+    _train(job, name, out or Path("runs") / Path(name).stem)
+
+
+def _train(job: Job, name: str, out: Path) -> None:
+    from accelerate import PartialState
+
+    from robvit.progress import progress
+    from robvit.report.html import write_report
+    from robvit.training.run import train
+
+    with progress(f"train {name}", total=1) as advance:
+        record = train(job, out, report=advance, say=_say, command=" ".join(["robvit", *sys.argv[1:]]))
+    if PartialState().is_main_process:
+        write_report(record, out / "report.html")
+        _tell(record, job, out)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _tell(record: Record, job: Job, out: Path) -> None:
+    count = record.data["count"]
+    typer.echo(f"on {count} held-out training pictures, on which the checkpoint was chosen:")
+    for name, value in record.figures.items():
+        whole = name in ("best epoch", "steps")
+        typer.echo(f"  {name}: {value:.2f}" if whole else f"  {name}: {value:.1%}")
+    for finding in record.findings:
+        if finding.status == "red":
+            typer.echo(f"warning: {finding.evidence}")
+    typer.echo(f"written: {out}/model.safetensors, {out}/record.json, {out}/report.html")
+    if record.trials:
+        typer.echo(f"next: robvit attack {out}/model.safetensors {job.data} --attack apgd_ce")
+
+
+def _forecast(job: Job) -> None:
+    import yaml
+
+    from robvit.training.forecast import forecast
+
+    typer.echo(yaml.safe_dump(job.recipe.model_dump(mode="json"), sort_keys=False, width=110).rstrip())
+    for name, value in forecast(job).items():
+        typer.echo(f"{name}: {value}")
 
 
 @app.command()

@@ -120,9 +120,7 @@ class Fit:
             self.accelerator.num_processes, self.accelerator.process_index, recipe.accumulation
         )
         self.sharing.check(recipe.batch)
-        epochs = recipe.epochs + recipe.cooldown
-        turns = math.ceil(min(epochs, recipe.stop_after or epochs) * self.stream.epoch / recipe.replays)
-        self.steps = turns * recipe.replays
+        self.steps = self.stream.steps
         self.state = Progress()
         self._saved = time.monotonic()
 
@@ -135,7 +133,7 @@ class Fit:
         """Train to the end; the best weights are in `folder`, and loaded into the model."""
         self.resume()
         state = self.state
-        self.report(state.step)
+        self.report(state.step / self.steps)
         if not state.finished:
             steps = range(state.step, self.steps)
             loader = iter(self.stream.loader(steps, self.sharing, self.size))
@@ -162,15 +160,18 @@ class Fit:
         value = self._learn(step, now, list(islice(loader, self.recipe.accumulation)))
         self.state.losses.append(value)
         self.state.step = step + 1
-        self.report(1, note=f"loss {value:.3f}")
-        # Only after the last replay of a batch, whose perturbation is no part of the state.
-        turns = self.recipe.validate_every * self.stream.epoch / self.recipe.replays
-        every = self.recipe.replays * max(1, round(turns))
-        if self.state.step % every == 0 or self.state.step == self.steps:
+        self.report(1 / self.steps, note=f"loss {value:.3f}")
+        if self._validation_due():
             self._validate(rate, budget(self.recipe, now)[0])
             self._save(always=True)
         else:
             self._save()
+
+    def _validation_due(self) -> bool:
+        """After every `validate_every` epochs and at the end, never between the replays of a batch."""
+        turn, rest = divmod(self.state.step, self.recipe.replays)
+        every = self.recipe.validate_every * self.stream.epoch / self.recipe.replays
+        return not rest and (turn // every > (turn - 1) // every or self.state.step == self.steps)
 
     def _learn(self, step: int, now: float, parts: list[Any]) -> float:
         """Forward and back on every part of the batch, then one step of the optimiser; the loss."""
@@ -251,10 +252,11 @@ class Fit:
                 checkpoint.save_model(self.judged, self.folder / WEIGHTS, self.about)
         else:
             state.stale += 1
-        row = {"epoch": self.stream.time(state.step), "loss": mean, "lr": rate, "eps": eps, **asdict(seen)}
+        row = {"step": float(state.step), "epoch": self.stream.time(state.step)}
+        row |= {"loss": mean, "lr": rate, "eps": eps, **asdict(seen)}
         for name, value in row.items():
             state.history.setdefault(name, []).append(value)
-        self.accelerator.log({k: v for k, v in row.items() if k != "epoch"}, step=state.step)
+        self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=state.step)
         self.say(self._line(row, seen, better))
         floor = 1.5 / self.classes if self.loss.needs_labels and self.classes else 1.0
         if self.recipe.inner.eps and (doubt := seen.doubt(floor)):

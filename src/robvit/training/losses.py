@@ -37,6 +37,7 @@ class Loss(nn.Module):
     """What the loop asks of a loss; the defaults are those of a classifier trained whole."""
 
     needs_labels = True
+    needs_classifier = True  # whether the output is one logit a class
     attack_loss: str | AttackLoss = "cross_entropy"
 
     def trains(self, name: str) -> bool:
@@ -198,6 +199,7 @@ class Fare(_Embedding):
     """
 
     needs_labels = False
+    needs_classifier = False
     attack_loss = "embedding_l2"
 
     def __init__(self, model: nn.Module, pictures: PictureSet) -> None:
@@ -225,6 +227,7 @@ class Tecoa(_Embedding):
     out, a class is the mean of the original's embeddings of its training pictures.
     """
 
+    needs_classifier = False
     classes: torch.Tensor
 
     def __init__(

@@ -7,6 +7,7 @@ lost or repeated, all batches are full, and however many processes share a batch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,6 +70,13 @@ class Stream:
     def epoch(self) -> float:
         """How many steps an epoch of the real pictures takes."""
         return self.recipe.replays * len(self.sets[0]) / self.amounts[0]
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes, each batch replayed to the end."""
+        epochs = self.recipe.epochs + self.recipe.cooldown
+        epochs = min(epochs, self.recipe.stop_after or epochs)
+        return self.recipe.replays * math.ceil(epochs * self.epoch / self.recipe.replays)
 
     def time(self, step: int) -> float:
         """The epochs that are over when a step begins; replays of a batch are at one time."""
