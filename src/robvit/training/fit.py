@@ -336,5 +336,5 @@ def _check_labels(course: Course, loss: Loss) -> None:
         raise InputError(f"this loss needs labelled pictures, these have {course.train.kind}")
     if len(labels) < 2:
         raise InputError(
-            f"a classifier needs at least two classes, all training pictures are of class {labels}"
+            f"a classifier needs two classes or more, all training pictures are of class {labels}"
         )

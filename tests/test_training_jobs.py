@@ -1,0 +1,198 @@
+"""Training as people run it: by command, killed for good, in several processes, with other patches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.layers.patch_embed import resample_patch_embed
+from typer.testing import CliRunner, Result
+
+import robvit
+from robvit.cli import app
+from robvit.data import open_data
+from robvit.data.augment import Augment, mix, seeded, transform
+from robvit.errors import Unsupported
+from robvit.evaluate.record import Record
+from robvit.files import read_tensors
+from robvit.training.checkpoint import load_state
+
+# A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
+SMALL = [
+    "train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "88",
+    "--set", "pretrained=false", "--set", "img_size=32", "--set", "batch=16", "--set", "validation=8",
+    "--set", "inner.steps=1", "--set", "judge_steps=1", "--set", "warmup=0", "--set", "lr=1e-3",
+]  # fmt: skip
+
+
+def robvit_(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(path, "tensors")[0]
+
+
+def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = robvit_(*SMALL, "--out", out, "--set", "epochs=1", "--set", "drop_path=0.1", "--set", "ema=0.9")
+    assert done.exit_code == 0, done.output
+    assert "held-out" in done.output
+    record = Record.load(out / "record.json")
+    model = robvit.load(str(out / "model.safetensors"))
+    assert model.identity() == record.model["identity"]
+    assert (model.input_size, model.classes) == ((32, 32), 10)
+    assert [trial.attack for trial in record.trials] == ["clean", "pgd"]
+    x, y = open_data("sample", split="train", limit=88, subset=record.data["names"], size=32).arrays()
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).tolist()
+    assert sum(right) == sum(record.trials[0].right)
+    assert record.curves[0].lines["clean"]
+    assert (out / "report.html").read_text().startswith("<!")
+    again = robvit_(*SMALL, "--out", out, "--set", "epochs=1", "--set", "drop_path=0.1", "--set", "ema=0.9")
+    assert again.exit_code == 0  # a finished run is finished
+    assert Record.load(out / "record.json").model["identity"] == record.model["identity"]
+
+
+def test_a_forecast_trains_nothing(tmp_path: Path) -> None:
+    done = robvit_(*SMALL, "--out", tmp_path / "run", "--dry-run")
+    assert done.exit_code == 0, done.output
+    for word in ("parameters: 0.", "GFLOPs", "time: about", "memory: about", "beta: 6.0"):
+        assert word in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_recipes_are_listed_and_a_wrong_name_offers_the_nearest() -> None:
+    assert "xcit-light" in robvit_("train", "recipes").output
+    assert "did you mean trades" in str(robvit_("train", "tradez").exception)
+    assert "names no data" in str(robvit_("train", "xcit-light").exception)
+
+
+@pytest.mark.slow
+def test_a_run_killed_for_good_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    arguments = [
+        *SMALL,
+        "--set",
+        "epochs=4",
+        "--set",
+        "awp=0.005",
+        "--set",
+        "ema=0.9",
+        "--set",
+        "save_seconds=0",
+    ]
+    command = [sys.executable, "-m", "robvit", *arguments]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, "--out", whole], check=True, capture_output=True)
+    for target in (3, 9):
+        process = subprocess.Popen(
+            [*command, "--out", killed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and _step(killed) < target:
+            time.sleep(0.005)
+        assert process.poll() is None, "the run ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert target <= _step(killed) < 20
+    subprocess.run([*command, "--out", killed], check=True, capture_output=True)
+    for name in ("model.safetensors", "state.safetensors"):
+        one, other = _tensors(whole / name), _tensors(killed / name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    histories = [Record.load(folder / "record.json").history for folder in (whole, killed)]
+    assert histories[0] == histories[1]
+
+
+def _step(folder: Path) -> int:
+    """The step of the last whole state; reading one must work whenever the run is killed."""
+    path = folder / "state.safetensors"
+    return load_state(path)[1]["progress"]["step"] if path.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [[], ["--set", "awp=0.005", "--set", "accumulation=2"]], ids=["plain", "awp"]
+)
+def test_two_processes_learn_what_one_learns(tmp_path: Path, more: list[str]) -> None:
+    # SGD: Adam's first steps are signs, which turn rounding into whole steps.
+    arguments = [*SMALL, *more, "--set", "epochs=1", "--set", "optimizer=sgd", "--set", "lr=0.05"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(
+        [sys.executable, "-m", "robvit", *arguments, "--out", one], check=True, capture_output=True
+    )
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+              "--main_process_port", "0", "-m", "robvit"]  # fmt: skip
+    subprocess.run([*launch, *arguments, "--out", two], check=True, capture_output=True)
+    assert Record.load(two / "record.json").model["processes"] == 2
+    ones, twos = _tensors(one / "state.safetensors"), _tensors(two / "state.safetensors")
+    start = timm.create_model("test_vit", img_size=32, num_classes=10).state_dict()
+    moved = max(float((ones[f"model/net.{k}"] - v).abs().max()) for k, v in start.items())
+    apart = max(float((ones[k] - twos[k]).abs().max()) for k in ones if k.startswith("model/"))
+    assert moved > 1e-2
+    assert apart < 1e-4
+
+
+def test_augmentations_stay_in_the_box_and_follow_their_seed() -> None:
+    settings = Augment(
+        crop="resized", flip=True, rotate=10, jitter=0.4, randaugment=2, erase=1.0, mixup=0.8, cutmix=1.0
+    )
+    apply = transform(settings, 16)
+    x = torch.rand(3, 40, 30)
+    with seeded(5):
+        one = apply(x)
+    before = torch.get_rng_state()
+    with seeded(5):
+        again = apply(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one, again)
+    assert one.shape == (3, 16, 16)
+    with seeded(6):
+        assert not torch.equal(one, apply(x))
+    batch, labels = torch.rand(6, 3, 16, 16), torch.arange(6) % 3
+    for seed in range(6):
+        mixed, probabilities = mix(batch, labels, settings, classes=3, seed=seed)
+        assert float(mixed.min()) >= 0
+        assert float(mixed.max()) <= 1
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(6))
+        torch.testing.assert_close(mix(batch, labels, settings, classes=3, seed=seed)[0], mixed)
+    untouched, same = mix(batch, labels, Augment(), classes=3, seed=0)
+    assert untouched is batch
+    assert same is labels
+    for value in (0.0, 1.0):  # the edges of the box
+        assert float(apply(torch.full((3, 20, 20), value)).min()) >= 0
+        assert float(apply(torch.full((3, 20, 20), value)).max()) <= 1
+
+
+def test_patches_of_an_xcit_shrink_by_strides_with_every_weight_kept(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = robvit.load("xcit_nano_12_p16_224", pretrained=False)
+    path = tmp_path / "xcit.pt"
+    torch.save(plain.net.state_dict(), path)
+    small = robvit.load(str(path), arch="xcit_nano_12_p16_224", patch_size=4, img_size=32)
+    strides = [m.stride for m in small.net.modules() if isinstance(m, torch.nn.Conv2d)][:4]
+    assert strides == [(1, 1), (1, 1), (2, 2), (2, 2)]
+    kept = small.net.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in plain.net.state_dict().items())
+    assert small.features(torch.rand(1, 3, 32, 32)).shape[1] == 1 + 64
+    with pytest.raises(Unsupported, match="power of two up to 16"):
+        robvit.load("xcit_nano_12_p16_224", pretrained=False, patch_size=5)
+
+
+def test_patches_of_a_vit_shrink_by_resampling_its_kernel(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = timm.create_model("test_vit", img_size=160)
+    torch.save(whole.state_dict(), tmp_path / "vit.pt")
+    small = robvit.load(str(tmp_path / "vit.pt"), arch="test_vit", img_size=32, patch_size=4)
+    assert small.net.patch_embed.proj.weight.shape[-2:] == (4, 4)
+    assert small.features(torch.rand(1, 3, 32, 32)).shape[1] == 1 + 64
+    resampled = resample_patch_embed(whole.patch_embed.proj.weight.detach(), [4, 4])
+    torch.testing.assert_close(small.net.patch_embed.proj.weight.detach(), resampled)
+    assert torch.equal(small.net.blocks[0].mlp.fc1.weight, whole.blocks[0].mlp.fc1.weight)
