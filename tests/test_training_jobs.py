@@ -127,9 +127,9 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, more: list[str]) ->
     subprocess.run(
         [sys.executable, "-m", "robvit", *arguments, "--out", one], check=True, capture_output=True
     )
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-              "--main_process_port", "0", "-m", "robvit"]  # fmt: skip
+    # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0",
+              "-m", "robvit"]  # fmt: skip
     subprocess.run([*launch, *arguments, "--out", two], check=True, capture_output=True)
     assert Record.load(two / "record.json").model["processes"] == 2
     ones, twos = _tensors(one / "state.safetensors"), _tensors(two / "state.safetensors")

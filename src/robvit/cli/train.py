@@ -97,15 +97,14 @@ def recipe(
 
 
 def _train(job: Job, name: str, out: Path) -> None:
-    from accelerate import PartialState
-
     from robvit.progress import progress
     from robvit.report.html import write_report
+    from robvit.training.processes import processes
     from robvit.training.run import train
 
     with progress(f"train {name}", total=1) as advance:
         record = train(job, out, report=advance, say=_say, command=" ".join(["robvit", *sys.argv[1:]]))
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         write_report(record, out / "report.html")
         _tell(record, job, out)
 

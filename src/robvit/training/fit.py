@@ -33,6 +33,7 @@ from robvit.training.awp import awp
 from robvit.training.inner import InnerAttack
 from robvit.training.losses import Loss, make_loss
 from robvit.training.optimizer import make_optimizer
+from robvit.training.processes import CPU_ONLY
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.stream import Sharing, Stream
@@ -100,7 +101,10 @@ class Fit:
         self.about = about or {}
         self.report, self.say = report, say
         self.accelerator = Accelerator(
-            mixed_precision=recipe.precision, log_with=trackers or None, project_dir=str(folder)
+            cpu=CPU_ONLY,
+            mixed_precision=recipe.precision,
+            log_with=trackers or None,
+            project_dir=str(folder),
         )
         self.origin = tensors_sha256(model.state_dict())
         self.model = model.to(self.accelerator.device)

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from robvit.attacks import Count
 from robvit.training.inner import InnerAttack
 from robvit.training.losses import Loss, make_loss
+from robvit.training.processes import processes
 from robvit.training.recipe import Recipe
 from robvit.training.run import Job, prepare
 from robvit.training.schedule import budget
@@ -27,14 +27,14 @@ FLOAT = 4  # bytes
 def forecast(job: Job) -> dict[str, str]:
     """Parameters, operations, time and memory, in words; the model takes steps that nobody keeps."""
     recipe = job.recipe
-    device = PartialState().device
+    device = processes().device
     model, course = prepare(job)
     model.to(device).train()
     loss = make_loss(recipe.loss, model, course.train, recipe.loss_settings).to(device)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(loss.trains(name))
     stream = Stream(course.train, recipe, course.extra)
-    sharing = Sharing(PartialState().num_processes, PartialState().process_index, recipe.accumulation)
+    sharing = Sharing(processes().num_processes, processes().process_index, recipe.accumulation)
     x, y = next(iter(stream.loader(range(1), sharing, model.input_size[0])))
     x, y = x[:FEW].to(device), y[:FEW].to(device)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from robvit.attacks import run as attack_run
 from robvit.backbones.model import Model
@@ -25,6 +24,7 @@ from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.fit import WEIGHTS, Course, Fit
 from robvit.training.losses import LOSSES, Loss
+from robvit.training.processes import processes
 from robvit.training.recipe import Recipe
 from robvit.training.watch import BATCH
 
@@ -115,7 +115,7 @@ def train(
     The test set is never touched: what chooses and what is reported here are held-out training pictures.
     """
     model, course = prepare(job)
-    hears: dict[str, Any] = {"report": report, "say": say} if PartialState().is_main_process else {}
+    hears: dict[str, Any] = {"report": report, "say": say} if processes().is_main_process else {}
     fit = Fit(
         model, course, job.recipe, folder=out, about=about_model(job, model),
         trackers=trackers_of(job.recipe), **{k: v for k, v in hears.items() if v},
