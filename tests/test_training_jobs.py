@@ -128,7 +128,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, more: list[str]) ->
         [sys.executable, "-m", "robvit", *arguments, "--out", one], check=True, capture_output=True
     )
     # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0",
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
               "-m", "robvit"]  # fmt: skip
     subprocess.run([*launch, *arguments, "--out", two], check=True, capture_output=True)
     assert Record.load(two / "record.json").model["processes"] == 2
