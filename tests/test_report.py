@@ -21,6 +21,7 @@ from robvit.report import Exhibit, write_report
 from robvit.report.beside import Beside, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
 from robvit.report.gallery import Small, factor, gallery
+from robvit.report.html import figures_in
 from robvit.report.view import Labels, class_rows, headlines, ladder, share
 
 
@@ -167,6 +168,11 @@ def test_bare_records_have_a_page_too(tmp_path: Path) -> None:
     clean = Record("clean", {"name": "m"}, {"count": 2}, [trial("clean", "none", [True, False])])
     write_report(clean, tmp_path / "clean.html")
     assert "1 of 2" in Page(tmp_path / "clean.html").text
+
+
+def test_figures_stand_to_the_right_and_words_do_not() -> None:
+    rows = [["small", 0.5, "6.2e-14", "12.5 %", None, "3 of 4"], ["base", float("nan"), 7, "−1.0", 2, "4"]]
+    assert figures_in(rows) == [False, True, True, True, True, False]
 
 
 def pixels(address: str) -> np.ndarray:

@@ -38,7 +38,7 @@ from robvit.report.view import (
 )
 
 SCRIPTS = ("charts.js", "gallery.js", "page.js")
-_NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*\s?(%|s|dB|±.*|\(.*\))?")
+_NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*(e[-+]?\d+)?\s?(%|s|dB|±.*|\(.*\))?")
 
 
 def write_report(

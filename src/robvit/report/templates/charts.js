@@ -116,7 +116,7 @@ function chart(figure) {
       for (const p of ranged) svg.append(shape("line", { class: "whisker", style: paint, stroke: "currentColor", x1: x.place(p[0]), x2: x.place(p[0]), y1: y.place(p[2]), y2: y.place(p[3]) }));
     }
     svg.append(shape("path", { class: `line line-${line.index}`, style: paint, stroke: "currentColor", d: path(points) }));
-    if (points.length <= 40) for (const p of points) svg.append(shape("circle", { style: paint, fill: "currentColor", cx: x.place(p[0]), cy: y.place(p[1]), r: 3 }));
+    if (points.length <= 24) for (const p of points) svg.append(shape("circle", { style: paint, fill: "currentColor", cx: x.place(p[0]), cy: y.place(p[1]), r: 3 }));
   }
 
   /** Show the figures at one stop of the x axis. */
