@@ -27,6 +27,8 @@ bench: .venv/ready  ## speed of the attacks beside other libraries
 
 conformance: .venv/ready  ## strength of the attacks beside other libraries, picture by picture
 	$(BIN)/python benchmarks/attacks_conformance.py
+	$(BIN)/python benchmarks/attacks_conformance.py --norm l2 --count 12 --queries 1000
+	$(BIN)/python benchmarks/attacks_conformance.py --norm l1 --count 12 --queries 1000
 
 clean:  ## remove what make made
 	rm -rf .venv runs

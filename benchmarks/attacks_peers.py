@@ -26,6 +26,7 @@ from robvit.threat import Threat, parse_number
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 
+USUAL = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
 NAMES = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 FOOLBOX = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
 # These pin versions that do not agree with ours, so they live in a folder of their own.
@@ -75,7 +76,7 @@ def arguments(about: str, count: int) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=count, help="pictures")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first")
     parser.add_argument("--norm", default="linf", choices=NAMES)
-    parser.add_argument("--eps", default="8/255", type=parse_number)
+    parser.add_argument("--eps", type=parse_number, help="8/255, 0.5 or 12 if left out")
     parser.add_argument("--queries", type=int, default=5000, help="of Square, alone and in AutoAttack")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--large", type=int, default=4, help="pictures for the DINOv2-sized network")
@@ -93,7 +94,8 @@ def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, t
     x, y = pictures.take(range(options.skip, len(pictures))).arrays()
     with torch.no_grad():
         right = ~fooled(model(x), y)
-    return model, x[right], y[right], Threat(options.norm, options.eps)
+    eps = USUAL[options.norm] if options.eps is None else options.eps
+    return model, x[right], y[right], Threat(options.norm, eps)
 
 
 def clock_for(x: torch.Tensor) -> Callable[[], float]:

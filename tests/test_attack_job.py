@@ -250,6 +250,8 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 0
     assert Record.load(tmp_path / "out" / "record.json").tables == record.tables
+    page = CliRunner().invoke(app, ["report", str(tmp_path / "out" / "record.json")])
+    assert page.exit_code == 0, page.output
 
 
 def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
