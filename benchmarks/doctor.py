@@ -19,7 +19,7 @@ import robvit
 from robvit.data import open_data
 from robvit.doctor.exam import Effort
 from robvit.doctor.patients import PATIENTS
-from robvit.doctor.verdict import CHECKS
+from robvit.doctor.run import CHECKS  # whole only once every file of checks is imported
 
 SIGNS = {"red": "R", "amber": "a", "green": "·"}
 

@@ -14,8 +14,8 @@ from robvit.cli import app
 from robvit.data import open_data
 from robvit.doctor.exam import Effort, Exam
 from robvit.doctor.patients import PATIENTS
-from robvit.doctor.run import doctor
-from robvit.doctor.verdict import CHECKS, graded, surely_more
+from robvit.doctor.run import CHECKS, doctor
+from robvit.doctor.verdict import graded, surely_more
 from robvit.errors import DataError, InputError, UnknownName
 from robvit.evaluate.record import Record
 from robvit.threat import Threat

@@ -9,8 +9,7 @@ import robvit
 from robvit.data import open_data
 from robvit.doctor.exam import Effort
 from robvit.doctor.patients import PATIENTS
-from robvit.doctor.run import doctor
-from robvit.doctor.verdict import CHECKS
+from robvit.doctor.run import CHECKS, doctor
 
 SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)
 # What the first two find is a weakness of the attack, not of the model; the third has a test of its own.
