@@ -253,6 +253,8 @@ def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None
         (["robvit-mini", "sample", "--protocol", "nothing@1"], "no protocol is called"),
         (["robvit-mini", "sample", "--protocol", "rob-tokens@1"], "give --tokens"),
         (["robvit-mini", "DATA"], "pictures with labels"),
+        (["robvit-mini", "sample", "--precision", "fp8"], "precision must be fp32"),
+        (["robvit-mini", "sample", "--protocol", "clean@1", "--robustbench", "x.json"], "wants attacks"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(

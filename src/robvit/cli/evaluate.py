@@ -61,11 +61,14 @@ def evaluate(
         return
     from accelerate import PartialState
 
+    from robvit.errors import InputError
     from robvit.evaluate.classifiers import open_classifier
     from robvit.evaluate.protocol import find
     from robvit.evaluate.run import evaluate as judge
 
     rules = find(protocol)
+    if robustbench is not None and not rules.attacks:
+        raise InputError(f"RobustBench's form wants attacks, {rules.name} has none; leave --robustbench out")
     classifier = open_classifier(model, arch=arch, img_size=img_size, tokens=tokens, head=head)
     main = PartialState().is_main_process
     record = judge(

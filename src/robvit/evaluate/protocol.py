@@ -167,6 +167,11 @@ class Protocol(Strict):
             a.knowledge in ("no-tokens", "own-tokens", "leak") for a in self.attacks
         )
 
+    @property
+    def learns(self) -> bool:
+        """Whether an attacker learns from pictures of their own."""
+        return any(entry.knowledge in ("own-tokens", "leak") for entry in self.attacks)
+
     def threat_of(self, entry: Attack) -> Threat:
         budget = entry.threat or self.threat
         assert budget is not None

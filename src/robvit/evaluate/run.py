@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from robvit.attacks.precision import PRECISIONS
 from robvit.errors import InputError
 from robvit.evaluate.case import Case
 from robvit.evaluate.claims import claims, ladder
@@ -55,6 +56,8 @@ def evaluate(
         raise InputError(
             f"{rules.name} judges a model with tokens, {classifier.name} has none; give --tokens"
         )
+    if precision not in ("fp32", *PRECISIONS):
+        raise InputError(f"precision must be fp32, {' or '.join(PRECISIONS)}, got {precision!r}")
     published = is_imagenet_c(data)
     if published and rules.corruptions is None:
         raise InputError(
@@ -68,6 +71,8 @@ def evaluate(
         case = Case(classifier, pictures, rules, Path(folder), batch, precision, data)
         case.shown = say is not None
         case.public = public_pictures(public, data, pictures, split=split)
+        if rules.learns:
+            case.public(1)  # refused now rather than after an hour
         if say is not None:
             say(f"{rules.name}: {rules.about}")
             x = pictures.take(range(min(batch, len(pictures)))).arrays()[0]
