@@ -69,6 +69,8 @@ def test_records_are_compared_picture_by_picture() -> None:
     worst = pairs["worst case"]  # a: RRR..., b: none at all, though no attack breaks all
     assert (worst.a, worst.b, worst.only_a, worst.only_b) == (0.5, 0.0, 3, 0)
     assert differences(a, b) == []
+    skipping = replace(a, trials=[*a.trials[:2], replace(a.trials[2], skipped=[4, 5])])
+    assert "survivors" in differences(skipping, b)[0]
 
 
 def test_other_pictures_and_other_attacks_are_refused_or_named() -> None:

@@ -57,6 +57,8 @@ def differences(a: Record, b: Record) -> list[str]:
             found.append(f"only in {name}: {', '.join(lone)}")
     if not _comparable(a, b):
         found.append("the worst cases are of different attacks and are not compared")
+    if any(trial.skipped for record in (a, b) for trial in record.trials):
+        found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
     for field in ("size", "fit"):
         if a.data.get(field) != b.data.get(field):
             found.append(f"pictures: {field} {a.data.get(field)} and {b.data.get(field)}")
