@@ -120,15 +120,33 @@ def test_random_tokens_have_the_mean_length_of_the_real_ones() -> None:
     assert F.cosine_similarity(noise, real, dim=-1).abs().max() < 0.99
 
 
-def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
+def situation(hardened: Model, folder: Path, **means: int) -> Situation:
     def public(count: int) -> PictureSet:
         return open_data("sample", split="train", limit=count)
 
     def watch(label: str, total: float) -> Any:
         return nullcontext(lambda *_, **__: None)
 
-    means = Attacker(pictures=4, batch=4, leak_steps=50)
-    case = Situation(hardened, public, Threat("linf", 3 / 255), means, tmp_path, watch)
+    return Situation(hardened, public, Threat("linf", 3 / 255), Attacker(**means), folder, watch)
+
+
+def test_own_tokens_go_where_the_real_ones_go(
+    hardened: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    case = situation(hardened, tmp_path, sets=2, pictures=4, steps=1, batch=4, attack_steps=1)
+    first, second, _ = (source.net for source in KNOWLEDGE["own-tokens"](case))
+    assert isinstance(first, Model)
+    assert isinstance(second, Model)
+    assert first.layers == second.layers == hardened.layers
+    assert first.extra is not None
+    assert second.extra is not None
+    assert first.extra.shape == case.secret.shape
+    assert not torch.equal(first.extra, second.extra)
+
+
+def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
+    case = situation(hardened, tmp_path, pictures=4, batch=4, leak_steps=50)
     (source,) = KNOWLEDGE["leak"](case)
     far, near = (
         1 - case.figures[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
@@ -136,7 +154,7 @@ def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> 
     assert near < far / 2
     assert isinstance(source.net, Model)
     with torch.no_grad():
-        x = public(4).arrays()[0]
+        x = case.public(4).arrays()[0]
         shown = F.cosine_similarity(source.net.features(x), hardened.features(x), dim=-1).mean()
     assert near == pytest.approx(1 - float(shown), abs=1e-6)
     assert (tmp_path / "recovered.safetensors").stat().st_mode & 0o077 == 0
