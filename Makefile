@@ -22,7 +22,7 @@ format: .venv/ready  ## put the style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/ready  ## speed of the attacks beside other libraries
+bench: .venv/ready  ## speed of the attacks beside other libraries, and of learning tokens beside the published recipe
 	$(BIN)/python benchmarks/attacks.py
 
 conformance: .venv/ready  ## strength of the attacks beside other libraries, picture by picture

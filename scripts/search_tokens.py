@@ -52,8 +52,9 @@ SETTINGS = {
     "deep, two budgets": replace(BASE, lr=5e-3, layers="all", also=(NEAR,)),
     "adaptive": SEEN,
     "deep adaptive": replace(SEEN, layers="all"),
-    "deep adaptive, head along": replace(
-        SEEN, layers="all", steps=80, attack=LABELS, task=1.0, adaptive=Adaptive(steps=2)
+    "deep adaptive, head along": replace(SEEN, layers="all", steps=80, attack=LABELS, task=1.0),
+    "deep adaptive, head along, slow rate": replace(
+        SEEN, layers="all", lr=1e-3, start=1e-3, attack=LABELS, task=0.5
     ),
 }
 

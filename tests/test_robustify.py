@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from robvit.backbones.model import Model
 from robvit.defenses.examples import order
 from robvit.defenses.learner import Learner
 from robvit.defenses.robustify import REFERENCE, Diverged, Recipe, train
-from robvit.defenses.store import AttackSetting, AttackStore, TensorPictures
+from robvit.defenses.store import PER_SHARD, AttackSetting, AttackStore, TensorPictures
 from robvit.errors import InputError, Unsupported
 from robvit.threat import Threat
 
@@ -189,3 +190,37 @@ def test_the_public_door_and_its_refusals(model: Model, pictures: TensorPictures
     model.extra = tokens.values
     with pytest.raises(InputError, match="token-free"):
         train(model, pictures, QUICK, store=tmp_path)
+
+
+class Counting:
+    """Pictures made when asked for; it knows how many of them are alive at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.alive, self.most = count, 0, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        seeded = torch.Generator().manual_seed(index)
+        x = (torch.rand(3, 32, 32, generator=seeded) * 255).round() / 255
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(x, self._gone)
+        return x, -1
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+    def digest(self) -> str:
+        return f"counting {self.count}"
+
+
+def test_memory_does_not_grow_with_the_number_of_pictures(model: Model, tmp_path: Path) -> None:
+    most = []
+    for count in (32, 128):
+        pictures = Counting(count)
+        done = train(model, pictures, replace(QUICK, steps=count // QUICK.batch), store=tmp_path)
+        assert done.attacked == count
+        most.append(pictures.most)
+    assert most[0] == most[1] <= 2 * PER_SHARD
