@@ -24,6 +24,7 @@ format: .venv/ready  ## put the style right
 
 bench: .venv/ready  ## speed of the attacks beside other libraries, and of learning tokens beside the published recipe
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/tokens.py
 
 conformance: .venv/ready  ## strength of the attacks beside other libraries, picture by picture
 	$(BIN)/python benchmarks/attacks_conformance.py

@@ -129,11 +129,14 @@ def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) 
     pool = TokenPool.load(tmp_path / "out" / "pool.safetensors")
     record = Record.load(tmp_path / "out" / "record.json")
     (curve,) = record.curves
-    assert curve.lines["clean, set 2"] == [
-        [1, record.history["clean, set 2"][0]],
-        [2, record.history["clean, set 2"][1]],
-    ]
-    assert "un-hardened, attacked" in curve.lines
+    for line, figure in (
+        ("clean, set 1", "hardened cosine, clean, set 1"),
+        ("attacked, set 2", "hardened cosine under attack, set 2"),
+    ):
+        assert [step for step, _ in curve.lines[line]] == [1, 2]
+        assert record.figures[figure] == pytest.approx(sum(value for _, value in curve.lines[line]) / 2)
+    baseline = record.figures["un-hardened cosine under attack, set 1"]
+    assert curve.lines["un-hardened, attacked"] == [[1, baseline], [2, baseline]]
     for one in pool:
         assert one.key_id in done.output
         values = [f"{value:.5f}" for value in one.values.flatten()[:50].abs().tolist()]

@@ -62,7 +62,7 @@ def _lines(label: str, total: float | None, unit: str) -> Advance:
             return
         last = now
         share = f"{done / total:4.0%}" if total else f"{done:g} {unit}".rstrip()
-        left = f", {(now - start) * (total - done) / done:.0f} s left" if total and done else ""
+        left = f", {(now - start) * max(0.0, total - done) / done:.0f} s left" if total and done else ""
         print(f"{label}: {share}{left} {note}".rstrip(), file=sys.stderr, flush=True)
 
     return advance

@@ -193,14 +193,12 @@ def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Reco
     from robvit.evaluate.record import Curve, Record
 
     lines: dict[str, list[list[float]]] = {}
-    history: dict[str, list[float]] = {}
     figures: dict[str, float] = {}
     for number, training in enumerate(trainings, 1):
         of = f", set {number}" if len(trainings) > 1 else ""
         figures[f"un-hardened cosine under attack{of}"] = training.baseline
         named = {"clean": "hardened cosine, clean", "attacked": "hardened cosine under attack"}
         for name, side in zip(named, zip(*training.history, strict=True), strict=True):
-            history[f"{name}{of}"] = list(side)
             lines[f"{name}{of}"] = [[step, value] for step, value in enumerate(side, 1)]
             figures[f"{named[name]}{of}"] = sum(side[-20:]) / len(side[-20:])
     baseline, last = trainings[0].baseline, len(trainings[0].history)
@@ -213,7 +211,6 @@ def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Reco
         data=data,
         trials=[],
         figures=figures,
-        history=history,
         curves=[Curve("Learning tokens", "step", "cosine with the original features", lines, note)],
         notes=["These figures are from the training; what attackers can do is another question."],
         command=" ".join(["robvit", *sys.argv[1:]]),
