@@ -28,7 +28,7 @@ from robvit.data.augment import mix, seed_of
 from robvit.defenses.robustify import Diverged
 from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
-from robvit.training import checkpoint
+from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
 from robvit.training.awp import awp
 from robvit.training.inner import InnerAttack
 from robvit.training.losses import Loss, make_loss

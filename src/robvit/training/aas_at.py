@@ -1,0 +1,94 @@
+"""AAS-AT (Jain and Dutta, CVPR 2024): adversarial training in which attention scores are kept small.
+
+Every few epochs the model's own scales are moved by the ascent of the attention-scaling attack, and kept:
+they are buffers of the model, saved and loaded with it. All other epochs train the weights by any loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils import reduce
+from torch import nn
+
+from robvit.attacks.scales import find_scales
+from robvit.attention import attention_layers, keep_scales, kept_scales
+from robvit.data import PictureSet
+from robvit.errors import InputError
+from robvit.training.inner import InnerAttack
+from robvit.training.losses import LOSSES, Loss, hard, make_loss
+
+
+@LOSSES.add("aas_at")
+class AasAt(Loss):
+    """Another loss, `base`, on a model whose attention scales are moved every `every` epochs.
+
+    In such an epoch weights stay as they are, and the first `batches` batches move the scales, each by
+    `steps` steps of the objective (`find_scales`) from a random point around the scales so far. `beta` and
+    `smoothing` are the base loss's.
+    """
+
+    epoch: torch.Tensor
+    moved: torch.Tensor
+
+    def __init__(
+        self, model: nn.Module, pictures: PictureSet, *, base: str = "trades",
+        beta: float | None = None, smoothing: float | None = None, every: int = 10, batches: int = 1,
+        objective: str = "unit", space: str = "linear", steps: int = 10, step_size: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if every < 2 or batches < 1:
+            raise InputError(f"expected every >= 2 epochs and batches >= 1, got {every} and {batches}")
+        if kept_scales(model) is None:
+            keep_scales(model, [1.0] * len(attention_layers(model)))
+        given = {"beta": beta, "smoothing": smoothing}
+        self.base = make_loss(base, model, pictures, {k: v for k, v in given.items() if v is not None})
+        self.needs_labels, self.needs_classifier = self.base.needs_labels, self.base.needs_classifier
+        self.attack_loss = self.base.attack_loss
+        self.every, self.batches = every, batches
+        self.ascent: dict[str, Any] = {
+            "objective": objective, "space": space, "steps": steps, "step_size": step_size,
+        }  # fmt: skip
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.long))
+        self.register_buffer("moved", torch.zeros((), dtype=torch.long))
+
+    def trains(self, name: str) -> bool:
+        return self.base.trains(name)
+
+    def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.base.target(x, y)
+
+    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.base.judge(output, target)
+
+    def on_epoch(self, model: nn.Module, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+        self.moved.zero_()
+        self.base.on_epoch(model, epoch)
+
+    def updates_weights(self, epoch: int) -> bool:
+        """Never in the first epoch, so that the weights always have epochs after their scales moved."""
+        return epoch == 0 or epoch % self.every != 0
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        if self.updates_weights(int(self.epoch)):
+            value: torch.Tensor = self.base(model, x, y, attack)
+            return value
+        if int(self.moved) < self.batches:
+            self._move(model, x, y, attack.seed)
+            self.moved += 1
+        return x.new_zeros(())
+
+    def _move(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, seed: int) -> None:
+        """Other scales, from a search in which the model's own are what is searched for."""
+        own = kept_scales(model)
+        assert own is not None
+        keep_scales(model, torch.ones_like(own))
+        try:
+            found = find_scales(model, [(x, hard(y))], begin=own.tolist(), seed=seed, **self.ascent).values
+            own = reduce(torch.tensor(found).to(own), "mean")  # processes see other pictures
+        finally:
+            keep_scales(model, own)
