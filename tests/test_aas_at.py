@@ -121,3 +121,5 @@ def test_nonsense_is_refused():
     model, pictures = robvit.load("robvit-mini"), open_data("sample", limit=2)
     with pytest.raises(InputError, match="every >= 2"):
         make_loss("aas_at", model, pictures, {"every": 1})
+    with pytest.raises(InputError, match="such as trades or mart, got fare"):
+        make_loss("aas_at", model, pictures, {"base": "fare"})

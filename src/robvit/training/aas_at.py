@@ -44,8 +44,8 @@ class AasAt(Loss):
             keep_scales(model, [1.0] * len(attention_layers(model)))
         given = {"beta": beta, "smoothing": smoothing}
         self.base = make_loss(base, model, pictures, {k: v for k, v in given.items() if v is not None})
-        self.needs_labels, self.needs_classifier = self.base.needs_labels, self.base.needs_classifier
-        self.attack_loss = self.base.attack_loss
+        if not self.base.needs_classifier or not self.base.needs_labels:
+            raise InputError(f"AAS-AT trains classifiers by losses such as trades or mart, got {base}")
         self.every, self.batches = every, batches
         self.ascent: dict[str, Any] = {
             "objective": objective, "space": space, "steps": steps, "step_size": step_size,
@@ -55,12 +55,6 @@ class AasAt(Loss):
 
     def trains(self, name: str) -> bool:
         return self.base.trains(name)
-
-    def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.base.target(x, y)
-
-    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return self.base.judge(output, target)
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
         self.epoch.fill_(epoch)
