@@ -56,6 +56,7 @@ def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: P
     assert sum(right) == sum(record.trials[0].right)
     assert record.curves[0].lines["clean"]
     assert (out / "report.html").read_text().startswith("<!")
+    assert list((out / "robvit").glob("events.*")), "TensorBoard is installed, so it is told"
     again = robvit_(*SMALL, "--out", out, "--set", "epochs=1", "--set", "drop_path=0.1", "--set", "ema=0.9")
     assert again.exit_code == 0  # a finished run is finished
     assert Record.load(out / "record.json").model["identity"] == record.model["identity"]

@@ -117,14 +117,13 @@ def _tell(record: Record, job: Job, out: Path) -> None:
     count = record.data["count"]
     typer.echo(f"on {count} held-out training pictures, on which the checkpoint was chosen:")
     for name, value in record.figures.items():
-        whole = name in ("best epoch", "steps")
-        typer.echo(f"  {name}: {value:.2f}" if whole else f"  {name}: {value:.1%}")
+        typer.echo(f"  {name}: {value:.1%}" if name.startswith("accuracy") else f"  {name}: {value:.3f}")
     for finding in record.findings:
         if finding.status == "red":
             typer.echo(f"warning: {finding.evidence}")
     typer.echo(f"written: {out}/model.safetensors, {out}/record.json, {out}/report.html")
     if record.trials:
-        typer.echo(f"next: robvit attack {out}/model.safetensors {job.data} --attack apgd_ce")
+        typer.echo(f"next: robvit evaluate {out}/model.safetensors {job.data}")
 
 
 def _forecast(job: Job) -> None:

@@ -39,6 +39,7 @@ class Loss(nn.Module):
     needs_labels = True
     needs_classifier = True  # whether the output is one logit a class
     attack_loss: str | AttackLoss = "cross_entropy"
+    measure = "accuracy"  # what `judge` measures
 
     def trains(self, name: str) -> bool:
         """Whether the model's parameter of this name is trained; asked once, before the first step."""
@@ -201,6 +202,7 @@ class Fare(_Embedding):
     needs_labels = False
     needs_classifier = False
     attack_loss = "embedding_l2"
+    measure = "cosine"
 
     def __init__(self, model: nn.Module, pictures: PictureSet) -> None:
         super().__init__(model)

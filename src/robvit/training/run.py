@@ -161,10 +161,10 @@ def _record(job: Job, fit: Fit, model: Model, command: str) -> Record:
               "names": validation.names, "labels": validation.labels,
               "part": "held out of the training part", "learned from": len(fit.course.train)},
         trials=_trials(model, fit.loss, validation, job.recipe, fit.accelerator.device),
-        figures={"best epoch": epochs[best], "steps": float(state.step)}
-        | {text: state.history[key][best] for key, text in seen.items()},
+        figures={"best epoch": epochs[best]}
+        | {f"{fit.loss.measure}, {text}": state.history[key][best] for key, text in seen.items()},
         history=state.history,
-        curves=[Curve("held-out pictures", "epoch", "accuracy", lines),
+        curves=[Curve("held-out pictures", "epoch", fit.loss.measure, lines),
                 Curve("training", "epoch", "loss", {"loss": _points(epochs, state.history["loss"])})],
         findings=findings,
         notes=["The checkpoint was chosen on held-out training pictures; the test set was not touched."],
