@@ -165,6 +165,7 @@ class Fit:
         self.state.losses.append(value)
         self.state.step = step + 1
         self.report(1 / self.steps, note=f"loss {value:.3f}")
+        self.accelerator.log({"step loss": value}, step=self.state.step)
         if self._validation_due():
             self._validate(rate, budget(self.recipe, now)[0])
             self._save(always=True)

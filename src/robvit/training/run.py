@@ -120,7 +120,8 @@ def train(
         model, course, job.recipe, folder=out, about=about_model(job, model),
         trackers=trackers_of(job.recipe), **{k: v for k, v in hears.items() if v},
     )  # fmt: skip
-    fit.accelerator.init_trackers("robvit")
+    plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in job.recipe if v is not None}
+    fit.accelerator.init_trackers("robvit", config=plain)
     progress = fit.run()
     fit.accelerator.end_training()
     record = _record(job, fit, model, command)
