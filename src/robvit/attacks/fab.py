@@ -21,7 +21,7 @@ OVERSHOOT = 1.05  # past the linearised boundary, so that the real one is crosse
 BACKWARD = 0.9  # of the way from the original to a point that fools: where the search goes on
 BIAS = 0.1  # the most that the projection of the original weighs
 HALVINGS = 6  # of the segment from the original, at the end
-SETTLED = 0.2  # of the steps, after which the nearest point is hardly half as far as before
+SETTLED = 0.2  # of the steps, after which the nearest point comes only a few per cent nearer
 
 
 @dataclass(frozen=True)
