@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from robvit.cli.options import Fit, ImageSize, parse_settings
-
-if TYPE_CHECKING:
-    from robvit.evaluate.record import Table
+from robvit.cli.tables import show_table
 
 
 def reproduce(
@@ -57,27 +55,10 @@ def reproduce(
     record.save(folder / "record.json")
     write_report(record, folder / "report.html", pictures=sorted(folder.glob("*.png")))
     for table in record.tables:
-        _print(table)
+        show_table(table)
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"written: {folder}/record.json\nopen:    {folder}/report.html")
-
-
-def _print(table: Table) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Printed
-
-    shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if place else "left")
-    for row in table.rows:
-        shown.add_row(*(table.cell(value) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(table.title, style="bold", highlight=False)
-    console.print(shown)
-    if table.note:
-        typer.echo(f"{table.note}\n")
 
 
 def _list() -> None:

@@ -1,0 +1,29 @@
+"""How a record's tables look in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Table
+
+
+def show_table(table: Table) -> None:
+    """Print one: names on the left, figures flush right, its note beneath."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Printed
+
+    shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if place else "left")
+    for row in table.rows:
+        shown.add_row(*(table.cell(value) for value in row))
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(table.title, style="bold")
+    console.print(shown)
+    if table.note:
+        typer.echo(f"{table.note}\n")
