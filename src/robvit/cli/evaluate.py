@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from robvit.cli.options import Architecture, BatchSize, Fit, ImageSize, Limit
+from robvit.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from robvit.evaluate.record import Record
 
 
 def evaluate(
@@ -90,25 +94,12 @@ def evaluate(
     typer.echo(f"next: robvit report {out}/record.json, or robvit compare {out} ANOTHER")
 
 
-def _show(record: object) -> None:
+def _show(record: Record) -> None:
     """The table of attacks, the tables beside it, and what may be claimed."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from robvit.evaluate.record import Record
-
-    assert isinstance(record, Record)
-    console = Console()
     if len(record.trials) <= 40:
-        typer.echo("\n" + record.table())
-    for found in record.tables:
-        table = Table(title=found.title, title_justify="left", box=None, pad_edge=False)
-        for column in found.columns:
-            table.add_column(column)
-        for row in found.rows:
-            table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print("", table)
-    typer.echo("")
+        typer.echo("\n" + record.table() + "\n")
+    for table in record.tables:
+        show_table(table)
     for note in record.notes:
         typer.echo(f"- {note}")
 
