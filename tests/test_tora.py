@@ -9,9 +9,10 @@ import torch
 
 import robvit
 from conftest import small_net
-from robvit.attacks import frozen
+from robvit.attacks import frozen, run
 from robvit.backbones.model import Model
 from robvit.defenses.adapters import TUNINGS, Adapters, Fusion
+from robvit.defenses.adapters_attack import Goal, _logits_and_gate, gate_aware, gates
 from robvit.defenses.adapters_store import adapted, fresh, load_adapters, save_adapters
 from robvit.errors import InputError, Unsupported, WrongBackbone
 from robvit.studies.tora_cost import cost
@@ -170,3 +171,51 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     robvit.RobustTokens(torch.randn(1, 2, 8)).save(path)
     with pytest.raises(InputError, match="does not hold adapters"):
         load_adapters(path)
+
+
+def test_gates_are_those_of_the_forward_pass_and_sum_to_one_over_the_adapters() -> None:
+    model = model_of("dinov2-reg")
+    x = torch.rand(2, 3, 28, 28)
+    at_start = gates(adapted(model, fresh(model)), x)
+    assert [g.shape for g in at_start] == [(2, 9, 9)] * 2  # a class token, four registers, four patches
+    assert all(torch.equal(g, torch.full_like(g, 0.5)) for g in at_start)
+    leaning = adapted(model, moved(fresh(model)))
+    assert all(bool(((g > 0) & (g < 1)).all()) and bool(g.std() > 1e-3) for g in gates(leaning, x))
+    one_a_token = adapted(model, moved(fresh(model, tuning="adapterfusion")))
+    assert [g.shape for g in gates(one_a_token, x)] == [(2, 9, 1)] * 2
+    with pytest.raises(Unsupported, match="no gates"):
+        gates(adapted(model, fresh(model, tuning="single")), x)
+
+
+def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> None:
+    model = robvit.load("robvit-mini")
+    twin = adapted(model, moved(fresh(model), 0.02)).eval()
+    x, y = robvit.data.open_data("sample", split="test", limit=24).arrays()
+    threat = robvit.Threat("linf", 1 / 255)
+    settings = {"steps": 4}
+    found = gate_aware(twin, x, y, threat, **settings)
+    joint = run("pgd", twin, x, y, threat, **settings)
+    assert bool((found.success | ~joint.success).all())
+    with torch.no_grad():
+        assert torch.equal(found.success, twin(found.adv).argmax(1) != y)
+    assert sum(found.broken_by.values()) == int(found.success.sum())
+    assert list(found.broken_by)[:3] == ["joint", "accuracy head", "robustness head"]
+    assert float((found.adv - x).abs().max()) <= 1 / 255 + 1e-6
+
+
+def test_pushing_the_gates_moves_them() -> None:
+    model = robvit.load("robvit-mini")
+    twin = adapted(model, moved(fresh(model), 0.05))
+    x, y = robvit.data.open_data("sample", split="test", limit=4).arrays()
+    means = []
+    for sign in (1.0, -1.0):
+        goal = Goal(twin, _logits_and_gate)
+        adv = robvit.attacks.pgd(
+            goal, x, y, robvit.Threat("linf", 8 / 255),
+            steps=5, keep_broken=True, loss=lambda out, target, sign=sign: sign * out[:, -1],
+        )  # fmt: skip
+        with torch.no_grad():
+            means.append(float(torch.stack([g.mean() for g in gates(twin, adv)]).mean()))
+    with torch.no_grad():
+        before = float(torch.stack([g.mean() for g in gates(twin, x)]).mean())
+    assert means[0] > before > means[1]

@@ -111,13 +111,15 @@ class Model(nn.Module):
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
     ) -> Tokens:
         """Final tokens; `extra` (L R D) or (B R D) at `layers` takes the place of the model's own."""
-        if extra is None and self.pool is not None:
-            drawn = self.pool.draw()
-            extra, layers = drawn.values, drawn.layers
-        elif extra is None:
-            extra, layers = self.extra, self.layers
-        source = self.adapters or self.family
-        return source.tokens(self.net, self.normalise(x), self._placed(extra, layers))
+        placed = self.placed() if extra is None else self._placed(extra, layers)
+        return (self.adapters or self.family).tokens(self.net, self.normalise(x), placed)
+
+    def placed(self) -> Extra:
+        """The model's own extra tokens by layer; from a pool, a set drawn anew."""
+        if self.pool is None:
+            return self._placed(self.extra, self.layers)
+        drawn = self.pool.draw()
+        return self._placed(drawn.values, drawn.layers)
 
     def heads_apart(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """The logits (B K) of each head of the adapters by name; their mean is the model's output."""

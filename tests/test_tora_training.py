@@ -1,0 +1,197 @@
+"""Training adapters: what learns in a phase, that phase 1 serves all, and that killed runs are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import robvit
+from robvit.backbones.model import Model
+from robvit.data import open_data
+from robvit.defenses.adapters import Adapters
+from robvit.defenses.adapters_store import adapted, fresh, load_adapters
+from robvit.errors import InputError
+from robvit.files import read_tensors
+from robvit.training.fit import Course, Fit
+from robvit.training.inner import InnerAttack
+from robvit.training.recipe import Inner, Recipe, load_recipe
+from robvit.training.tora import Learner, Plan, TradeOff, joined, take_over, train_adapters
+
+
+@pytest.fixture(scope="module")
+def course() -> Course:
+    pictures = open_data("sample", split="train", limit=24)
+    return Course(pictures.take(range(16)), pictures.take(range(16, 24)))
+
+
+@pytest.fixture
+def model() -> Model:
+    return robvit.load("robvit-mini")
+
+
+def recipe(**changes: Any) -> Recipe:
+    quick = {"batch": 8, "epochs": 1, "inner.steps": 1, "judge_steps": 1, "validation": 8, "warmup": 0}
+    return load_recipe("tora", **{**quick, **changes})
+
+
+def changed(before: Adapters, after: Adapters) -> set[str]:
+    """The parts whose tensors differ."""
+    old, new = before.state_dict(), after.state_dict()
+    names = {name for name in old if not torch.equal(old[name], new[name])}
+    return {
+        ".".join(name.split(".")[:2]) if name.startswith("sides") else name.split(".")[0] for name in names
+    }
+
+
+def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
+    model: Model, course: Course, tmp_path: Path
+) -> None:
+    weights = model.identity()
+    plan = Plan(recipe(), trades=(0.1,))
+    said: list[str] = []
+    first, phases = train_adapters(model, course, plan, tmp_path, say=said.append)
+    assert [phase.name for phase in phases] == ["phase1-accuracy", "phase1-robustness", "phase2-0.1"]
+    start = _start(model, course)
+    accuracy, robustness = (
+        _kept(model, course, tmp_path / f"phase1-{n}") for n in ("accuracy", "robustness")
+    )
+    assert changed(start, accuracy) == {"sides.accuracy", "fusions"}
+    assert changed(start, robustness) == {"sides.robustness", "fusions"}
+    for name, one in (("accuracy", accuracy), ("robustness", robustness)):
+        for key, tensor in one.sides[name].state_dict().items():
+            assert torch.equal(tensor, first.sides[name].state_dict()[key])
+
+    marks = {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")}
+    both, _ = train_adapters(model, course, Plan(recipe(), trades=(0.1, 0.9)), tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")} == marks
+    both.trade_off = 0.1
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(adapted(model, both)(x), adapted(model, first)(x))
+    assert model.identity() == weights
+    kept = load_adapters(tmp_path / "adapters.safetensors")
+    assert kept.shape.trades == (0.1, 0.9)
+
+
+def _start(model: Model, course: Course) -> Adapters:
+    torch.manual_seed(0)
+    return fresh(model, len(course.train.classes), trades=(0.5,))
+
+
+def _kept(model: Model, course: Course, folder: Path) -> Adapters:
+    learner = Learner(model, _start(model, course), "joint", ("fusions",))
+    state, _ = read_tensors(folder / "model.safetensors", "a state")
+    learner.load_state_dict(state)
+    return learner.adapters
+
+
+def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> None:
+    apart = [fresh(model), fresh(model)]
+    with torch.no_grad():
+        for one in apart:
+            for parameter in one.parameters():
+                parameter.normal_()
+    begun = fresh(model, trades=(0.0, 0.25))
+    take_over(begun, apart, fusion=True)
+    for name, tensor in begun.fusions.state_dict().items():
+        accuracy, robustness = (one.fusions.state_dict()[name][0] for one in apart)
+        assert torch.equal(tensor[0], accuracy)
+        torch.testing.assert_close(tensor[1], 0.75 * accuracy + 0.25 * robustness)
+    for side, one in zip(("accuracy", "robustness"), apart, strict=True):
+        assert torch.equal(begun.sides[side].token, one.sides[side].token)
+    alone = fresh(model, trades=(0.5,))
+    take_over(alone, apart, fusion=False)
+    assert not alone.fusions[0].weight[:, 2].any()
+
+
+def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, course: Course) -> None:
+    x, y = course.train.take(range(6)).arrays()
+    learner = Learner(model, fresh(model), "joint", ("fusions",))
+    inner = Inner(eps=4 / 255, steps=2)
+
+    def attack() -> InnerAttack:
+        return InnerAttack(inner, inner.eps, inner.eps, seed=1)
+
+    clean = F.cross_entropy(learner(x), y)
+    adv = F.cross_entropy(learner(attack()(learner, x, y)), y)
+    assert adv > clean
+    loss = TradeOff(learner, course.train, trade=0.3)(learner, x, y, attack())
+    torch.testing.assert_close(loss, 0.3 * adv + 0.7 * clean)
+
+
+@pytest.mark.slow
+def test_a_path_trains_both_ends_on_trade_offs_between_them(
+    model: Model, course: Course, tmp_path: Path
+) -> None:
+    plan = Plan(recipe(), trades=(0.1, 0.5, 0.9), knob="path")
+    made, phases = train_adapters(model, course, plan, tmp_path)
+    assert made.shape.trades == (0.1, 0.9)
+    assert phases[-1].progress.step == 3 * phases[0].progress.step  # as long as three trainings
+    assert made.trade_off == pytest.approx(0.5)
+    weight = made.fusions[0].weight
+    assert not torch.equal(weight[0], weight[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["heads", "single", "adapterfusion"])
+def test_the_baselines_train_too(model: Model, course: Course, tmp_path: Path, tuning: str) -> None:
+    made, _ = train_adapters(model, course, Plan(recipe(), tuning=tuning), tmp_path)
+    torch.manual_seed(0)
+    start = fresh(model, 10, tuning=tuning)
+    assert {name.split(".")[0] for name in changed(start, made)} == (
+        {"sides", "fusions"} if tuning == "adapterfusion" else {"sides"}
+    )
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_bits(
+    model: Model, course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(recipe(epochs=2, save_seconds=0), trades=(0.5,))
+    whole, _ = train_adapters(model, course, plan, tmp_path / "whole")
+    advance = Fit._advance
+    calls = 0
+
+    def dying(self: Fit, step: int, loader: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 11:  # in the middle of phase 2
+            raise Killed
+        advance(self, step, loader)
+
+    monkeypatch.setattr(Fit, "_advance", dying)
+    with pytest.raises(Killed):
+        train_adapters(model, course, plan, tmp_path / "killed")
+    again, _ = train_adapters(model, course, plan, tmp_path / "killed")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_plans_that_cannot_be_are_refused(model: Model, course: Course, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rising numbers"):
+        Plan(recipe(), trades=(0.9, 0.1))
+    with pytest.raises(InputError, match="path with two trades"):
+        Plan(recipe(), knob="path")
+    with pytest.raises(InputError, match="one trade-off at a time"):
+        train_adapters(model, course, Plan(recipe(), tuning="single", trades=(0.1, 0.9)), tmp_path)
+
+
+def test_states_are_joined_in_their_order(model: Model) -> None:
+    states = []
+    for trade in (0.1, 0.9):
+        torch.manual_seed(0)
+        one = fresh(model, trades=(trade,))
+        with torch.no_grad():
+            one.fusions[0].weight.fill_(trade)
+        states.append(one)
+    both = joined(states)
+    assert both.fusions[0].weight[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.9])
+    assert both.trade_off == pytest.approx(0.5)
