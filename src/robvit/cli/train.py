@@ -20,6 +20,7 @@ from robvit.cli.options import (
     ModelName,
     free_place,
 )
+from robvit.cli.tora import tora
 
 if TYPE_CHECKING:
     from robvit.evaluate.record import Record
@@ -31,7 +32,8 @@ class _RecipeOrCommand(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
-            args = ["recipe", *args]
+            adapters = args[0].startswith("tora")  # their recipes train no network
+            args = ["tora", "--recipe", *args] if adapters else ["recipe", *args]
         return super().resolve_command(ctx, args)
 
 
@@ -40,8 +42,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Train a network by a recipe: `robvit train RECIPE --model MODEL --data DATA --out DIR` "
     "(`robvit train recipes` lists them, `robvit train RECIPE --help` has the options). "
-    "Or train a head on a frozen backbone.",
+    "Or train a head, or adapters (tora), on a frozen backbone.",
 )
+app.command("tora")(tora)
 
 
 @app.command()

@@ -34,8 +34,8 @@ SMALL = ["clean", "FGSM 1", "PGD-5 1", "C error"]
 SLIDES = ["slides: clean", "FGSM", "PGD", "A", "R", "mCE"]
 NOTE = (
     "Per cent; budgets in 255ths. FGSM and PGD within 1/255, as in RVT's code, with whose figures the slides "
-    f"compare, are a weak setting. Ours: corruptions of severity {SEVERITY} made from small pictures, a small "
-    "network; the slides: ViT-B/16 on ImageNet, -A, -R and -C. Compare directions, not sizes."
+    f"compare, are a weak setting. Ours: corruptions of severity {SEVERITY} made from small pictures, a "
+    "small network; the slides: ViT-B/16 on ImageNet, -A, -R and -C. Compare directions, not sizes."
 )
 
 

@@ -33,9 +33,8 @@ def knob(
             found = attacked(request, model, model.identity(), held.judge, rung, attempts)
             clean, robust = (per_cent(t) for t in found)
             trials += found
-            rows.append(
-                [rung, clean, robust, "trained" if way == "states" and place in trades else "between"]
-            )
+            known = "trained" if way == "states" and place in trades else "between"
+            rows.append([rung, clean, robust, known])
             lines.setdefault(f"{way}: clean", []).append([place, clean / 100])
             lines.setdefault(f"{way}: PGD {STRONG[0]}", []).append([place, robust / 100])
     record = study_record(request, held.model, held.judge, trials=trials)

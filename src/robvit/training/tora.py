@@ -216,6 +216,7 @@ class Trainer:
         self.say(f"{name}: {', '.join(learns)} learn")
         learner = Learner(self.model, adapters, answers, learns)
         about = {"backbone": self.model.identity(), "tuning": self.plan.tuning, "phase": name}
+        recipe = recipe.model_copy(update={"loss": "tora"})
         fit = Fit(learner, self.course, recipe, folder=self.out / name, about=about, **self.hears)
         self.phases.append(Phase(name, fit.run()))
         return adapters
