@@ -43,7 +43,13 @@ class Effort:
 
     def recipe(self, seed: int) -> Recipe:
         """The recipe of `robvit train tora` at this scale."""
-        changes = {"epochs": self.epochs, "inner.eps": self.eps, "seed": seed, "batch": 50}
+        changes = {
+            "epochs": self.epochs,
+            "inner.eps": self.eps,
+            "seed": seed,
+            "batch": BATCH,
+            "judge_steps": 1,
+        }
         return load_recipe("tora", **changes, warmup=min(0.3, self.epochs / 4))
 
     def folder(self, request: Request) -> Path:
@@ -64,7 +70,7 @@ def subject(request: Request, effort: Effort, images: int) -> Subject:
     """The wanted backbone and pictures: by default robvit-mini and CIFAR-10."""
     model = request.load("robvit-mini")
     spec = Request(**{**vars(request), "data": request.data or "cifar10"})
-    held = max(10, effort.learn // 10)
+    held = max(4, effort.learn // 50)  # a formality: the last weights count
     learn, judge = parts(spec, model.input_size[0], effort.learn + held, request.images or images)
     apart = (learn.take(range(held, len(learn))), learn.take(range(held)))
     return Subject(model, Course(*apart), judge)

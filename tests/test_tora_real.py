@@ -1,0 +1,37 @@
+"""TORA at real size: ViT-B/16 with its weights takes a step of every phase and shows its gates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import robvit
+from robvit.data import open_data
+from robvit.defenses.adapters_store import adapted, fresh
+from robvit.studies.tora_maps import gate_maps, gate_sheet
+from robvit.training.fit import Course
+from robvit.training.recipe import load_recipe
+from robvit.training.tora import Plan, train_adapters
+
+pytestmark = [pytest.mark.slow, pytest.mark.weights]
+
+
+def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path) -> None:
+    model = robvit.load("vit-base")
+    pictures = open_data("sample", split="train", size=224, limit=4)
+    x = pictures.arrays()[0]
+    with torch.no_grad():
+        assert torch.equal(adapted(model, fresh(model))(x[:1]), model(x[:1]))
+    recipe = load_recipe(
+        "tora-imagenet", **{"batch": 2, "epochs": 1, "warmup": 0, "inner.steps": 1, "judge_steps": 1}
+    )
+    course = Course(pictures.take(range(2)), pictures.take(range(2, 4)))
+    _, phases = train_adapters(model, course, Plan(recipe), tmp_path)
+    assert [phase.progress.step for phase in phases] == [1, 1, 1]
+    twin = robvit.load("vit-base", adapters=tmp_path / "adapters.safetensors")
+    maps = gate_maps(twin, x[:1])
+    assert maps.shape == (12, 1, 14, 14)
+    gate_sheet(x[:1], {"accuracy": maps}, tmp_path / "gates.png")
+    assert (tmp_path / "adapters.safetensors").stat().st_size < 100e6
