@@ -84,7 +84,8 @@ def test_maps_show_the_gates_of_patches_in_their_places(tmp_path: Path) -> None:
         gate = gates(twin, x)[2]  # (B T T): who asks, and whose features
     torch.testing.assert_close(maps[2, 1, 3, 5], gate[1, :, 1 + 3 * 8 + 5].mean())
     gate_sheet(x, {"accuracy": maps}, tmp_path / "gates.png")
-    assert Image.open(tmp_path / "gates.png").width > 4 * 72
+    with Image.open(tmp_path / "gates.png") as sheet:
+        assert sheet.width > 4 * 72
 
 
 def test_red_is_above_and_blue_below() -> None:

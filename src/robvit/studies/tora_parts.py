@@ -43,14 +43,8 @@ class Effort:
 
     def recipe(self, seed: int) -> Recipe:
         """The recipe of `robvit train tora` at this scale."""
-        changes = {
-            "epochs": self.epochs,
-            "inner.eps": self.eps,
-            "seed": seed,
-            "batch": BATCH,
-            "judge_steps": 1,
-        }
-        return load_recipe("tora", **changes, warmup=min(0.3, self.epochs / 4))
+        size = {"epochs": self.epochs, "warmup": min(0.3, self.epochs / 4), "batch": BATCH, "judge_steps": 1}
+        return load_recipe("tora", **size, **{"inner.eps": self.eps, "seed": seed})
 
     def folder(self, request: Request) -> Path:
         """Where trainings are kept, so that several studies can share them."""
