@@ -68,7 +68,8 @@ class Fusion(nn.Module):
     def __init__(self, width: int, states: int) -> None:
         super().__init__()
         weight = torch.zeros(3, width, width)
-        nn.init.trunc_normal_(weight[:2], std=0.02)  # the values stay zero: nothing is added at the start
+        # Wide enough for gates to leave one half; the values stay zero, so nothing is added at the start.
+        nn.init.normal_(weight[:2], std=width**-0.5)
         self.weight = nn.Parameter(weight.repeat(states, 1, 1, 1))
         self.bias = nn.Parameter(torch.zeros(states, 3, width))
 

@@ -52,7 +52,7 @@ def gate_sheet(x: torch.Tensor, maps: dict[str, torch.Tensor], path: Path) -> No
     size = (LEFT + (blocks + 1) * step, 3 * LINE + len(x) * (len(maps) * step + LINE))
     page = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
-    draw.text((GAP, 2), f"red: +{reach:.3f} over the block's mean gate, blue: below", fill="black", font=font)
+    draw.text((GAP, 2), f"red: +{reach:.2g} over the block's mean gate, blue: below", fill="black", font=font)
     for block in range(blocks):
         draw.text((LEFT + (block + 1) * step, LINE + 4), f"block {block + 1}", fill="#666", font=font)
     top = 2 * LINE + GAP
