@@ -113,6 +113,11 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
     assert recipe.attack.settings == {"steps": 2}
     assert recipe.adaptive is not None
     assert (recipe.adaptive.steps, recipe.adaptive.share) == (1, 0.5)
+    deep = robvit_(*SMALL, "--preset", "deep", "--steps", 1, "--out", tmp_path / "deep")
+    assert deep.exit_code == 0, deep.output
+    recipe = Recipe.from_settings(RobustTokens.load(tmp_path / "deep" / "tokens.safetensors").settings)
+    assert (recipe.lr, recipe.layers, recipe.steps) == (5e-3, (0, 1, 2, 3), 1)
+    assert recipe.attack.settings == {"steps": 2, "psnr": None}
     for wrong, why in (
         (("--layers", "0,x"), "layers must be"),
         (("--preset", "best"), "preset must be one of"),

@@ -59,7 +59,7 @@ def robustify(
     model: ModelName,
     images: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/robustify"),
-    preset: Annotated[str, typer.Option(help="Decides all that is left out: paper or strong.")] = "paper",
+    preset: Annotated[str, typer.Option(help="Decides all that is left out: paper or deep.")] = "paper",
     compat: Annotated[str, typer.Option(help='"reference": the choices of the published code.')] = "paper",
     count: Annotated[Whole, typer.Option(min=1, help="How many tokens; in the paper 10.")] = None,
     steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200.")] = None,
