@@ -85,7 +85,7 @@ REFERENCE = Recipe(steps=50, axis=1, attack=AttackSetting("feature_reference", T
 # Names for whole recipes; docs/robustness-tokens.md says what each reaches and at which cost.
 PRESETS = {
     "paper": Recipe(),
-    # As much as the demo's tokens with a third of the pictures: a quicker rate, tokens before every block.
+    # What the demo's tokens reach, from a third of the draws: a higher rate, tokens before every block.
     "deep": Recipe(
         steps=40,
         lr=5e-3,
