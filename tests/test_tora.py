@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import robvit
 from conftest import small_net
 from robvit.attacks import frozen, run
 from robvit.backbones.model import Model
+from robvit.cli import app
 from robvit.defenses.adapters import TUNINGS, Adapters, Fusion
 from robvit.defenses.adapters_attack import Goal, _logits_and_gate, gate_aware, gates
 from robvit.defenses.adapters_store import adapted, fresh, load_adapters, save_adapters
 from robvit.errors import InputError, Unsupported, WrongBackbone
+from robvit.evaluate.record import Record
 from robvit.studies.tora_cost import cost
 
 
@@ -154,6 +157,23 @@ def test_adapters_survive_saving_and_load_by_name(tmp_path: Path) -> None:
     assert twin.classes == 10
     with pytest.raises(WrongBackbone, match="exact weights"):
         robvit.load("robvit-mini-robust", adapters=tmp_path / "tora.safetensors")
+
+
+def test_a_model_with_adapters_is_attacked_from_the_command_line(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini")
+    adapters = fresh(model)
+    with torch.no_grad():
+        for side in adapters.sides.values():
+            side.head.weight.neg_()  # everything is classified otherwise than by the backbone
+    save_adapters(adapters, tmp_path / "tora.safetensors")
+    shown = ["attack", "robvit-mini", "--limit", "4", "--attack", "fgsm", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*shown, "--adapters", str(tmp_path / "tora.safetensors")])
+    assert done.exit_code == 0, done.output
+    record = Record.load(tmp_path / "out" / "record.json")
+    x, y = robvit.data.open_data("sample", limit=4).arrays()
+    with torch.no_grad():
+        said = adapted(model, adapters)(x).argmax(1)
+    assert record.trials[0].right == (said == y).tolist()
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def attack(
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens that harden the judged model: MODEL's, or the victim's.")
     ] = None,
+    adapters: Annotated[
+        Path | None, typer.Option(help="Adapters from `robvit train tora`, on the judged model.")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="The part of the data; its judging part if left out.")
     ] = None,
@@ -74,8 +77,9 @@ def attack(
     from robvit.threat import Threat
 
     own: dict[str, Any] = {"head": head, "img_size": img_size, "arch": arch}
-    crafted_on = load(model, **own, tokens=None if victim else tokens)
-    judged = load(victim, **{**own, "arch": None}, tokens=tokens) if victim else None
+    defence: dict[str, Any] = {"tokens": tokens, "adapters": adapters}
+    crafted_on = load(model, **own, **({} if victim else defence))
+    judged = load(victim, **{**own, "arch": None}, **defence) if victim else None
     pictures = open_data(data, split=split, size=crafted_on.input_size[0], how=fit, limit=limit)
     for classifier in filter(None, (crafted_on, judged)):
         _check_classes(classifier, pictures)

@@ -59,7 +59,7 @@ def tora(
         typer.echo(f"  trade-off {row[0]}: {row[1]:.1f} % clean, {row[2]:.1f} % under attack")
     typer.echo(f"on {record.data['count']} held-out training pictures; {record.tables[0].note}")
     typer.echo(f"written: {out}/adapters.safetensors, {out}/record.json, {out}/report.html")
-    typer.echo(f'next: robvit.load("{job.model}", adapters="{out}/adapters.safetensors")')
+    typer.echo(f"next: robvit attack {job.model} {job.data} --adapters {out}/adapters.safetensors")
 
 
 def _plan(recipe: str, settings: list[str]) -> Plan:
