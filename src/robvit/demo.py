@@ -24,6 +24,7 @@ from robvit.data import PictureSet, open_data
 from robvit.defenses.robustify import Recipe, train
 from robvit.defenses.store import AttackSetting
 from robvit.evaluate.crafting import levels
+from robvit.evaluate.knowledge import random_tokens
 from robvit.evaluate.record import Record, Trial
 from robvit.loading import load
 from robvit.progress import progress
@@ -103,14 +104,12 @@ def _rungs(
     model: Model, trained: torch.Tensor, pictures: PictureSet, threat: Threat, steps: int
 ) -> list[Rung]:
     """The controls and the two attackers: random tokens have the trained ones' mean length."""
-    noise = torch.randn(trained.shape, generator=torch.Generator().manual_seed(0))
-    noise = noise / noise.norm(dim=-1, keepdim=True) * trained.norm(dim=-1).mean()
     hardened = model.with_tokens(trained)
     public = _attack(model, pictures, threat, steps, "3/4 attack without the tokens")
     insider = _attack(hardened, pictures, threat, steps, "4/4 attack with the tokens")
     return [
         Rung("no tokens", model, *public),
-        Rung("random tokens", model.with_tokens(noise), *public),
+        Rung("random tokens", model.with_tokens(random_tokens(trained)), *public),
         Rung("trained tokens", hardened, *public),
         Rung("trained tokens, attacker knows them", hardened, *insider),
     ]

@@ -15,6 +15,7 @@ from robvit.defenses.robustify import Recipe, Training, train
 from robvit.defenses.store import AttackSetting, AttackStore
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.errors import InputError
+from robvit.evaluate.knowledge import random_tokens
 from robvit.progress import progress
 from robvit.studies.core import Request
 from robvit.threat import Threat
@@ -76,11 +77,9 @@ def given(path: str, model: Model) -> RobustTokens:
     return import_published(file, model) if file.suffix == ".pt" else RobustTokens.load(file)
 
 
-def random_like(tokens: RobustTokens, seed: int = 0) -> RobustTokens:
+def random_like(tokens: RobustTokens) -> RobustTokens:
     """The control: random tokens with the mean length of these, in the same layers."""
-    noise = torch.randn(tokens.values.shape, generator=torch.Generator().manual_seed(seed))
-    scale = tokens.values.norm(dim=-1).mean() / noise.norm(dim=-1, keepdim=True)
-    return RobustTokens(noise * scale, tokens.fingerprint, layers=tokens.layers)
+    return RobustTokens(random_tokens(tokens.values), tokens.fingerprint, layers=tokens.layers)
 
 
 def attacked(
