@@ -183,8 +183,8 @@ def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
         "steps=2",
     ]
     one = subprocess.run([sys.executable, *common, "--out", str(tmp_path / "one")], check=False)
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no"]  # fmt: skip
+    # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     two = subprocess.run(
         [sys.executable, *launch, *common[0:2], *common[2:], "--out", str(tmp_path / "two")],
         check=False,

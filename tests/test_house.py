@@ -12,7 +12,7 @@ import pytest
 import robvit
 
 PACKAGE = Path(robvit.__file__).parent
-BASE = {"errors", "registry", "threat", "files", "progress", "attention"}
+BASE = {"errors", "registry", "threat", "files", "progress", "attention", "processes"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from PIL import Image
 
 from robvit.evaluate.crafting import Job, clean_trial, craft, craft_masks, levels, shards
 from robvit.evaluate.masks import MaskScore
 from robvit.evaluate.record import Record, Table
 from robvit.files import written_whole
+from robvit.processes import processes
 from robvit.report.panels import Panel, attack_sheet
 
 SHOWN = 8  # panels on the sheet
@@ -51,7 +51,7 @@ def attack_data(
     else:
         trial = craft(job, out / "shards", report)
         record.trials = [clean_trial(job), trial]
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         _write_pictures(job, out, record)
         record.save(out / "record.json")
     return record

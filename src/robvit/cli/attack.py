@@ -67,12 +67,11 @@ def attack(
     Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
-    from accelerate import PartialState
-
     from robvit.attacking import attack_data
     from robvit.data import open_data
     from robvit.evaluate.crafting import Job
     from robvit.loading import load
+    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.threat import Threat
 
@@ -92,7 +91,7 @@ def attack(
     command = " ".join(["robvit", *sys.argv[1:]])
     with progress(f"{attack} on {model}", total=len(pictures)) as advance:
         record = attack_data(job, out, data=data, command=command, report=advance)
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         _tell(record, out)
 
 

@@ -59,12 +59,11 @@ def doctor(
     Every check is green, amber or red, with its evidence and the pictures that speak against the model.
     The exit code is 1 if any is red, so that it can stand in CI.
     """
-    from accelerate import PartialState
-
     from robvit.data import open_data
     from robvit.doctor.exam import Effort
     from robvit.doctor.run import doctor as examine
     from robvit.evaluate.classifiers import check_fit, open_classifier
+    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.threat import Threat
@@ -74,7 +73,7 @@ def doctor(
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
     pictures = open_data(data, split=split, size=judged.size, how=fit, limit=limit)
     for classifier in filter(None, (judged, other)):
-        classifier.net.to(PartialState().device)
+        classifier.net.to(processes().device)
         check_fit(classifier, pictures)
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(

@@ -63,18 +63,17 @@ def evaluate(
         if not show:
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
         return
-    from accelerate import PartialState
-
     from robvit.errors import InputError
     from robvit.evaluate.classifiers import open_classifier
     from robvit.evaluate.protocol import find
     from robvit.evaluate.run import evaluate as judge
+    from robvit.processes import processes
 
     rules = find(protocol)
     if robustbench is not None and not rules.attacks:
         raise InputError(f"RobustBench's form wants attacks, {rules.name} has none; leave --robustbench out")
     classifier = open_classifier(model, arch=arch, img_size=img_size, tokens=tokens, head=head)
-    main = PartialState().is_main_process
+    main = processes().is_main_process
     record = judge(
         classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,
         batch=batch, precision=precision, say=typer.echo if main else lambda _: None,

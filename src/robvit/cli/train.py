@@ -100,9 +100,9 @@ def recipe(
 
 
 def _train(job: Job, name: str, out: Path) -> None:
+    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
-    from robvit.training.processes import processes
     from robvit.training.run import train
 
     with progress(f"train {name}", total=1) as advance:

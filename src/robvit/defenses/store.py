@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -25,6 +24,7 @@ from robvit.attacks import ATTACKS, certify, pgd
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, tensors_sha256, written_whole
+from robvit.processes import processes
 from robvit.threat import Threat
 
 PER_SHARD = 16
@@ -163,7 +163,7 @@ class AttackStore:
 
     def fill(self, missing: list[Shard], report: Report) -> None:
         """Make these shards; several processes take turns."""
-        state = PartialState()
+        state = processes()
         for turn, shard in enumerate(missing):
             if turn % state.num_processes == state.process_index:
                 cosine = self._make(shard)

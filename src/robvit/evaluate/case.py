@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from torch import nn
 
 from robvit.backbones.model import Model
@@ -19,6 +18,7 @@ from robvit.evaluate.crafting import Job, cosines, craft
 from robvit.evaluate.knowledge import KNOWLEDGE, Situation, Source, random_tokens
 from robvit.evaluate.protocol import Attack, Protocol
 from robvit.evaluate.record import Trial
+from robvit.processes import processes
 from robvit.progress import Advance, progress
 
 
@@ -50,7 +50,7 @@ class Case:
 
     def watch(self, label: str, total: float) -> AbstractContextManager[Advance]:
         """Progress of one part, shown by the first of several processes."""
-        if self.shown and PartialState().is_main_process:
+        if self.shown and processes().is_main_process:
             return progress(label, total=total)
         return nullcontext(lambda *_, **__: None)
 

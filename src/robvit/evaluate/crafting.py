@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -32,6 +31,7 @@ from robvit.errors import DataError, InputError
 from robvit.evaluate.masks import MaskScore, pixel_counts, score_masks, score_of
 from robvit.evaluate.record import Trial
 from robvit.files import tensors_sha256, write_json, written_whole
+from robvit.processes import processes
 from robvit.threat import Threat
 
 Report = Callable[..., None]
@@ -139,7 +139,7 @@ def craft_masks(job: Job, folder: Path, report: Report) -> tuple[MaskScore, Mask
 
 def _fill(job: Job, folder: Path, report: Report) -> None:
     """Make all missing shards; several processes share them out."""
-    state = PartialState()
+    state = processes()
     _claim(folder, job)
     for network in {job.model, job.judged, *([job.original] if job.original else [])}:
         network.to(state.device)

@@ -28,12 +28,12 @@ from robvit.data.augment import mix, seed_of
 from robvit.defenses.robustify import Diverged
 from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
+from robvit.processes import CPU_ONLY
 from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
 from robvit.training.awp import awp
 from robvit.training.inner import InnerAttack
 from robvit.training.losses import Loss, make_loss
 from robvit.training.optimizer import make_optimizer
-from robvit.training.processes import CPU_ONLY
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.stream import Sharing, Stream

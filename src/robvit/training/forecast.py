@@ -12,9 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from robvit.attacks import Count
+from robvit.processes import processes
 from robvit.training.inner import InnerAttack
 from robvit.training.losses import Loss, make_loss
-from robvit.training.processes import processes
 from robvit.training.recipe import Recipe
 from robvit.training.run import Job, prepare
 from robvit.training.schedule import budget

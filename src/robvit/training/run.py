@@ -20,11 +20,11 @@ from robvit.data.sets import draw
 from robvit.errors import InputError
 from robvit.evaluate.record import Curve, Finding, Record, Trial
 from robvit.loading import load
+from robvit.processes import processes
 from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.fit import WEIGHTS, Course, Fit
 from robvit.training.losses import LOSSES, Loss
-from robvit.training.processes import processes
 from robvit.training.recipe import Recipe
 from robvit.training.watch import BATCH
 

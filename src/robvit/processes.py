@@ -1,11 +1,11 @@
-"""The processes that share a training, and the device of this one."""
+"""The processes that share a long job, and the device of this one."""
 
 from __future__ import annotations
 
 import torch
 from accelerate import PartialState
 
-# accelerate joins processes without a GPU only if it is told that there is none; else each would train alone.
+# accelerate joins processes without a GPU only if it is told that there is none; else each would work alone.
 CPU_ONLY = not torch.accelerator.is_available()
 
 
