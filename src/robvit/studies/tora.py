@@ -83,7 +83,7 @@ def table1(
         rows.append([rung, *weak[:3], error, *weak[3:], *worst, *slides])
     rows += [[name, *(None,) * 7, *row] for name, row in TABLE1.items() if name not in subjects]
     columns = ["", *SMALL, "AA 4", "AA 8", "gate-aware 4", *SLIDES]
-    record = study_record(request, held.model, held.judge, trials=trials)
+    record = study_record(held.request, held.model, held.judge, trials=trials)
     scale = f"Adapters learned from {learn} pictures within {eps * 255:g}/255; AutoAttack with {strength}."
     record.tables = [Table("Table 1: accuracy and robustness", columns, rows, f"{NOTE} {scale}")]
     record.findings = [_trades_off(rows[1 : len(trades) + 1])]
@@ -123,7 +123,7 @@ def table2(
             if head == "joint":
                 lines["clean"].append([trade, figures[0] / 100])
                 lines["PGD-5 1/255"].append([trade, figures[2] / 100])
-    record = study_record(request, held.model, held.judge, trials=trials)
+    record = study_record(held.request, held.model, held.judge, trials=trials)
     record.tables = [Table("Table 2: heads alone and joint", ["", *SMALL, *SLIDES], rows, NOTE)]
     record.curves = [Curve("Accuracy and robustness by trade-off", "trade-off", "accuracy", lines)]
     return record
@@ -151,7 +151,7 @@ def table3(
             error, slides = corruption_error(model, held.judge), _paper(TUNINGS.get((trade, tuning)))
             rows.append([rung, *price, clean, *rest, error, *slides])
             trials += found
-    record = study_record(request, held.model, held.judge, trials=trials)
+    record = study_record(held.request, held.model, held.judge, trials=trials)
     columns = ["", "GFLOPs", "slides", "M weights", "slides", *SMALL[:3], f"PGD-{steps} 4", SMALL[3], *SLIDES]
     record.tables = [Table("Table 3: tuning methods", columns, rows, NOTE)]
     return record

@@ -92,7 +92,7 @@ def attention(
     spread = {f"{t:g}, spread over patches": m.std((2, 3)).mean(1).tolist() for t, m in found.items()}
     columns = ["trade-off", *(f"block {i + 1}" for i in range(model.depth))]
     rows = [[name, *values] for name, values in (means | spread).items()]
-    record = study_record(request, held.model, held.judge)
+    record = study_record(held.request, held.model, held.judge)
     record.tables = [Table("Mean gate of the accuracy adapter on patches", columns, rows, NOTE)]
     lines = {name: [[i, v] for i, v in enumerate(values, start=1)] for name, values in means.items()}
     record.curves = [Curve("Mean gate of the accuracy adapter", "block", "gate", lines)]

@@ -37,7 +37,7 @@ def knob(
             rows.append([rung, clean, robust, known])
             lines.setdefault(f"{way}: clean", []).append([place, clean / 100])
             lines.setdefault(f"{way}: PGD {STRONG[0]}", []).append([place, robust / 100])
-    record = study_record(request, held.model, held.judge, trials=trials)
+    record = study_record(held.request, held.model, held.judge, trials=trials)
     columns = ["knob, trade-off", "clean", f"PGD-{steps} {STRONG[0]}", ""]
     note = f"Both ways cost the same: {len(trades)} x {fusion_epochs:g} epochs of phase 2."
     record.tables = [Table("Accuracy and robustness along the knob", columns, rows, note)]
@@ -70,7 +70,7 @@ def composed(
         worst = torch.tensor([found[1].right, found[2].right]).all(0).float().mean()
         trials += found
         rows.append([rung, *(per_cent(t) for t in found), 100 * float(worst)])
-    record = study_record(request, held.model, held.judge, trials=trials)
+    record = study_record(held.request, held.model, held.judge, trials=trials)
     columns = ["", "clean", f"PGD-{steps}", f"AAS, PGD-{steps} inside", "worst of both"]
     note = (
         f"Per cent within {STRONG[0]}. Every attacker knows adapters and tokens. AAS crafts with scaled "

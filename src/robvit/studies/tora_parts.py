@@ -53,8 +53,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Subject:
-    """A backbone, what its adapters learn from, and the pictures that judge."""
+    """A backbone, what its adapters learn from, the pictures that judge, and the request that names them."""
 
+    request: Request
     model: Model
     course: Course
     judge: PictureSet
@@ -67,7 +68,7 @@ def subject(request: Request, effort: Effort, images: int) -> Subject:
     held = max(4, effort.learn // 50)  # a formality: the last weights count
     learn, judge = parts(spec, model.input_size[0], effort.learn + held, request.images or images)
     apart = (learn.take(range(held, len(learn))), learn.take(range(held)))
-    return Subject(model, Course(*apart), judge)
+    return Subject(spec, model, Course(*apart), judge)
 
 
 def trained(
