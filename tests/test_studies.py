@@ -9,7 +9,8 @@ import torch
 
 import robvit
 from robvit.attention import watch
-from robvit.errors import InputError, UnknownName
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import DataError, InputError, UnknownName
 from robvit.evaluate.record import Record, Table
 from robvit.studies import Request
 from robvit.studies.rob_figures import largest
@@ -79,7 +80,7 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path) -> None:
 def test_the_choices_of_the_published_code_are_taken_apart(tmp_path: Path) -> None:
     file = str(tmp_path / "tokens.safetensors")
     model = robvit.load("robvit-mini", pos_embed="hub")
-    tokens = robvit.RobustTokens(0.01 * torch.randn(1, 4, model.width), model.fingerprint())
+    tokens = RobustTokens(0.01 * torch.randn(1, 4, model.width), model.fingerprint())
     tokens.save(file)
     with pytest.raises(InputError, match="which tokens"):
         robvit.reproduce("rob-choices", model="robvit-mini", images=2)
@@ -106,3 +107,16 @@ def test_the_largest_activation_leaves_extra_tokens_out() -> None:
     assert torch.equal(bare[:, 3], seen.residual[3].abs().amax(dim=(1, 2)))
     huge = model.with_tokens(1e4 * torch.ones(1, 2, model.width))
     assert float(largest(huge, x).max()) < 1e4
+
+
+def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini")
+    RobustTokens(torch.randn(1, 2, model.width), model.fingerprint()).save(tmp_path / "tokens.safetensors")
+    with pytest.raises(DataError, match="sample has labels; name a set such as shapes"):
+        robvit.reproduce(
+            "rob-fig3",
+            model="robvit-mini",
+            tokens=str(tmp_path / "tokens.safetensors"),
+            segmentation_data="sample",
+            scenes=2,
+        )

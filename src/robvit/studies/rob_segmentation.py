@@ -17,6 +17,7 @@ from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.tokens import RobustTokens
+from robvit.errors import DataError
 from robvit.evaluate.crafting import levels
 from robvit.evaluate.masks import pixel_counts, score_of
 from robvit.evaluate.record import Record, Table
@@ -57,6 +58,12 @@ def segmentation(
     size = model.input_size[0]
     learn = open_data(scenes.data, split="train", size=size, limit=scenes.learn)
     judge = open_data(scenes.data, split="test", size=size, limit=scenes.judge)
+    for part in (learn, judge):
+        if part.kind != "masks":
+            raise DataError(
+                f"segmentation needs pictures with masks, {scenes.data} has {part.kind}; name a set such as "
+                "shapes or camvid:FOLDER (`robvit data list`)"
+            )
     classes = len(learn.classes)
     hardened = model.with_tokens(tokens)
     heads = [
