@@ -62,16 +62,28 @@ def reproduce(
 
 
 def _list() -> None:
+    from itertools import groupby
+
     from rich.console import Console
     from rich.table import Table
 
     from robvit.studies import STUDIES
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("study", "what it repeats", "settings"):
-        table.add_column(column, no_wrap=column == "study")
-    for entry in STUDIES:
-        settings = ", ".join(f"{k}={v}" for k, v in entry.facts["defaults"].items())
-        table.add_row(entry.name, f"{entry.facts['title']} ({entry.facts['paper']})", settings)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-    typer.echo("\nnext: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32")
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    entries = sorted(STUDIES, key=lambda entry: (entry.facts["paper"], entry.name))
+    for paper, studies in groupby(entries, key=lambda entry: entry.facts["paper"]):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for column in ("study", "what it repeats", "settings"):
+            table.add_column(column, no_wrap=column == "study")
+        for entry in studies:
+            settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in entry.facts["defaults"].items())
+            table.add_row(f"  {entry.name}", entry.facts["title"], f"[dim]{settings}[/dim]")
+        console.print(f"[bold]{paper}[/bold]", table, "")
+    typer.echo("next: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32 --set steps=40")
+
+
+def _plainly(name: str, value: object) -> str:
+    """A setting as it is typed: budgets in grey levels, lists as JSON has them."""
+    if name == "eps" and isinstance(value, float):
+        return f"{value * 255:g}/255"
+    return str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
