@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "report": BASE | {"evaluate"},
     "attacking": BASE | {"evaluate", "report"},
     "doctor": BASE | {"attacks", "data", "backbones", "evaluate", "loading"},
+    "explain": BASE | {"attacks", "data", "backbones", "defenses", "evaluate", "loading", "report"},
 }
 # A study repeats a result of a paper with everything else.
 MAY_IMPORT["studies"] = set(MAY_IMPORT)

@@ -1,0 +1,1 @@
+"""Explanations as pictures: what a model attends to, what an attack changes, and what hardening restores."""
