@@ -42,9 +42,11 @@ SEEN = replace(BASE, lr=5e-3, adaptive=Adaptive(steps=2))
 
 SETTINGS = {
     "paper": BASE,
+    "paper, full length": replace(BASE, steps=200),
     "fast rate": replace(BASE, lr=5e-3),
     "faster rate": replace(BASE, lr=2e-2),
     "large start": replace(BASE, lr=5e-3, start=0.1),
+    "1 token": replace(BASE, lr=5e-3, count=1),
     "50 tokens": replace(BASE, lr=5e-3, count=50),
     "deep": replace(BASE, lr=5e-3, layers="all"),
     "half deep": replace(BASE, lr=5e-3, layers=(0, 3, 6, 9)),
@@ -54,7 +56,7 @@ SETTINGS = {
     "deep adaptive": replace(SEEN, layers="all"),
     "deep adaptive, head along": replace(SEEN, layers="all", steps=80, attack=LABELS, task=1.0),
     "deep adaptive, head along, slow rate": replace(
-        SEEN, layers="all", lr=1e-3, start=1e-3, attack=LABELS, task=0.5
+        SEEN, layers="all", lr=1e-3, steps=80, start=1e-3, attack=LABELS, task=0.5
     ),
 }
 
@@ -90,18 +92,19 @@ def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, opt
     if training.head is not None:
         heads = {"learned along": training.head}
     elif options.retrain:
-        few = labelled.take(range(options.retrain))
-        heads["retrained"] = LinearHead.fit(hardened, few.batches(32), 10, names=labelled.classes)
+        again = labelled.take(range(options.retrain))
+        heads["retrained"] = LinearHead.fit(hardened, again.batches(32), 10, names=labelled.classes)
     trials = []
     for kind, head in heads.items():
         hardened.head, bare = head, model.with_tokens(None)
         bare.head = head
         public = kept(options.out / f"{kind} {name if kind != 'un-hardened' else ''}.adv",
                       lambda bare=bare: crafted(bare, judge, options.attack_steps))  # fmt: skip
-        insider = crafted(hardened, judge, options.attack_steps)
+        few = judge.take(range(options.insider))
+        insider = crafted(hardened, few, options.attack_steps)
         trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
         trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
-        trials.append(trial(hardened, insider, judge, f"{kind}, white box"))
+        trials.append(trial(hardened, insider, few, f"{kind}, white box"))
     clean, withstood = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
     return Record(
         kind="search",
@@ -147,7 +150,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"some of: {'; '.join(SETTINGS)}, divided by semicolons")
     parser.add_argument("--learn", type=int, default=192)
     parser.add_argument("--head", type=int, default=512)
-    parser.add_argument("--judge", type=int, default=48)
+    parser.add_argument("--judge", type=int, default=200, help="pictures judged")
+    parser.add_argument("--insider", type=int, default=24, help="of these, attacked with the tokens known")
     parser.add_argument("--retrain", type=int, default=0, help="pictures for a head on hardened features")
     parser.add_argument("--attack-steps", type=int, default=10)
     options = parser.parse_args()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks.pixels import eight_bit
+from robvit.attention import class_attention
 from robvit.cli import app, main
 from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_picture
@@ -24,6 +25,7 @@ from robvit.errors import DataError, InputError
 from robvit.evaluate.crafting import Job, craft, shards
 from robvit.evaluate.metrics import interval
 from robvit.evaluate.record import Record
+from robvit.report.beside import Beside, shard_folders
 from robvit.threat import Threat
 
 LINF = Threat("linf", 8 / 255)
@@ -327,3 +329,19 @@ def test_wilsons_interval_holds_its_known_values() -> None:
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)  # a textbook example
     assert interval(0, 10)[0] == 0
     assert interval(10, 10)[1] == pytest.approx(1)
+
+
+def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Path) -> None:
+    work = job(count=3, batch=2)
+    craft(work, tmp_path / "shards", silent)
+    kept = torch.cat([s.attention for s in shards(tmp_path / "shards", 2) if s.attention is not None])
+    assert kept.shape == (3, 2, 8, 8)
+    assert kept.flatten(2).amax(2).eq(255).all()
+    assert kept.flatten(2).amin(2).eq(0).all()
+    looks = class_attention(work.model, work.pictures.arrays()[0])
+    assert looks is not None
+    assert torch.equal(looks.flatten(1).argmax(1), kept[:, 0].flatten(1).argmax(1))
+    robvit.attack_data(work, tmp_path)
+    record = Record.load(tmp_path / "record.json")
+    shown = list(Beside(record, shard_folders(record, tmp_path)))
+    assert [e.attention is not None and len(e.attention) for e in shown] == [2, 2, 2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import SMALL_NETS, small_net
-from robvit.attention import attention_blocks, attention_layers, scaled, watch
+from robvit.attention import attention_blocks, attention_layers, class_attention, scaled, watch
 from robvit.backbones.model import Model
 from robvit.errors import InputError, Unsupported
 
@@ -240,3 +240,31 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
         point = x.clone().requires_grad_()
         grads += torch.autograd.grad(model.features(point, extra).sum(), point)
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", SMALL_NETS)
+def test_where_the_class_token_looks_is_its_row_of_the_last_block(family: str) -> None:
+    model, x = small_model(family)
+    looks = class_attention(model, x)
+    tokens = model.tokens(x)
+    if family.startswith(("swin", "levit", "siglip")):
+        assert looks is None  # windows, or no class token
+        return
+    assert looks is not None
+    assert looks.shape == (len(x), *tokens.grid)
+    with watch(model, maps=True) as seen:
+        model(x)
+    row = seen.maps[-1].mean(1)[:, 0]
+    assert torch.equal(looks.flatten(1), row[:, -tokens.patch.shape[1] :])
+    assert (looks.flatten(1).sum(1) < 1).all()  # the class token looks at itself, too
+
+
+def test_extra_tokens_do_not_shift_the_map() -> None:
+    model, x = small_model("vit")
+    hardened = model.with_tokens(torch.randn(1, 3, model.width))
+    looks, tokens = class_attention(hardened, x), hardened.tokens(x)
+    with watch(hardened, maps=True) as seen:
+        hardened.tokens(x)
+    prefix, count = tokens.prefix.shape[1], tokens.patch.shape[1]
+    assert looks is not None
+    assert torch.equal(looks.flatten(1), seen.maps[-1].mean(1)[:, 0, prefix : prefix + count])

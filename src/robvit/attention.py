@@ -299,3 +299,22 @@ def _watch_attention(model: nn.Module, seen: Seen, stack: ExitStack, *, scores: 
         stack.callback(layer.register_forward_pre_hook(enter).remove)
         stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
     stack.enter_context(mode)
+
+
+@torch.no_grad()
+def class_attention(model: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """What a robvit model's class token looks at in the last block, over all heads: (B 3 H W) to (B h w).
+
+    None where no such map exists: attention over channels or in windows, or no class token.
+    """
+    try:
+        with watch(model, maps=True) as seen:
+            tokens = model.tokens(x)
+    except Unsupported:
+        return None
+    last, count = seen.maps[-1], tokens.patch.shape[1]
+    end = last.shape[-1] - tokens.extra.shape[1]  # patches stand between the prefix and extra tokens
+    if len(last) != len(x) or tokens.prefix.shape[1] == 0 or end <= count:
+        return None
+    rows, columns = tokens.grid
+    return last.mean(1)[:, 0, end - count : end].reshape(-1, rows, columns)

@@ -6,18 +6,16 @@ Everything here is the public API; read it as an example.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
-from robvit.attention import watch
+from robvit.attention import class_attention
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import PictureSet, open_data
@@ -194,24 +192,11 @@ def _exhibits(record: Record, rungs: list[Rung], pictures: PictureSet) -> list[E
             continue
         rung = next(r for r in rungs if r.name == trial.rung)
         sides = [levels(t).permute(0, 2, 3, 1).numpy() for t in (x, rung.adv)]
-        looks = [_attention(rung.model, t) for t in (x, rung.adv)]
-        for place, (before, after, *seen) in enumerate(zip(*sides, *looks, strict=True)):
-            found.append(Exhibit(place, number, after, before, [s for s in seen if s is not None] or None))
+        looks = [class_attention(rung.model, t) for t in (x, rung.adv)]
+        for place, (before, after) in enumerate(zip(*sides, strict=True)):
+            seen = [look[place].numpy() for look in looks if look is not None]
+            found.append(Exhibit(place, number, after, before, seen or None))
     return found
-
-
-def _attention(model: Model, x: torch.Tensor) -> Sequence[np.ndarray[Any, Any] | None]:
-    """What the class token looks at in the last block, over all heads: (B 3 H W) -> (B h w), or nothing."""
-    parts = []
-    for part in x.split(32):
-        with watch(model, maps=True) as seen:
-            tokens = model.tokens(part)
-        first, count = tokens.prefix.shape[1], tokens.patch.shape[1]
-        look = seen.maps[-1].mean(1)[:, 0, first : first + count]
-        if look.shape[1] != count:  # attention over channels, as in XCiT
-            return [None] * len(x)
-        parts.append(look.unflatten(1, tokens.grid))
-    return list(torch.cat(parts).numpy())
 
 
 def _sheet(record: Record, rungs: list[Rung], pictures: PictureSet, path: Path) -> None:

@@ -25,6 +25,7 @@ from robvit.attacks import ATTACKS, frozen
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.precision import run_in
+from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
@@ -35,6 +36,8 @@ from robvit.processes import processes
 from robvit.threat import Threat
 
 Report = Callable[..., None]
+
+SHOWN = 1000  # a report's gallery holds no more pictures, so attention is kept for no more
 
 
 def levels(x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +87,7 @@ class Job:
         """Names the result: the same key, the same shards, bit for bit."""
         made = None if self.source is None else _held_key(self.source)
         facts = [
-            "shards-3", made, self.original is not None, self.attack, str(self.threat), self.settings,
+            "shards-4", made, self.original is not None, self.attack, str(self.threat), self.settings,
             self.identity, self.batch, self.precision, self.compiler, self.pictures.digest(),
             self.pictures.size, self.pictures.how, self.pictures.class_map,
         ]  # fmt: skip
@@ -100,12 +103,14 @@ class Shard:
     """One finished batch: adversarial pictures, uint8 (B 3 H W), and their outcomes.
 
     `facts` hold what became of each picture; where there are masks, `counts` (B K K) of its pixels. A job
-    that makes no pictures of its own keeps none.
+    that makes no pictures of its own keeps none. `attention` (B 2 h w), uint8, is where the judged model's
+    class token looks, before and after the attack.
     """
 
     adv: torch.Tensor
     facts: dict[str, Any]
     counts: torch.Tensor | None = None
+    attention: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,8 @@ def _make(job: Job, some: PictureSet, index: int, device: torch.device, path: Pa
     with torch.no_grad(), frozen(job.judged):
         output = job.judged(made.adv)
         verdict: dict[str, Any] = {"cosine": _cosines(job, x, made.adv)}
+        if own and index * job.batch < SHOWN:
+            tensors |= _attention(job.judged, x, made.adv)
     if some.kind == "masks":
         counts = pixel_counts(output, y, len(some.classes))
         tensors["counts"] = counts.int().cpu()
@@ -236,6 +243,17 @@ def _cosines(job: Job, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[flo
         "original": F.cosine_similarity(after, job.original.features(x), dim=-1).mean(1).tolist(),
         "own": F.cosine_similarity(after, before, dim=-1).mean(1).tolist(),
     }
+
+
+def _attention(judged: nn.Module, x: torch.Tensor, adv: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Where the judged model looks, each map stretched over 0 to 255; nothing where it has no such maps."""
+    model = judged if isinstance(judged, Model) else getattr(judged, "net", None)
+    looks = [class_attention(model, t) for t in (x, adv)] if isinstance(model, Model) else [None]
+    if any(look is None for look in looks):
+        return {}
+    maps = torch.stack([look for look in looks if look is not None], dim=1)
+    low, high = maps.amin((2, 3), keepdim=True), maps.amax((2, 3), keepdim=True)
+    return {"attention": levels((maps - low) / (high - low).clamp_min(1e-12)).cpu()}
 
 
 def _note(right: list[float], kind: str) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from robvit.errors import InputError
 from robvit.evaluate.record import Record, Trial
-from robvit.report.gallery import Exhibit
+from robvit.report.gallery import Exhibit, Map
 from robvit.report.panels import Pixels
 
 Original = Callable[[int], Pixels]
@@ -39,9 +40,9 @@ class Beside:
             versions = {n: next(streams[n]) for n in streams if place not in skipped[n]}
             fooled = [n for n in versions if not trials[n].right[place]]
             number = (fooled or list(versions)[-1:] or list(streams))[0]
-            yield Exhibit(
-                place, number, versions.get(number), self.original(place) if self.original else None
-            )
+            adversarial, attention = versions.get(number, (None, None))
+            original = self.original(place) if self.original else None
+            yield Exhibit(place, number, adversarial, original, attention)
 
 
 def shard_folders(record: Record, root: Path) -> dict[int, Path]:
@@ -77,8 +78,10 @@ def _outcomes(folder: Path) -> list[tuple[int, float]]:
     return found
 
 
-def _pictures(folder: Path) -> Iterator[Pixels]:
-    """The pictures of a folder's shards in order, uint8 (H W 3)."""
+def _pictures(folder: Path) -> Iterator[tuple[Pixels, Sequence[Map] | None]]:
+    """The pictures of a folder's shards in order, uint8 (H W 3), each with its maps of attention."""
     for path in sorted(folder.glob("shard-*.safetensors")):
         with safe_open(path, "np") as file:
-            yield from file.get_tensor("adv").transpose(0, 2, 3, 1)
+            pictures = file.get_tensor("adv").transpose(0, 2, 3, 1)
+            maps = file.get_tensor("attention") if "attention" in file.keys() else repeat(None)  # noqa: SIM118
+            yield from zip(pictures, maps, strict=False)
