@@ -82,6 +82,11 @@ def trial(model: Model, x: torch.Tensor, pictures: PictureSet, rung: str, attack
     )
 
 
+def left(trial: Trial) -> float:
+    """The share of pictures that the model still gets right."""
+    return sum(trial.right) / len(trial.right)
+
+
 def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, options: Options) -> Record:
     """Learn one setting's tokens and judge them with every head there is for them."""
     learn = labelled.take(range(options.learn))
@@ -94,7 +99,7 @@ def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, opt
     elif options.retrain:
         again = labelled.take(range(options.retrain))
         heads["retrained"] = LinearHead.fit(hardened, again.batches(32), 10, names=labelled.classes)
-    trials = []
+    trials, figures = [], {}
     for kind, head in heads.items():
         hardened.head, bare = head, model.with_tokens(None)
         bare.head = head
@@ -104,18 +109,15 @@ def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, opt
         insider = crafted(hardened, few, options.attack_steps)
         trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
         trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
-        trials.append(trial(hardened, insider, few, f"{kind}, white box"))
+        figures[f"white box, {kind}"] = left(trial(hardened, insider, few, "white box"))
     clean, withstood = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
     return Record(
         kind="search",
         model={"name": model.name, "setting": name, "fingerprint": model.fingerprint()},
         data={"spec": "sample", "digest": judge.digest(), "count": len(judge), "labels": judge.labels},
         trials=trials,
-        figures={
-            "cosine, clean": clean,
-            "cosine, attacked": withstood,
-            "cosine, no tokens": training.baseline,
-        },
+        figures=figures
+        | {"cosine, clean": clean, "cosine, attacked": withstood, "cosine, no tokens": training.baseline},
         command=" ".join(["python", *sys.argv]),
     )
 
@@ -134,9 +136,9 @@ def table(folder: Path) -> str:
     for name in SETTINGS:
         if (path := folder / f"{name}.json").exists():
             record = Record.load(path)
-            for i in range(0, len(record.trials), 3):
-                shares = [f"{sum(t.right) / len(t.right):.1%}" for t in record.trials[i : i + 3]]
-                lines.append(f"| {name} | {record.trials[i].rung} | {' | '.join(shares)} |")
+            for clean, public in zip(record.trials[::2], record.trials[1::2], strict=True):
+                shares = [left(clean), left(public), record.figures[f"white box, {clean.rung}"]]
+                lines.append(f"| {name} | {clean.rung} | {' | '.join(f'{s:.1%}' for s in shares)} |")
     return "\n".join(lines)
 
 

@@ -239,3 +239,16 @@ def test_pushing_the_gates_moves_them() -> None:
     with torch.no_grad():
         before = float(torch.stack([g.mean() for g in gates(twin, x)]).mean())
     assert means[0] > before > means[1]
+
+
+def test_a_model_with_adapters_is_judged_from_the_command_line(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini-robust")
+    save_adapters(moved(fresh(model, trades=(0.1, 0.9)), 0.01), tmp_path / "a.safetensors")
+    command = ["evaluate", "robvit-mini-robust", "sample", "--protocol", "clean@1", "--limit", "6"]
+    done = CliRunner().invoke(
+        app, [*command, "--adapters", str(tmp_path / "a.safetensors"), "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.output
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert 0.1 <= record.model["trade-off"] <= 0.9
+    assert record.model["identity"] != model.identity()

@@ -307,14 +307,16 @@ def class_attention(model: Any, x: torch.Tensor) -> torch.Tensor | None:
 
     None where no such map exists: attention over channels or in windows, or no class token.
     """
-    try:
-        with watch(model, maps=True) as seen:
-            tokens = model.tokens(x)
-    except Unsupported:
-        return None
-    last, count = seen.maps[-1], tokens.patch.shape[1]
-    end = last.shape[-1] - tokens.extra.shape[1]  # patches stand between the prefix and extra tokens
-    if len(last) != len(x) or tokens.prefix.shape[1] == 0 or end <= count:
-        return None
-    rows, columns = tokens.grid
-    return last.mean(1)[:, 0, end - count : end].reshape(-1, rows, columns)
+    looks = []
+    for part in x.split(32):  # the maps of all blocks are large
+        try:
+            with watch(model, maps=True) as seen:
+                tokens = model.tokens(part)
+        except Unsupported:
+            return None
+        last, count = seen.maps[-1], tokens.patch.shape[1]
+        end = last.shape[-1] - tokens.extra.shape[1]  # patches stand between the prefix and extra tokens
+        if len(last) != len(part) or tokens.prefix.shape[1] == 0 or end <= count:
+            return None
+        looks.append(last.mean(1)[:, 0, end - count : end].unflatten(1, tokens.grid))
+    return torch.cat(looks)

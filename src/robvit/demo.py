@@ -174,8 +174,10 @@ def _claims(trials: list[Trial]) -> list[str]:
     """What may be said of the hardened model, in words that follow from the figures."""
     bare, _, secret, known = (sum(t.right) / len(t.right) for t in trials if t.attack == "pgd")
     return [
-        f"While the tokens stay secret, {secret:.0%} of the attacked pictures are still recognised; "
+        f"Against attacks on the public model, {secret:.0%} of the attacked pictures are still recognised; "
         f"without tokens it is {bare:.0%}.",
+        "An attacker who trains tokens of their own was not tried here; `robvit evaluate --protocol "
+        "rob-tokens@1` tries one, who broke nearly everything (docs/robustness-tokens.md).",
         f"The honest headline is the attacker who knows the tokens: {known:.0%}.",
         f"A small run: {len(trials[0].right)} pictures, a short training, an attack of "
         f"{trials[1].settings['steps']} steps. Mind the intervals.",

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.cli.options import (
+    Adapters,
     Architecture,
     BatchSize,
     DataSpec,
     Fit,
+    Head,
     ImageSize,
+    JudgedSplit,
     Limit,
     ModelName,
+    Precision,
+    Seed,
+    Tokens,
     parse_settings,
 )
 
@@ -38,28 +44,20 @@ def attack(
     victim: Annotated[
         str | None, typer.Option(help="Craft on MODEL, but judge on this model (transfer).")
     ] = None,
-    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
-    tokens: Annotated[
-        Path | None, typer.Option(help="Tokens that harden the judged model: MODEL's, or the victim's.")
-    ] = None,
-    adapters: Annotated[
-        Path | None, typer.Option(help="Adapters from `robvit train tora`, on the judged model.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="The part of the data; its judging part if left out.")
-    ] = None,
+    head: Head = None,
+    tokens: Tokens = None,
+    adapters: Adapters = None,
+    split: JudgedSplit = None,
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
-    precision: Annotated[
-        str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
-    ] = "fp32",
+    precision: Precision = "fp32",
     compiler: Annotated[
         str | None, typer.Option("--compile", help="Compile MODEL first, by inductor, say; pays on a GPU.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Attack every picture of a data set and write pictures that still fool the model when read back.
 

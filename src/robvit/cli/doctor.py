@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, BatchSize, DataSpec, Fit, ImageSize, Limit
+from robvit.cli.options import (
+    Adapters,
+    Architecture,
+    BatchSize,
+    DataSpec,
+    Fit,
+    Head,
+    ImageSize,
+    JudgedSplit,
+    Limit,
+    Seed,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from robvit.evaluate.record import Finding
@@ -42,17 +54,16 @@ def doctor(
     restarts: Annotated[int, typer.Option(help="Random starts in the check of restarts.")] = 4,
     queries: Annotated[int, typer.Option(help="Queries of the black box.")] = 300,
     draws: Annotated[int, typer.Option(help="Noisy versions of each picture.")] = 100,
-    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="Tokens that harden the model.")] = None,
-    split: Annotated[
-        str | None, typer.Option(help="The part of the data; its judging part if left out.")
-    ] = None,
+    head: Head = None,
+    tokens: Tokens = None,
+    adapters: Adapters = None,
+    split: JudgedSplit = None,
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
-    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Look for signs that a model only seems robust: masked gradients, blind attacks, hidden dice.
 
@@ -69,7 +80,7 @@ def doctor(
     from robvit.threat import Threat
 
     effort = Effort(steps, restarts, queries, draws)
-    judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens)
+    judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens, adapters=adapters)
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
     pictures = open_data(data, split=split, size=judged.size, how=fit, limit=limit)
     for classifier in filter(None, (judged, other)):

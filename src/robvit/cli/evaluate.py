@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, BatchSize, Fit, ImageSize, Limit
+from robvit.cli.options import (
+    Adapters,
+    Architecture,
+    BatchSize,
+    Fit,
+    Head,
+    ImageSize,
+    JudgedSplit,
+    Limit,
+    Precision,
+    Tokens,
+)
 from robvit.cli.tables import show_table
 
 if TYPE_CHECKING:
@@ -31,23 +42,20 @@ def evaluate(
         str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
     ] = "quick@1",
     out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/evaluate"),
-    tokens: Annotated[Path | None, typer.Option(help="Tokens that harden the model.")] = None,
-    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    tokens: Tokens = None,
+    adapters: Adapters = None,
+    head: Head = None,
     public: Annotated[
         str | None,
         typer.Option(help="Pictures of attackers who learn; the data's training part if left out."),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="The part of the data; its judging part if left out.")
-    ] = None,
+    split: JudgedSplit = None,
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,
-    precision: Annotated[
-        str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
-    ] = "fp32",
+    precision: Precision = "fp32",
     robustbench: Annotated[
         Path | None, typer.Option(help="Also write the result as a `model_info` file of RobustBench's.")
     ] = None,
@@ -72,7 +80,9 @@ def evaluate(
     rules = find(protocol)
     if robustbench is not None and not rules.attacks:
         raise InputError(f"RobustBench's form wants attacks, {rules.name} has none; leave --robustbench out")
-    classifier = open_classifier(model, arch=arch, img_size=img_size, tokens=tokens, head=head)
+    classifier = open_classifier(
+        model, arch=arch, img_size=img_size, tokens=tokens, head=head, adapters=adapters
+    )
     main = processes().is_main_process
     record = judge(
         classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,

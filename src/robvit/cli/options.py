@@ -26,6 +26,18 @@ Fit = Annotated[
     str,
     typer.Option("--fit", help="squash the whole picture to a square, or crop its middle as for ImageNet."),
 ]
+Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit train head`.")]
+Tokens = Annotated[Path | None, typer.Option("--tokens", help="Tokens that harden the judged model.")]
+Adapters = Annotated[
+    Path | None, typer.Option("--adapters", help="Adapters from `robvit train tora`, on the judged model.")
+]
+JudgedSplit = Annotated[
+    str | None, typer.Option("--split", help="The part of the data; its judging part if left out.")
+]
+Precision = Annotated[
+    str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
+]
+Seed = Annotated[int, typer.Option(help="Decides every random draw.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many pictures, drawn by a fixed seed.")]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Pictures in one pass.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Fit, ImageSize, parse_settings
+from robvit.cli.options import Fit, ImageSize, Seed, parse_settings
 from robvit.cli.tables import show_table
 
 
@@ -33,7 +33,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for record, report and intermediate results.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
 

@@ -48,6 +48,11 @@ def claims(record: Record) -> list[str]:
             f"{row.threat}: a picture counts only if it withstands every attack."
         )
         notes += _secrecy(record, attacks)
+        if "trade-off" in record.model:
+            notes.append(
+                "The attacks aim at the mean of both heads; `robvit reproduce tora-table1` also attacks each "
+                "head and the gates, and what that leaves is the figure to claim."
+            )
         if any(t.skipped for t in attacks):
             notes.append(
                 "Each attack saw only what those before it left standing; the rest counts as broken."

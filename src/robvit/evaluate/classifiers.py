@@ -154,7 +154,12 @@ def _ours(model: Model) -> Classifier:
             f"{model.name} draws its tokens anew for every call, so no record of it could be repeated; "
             "judge one set of the pool at a time"
         )
-    facts = {"fingerprint": model.fingerprint(), "tokens": 0 if model.extra is None else model.extra.shape[1]}
+    facts: dict[str, Any] = {
+        "fingerprint": model.fingerprint(),
+        "tokens": 0 if model.extra is None else model.extra.shape[1],
+    }
+    if model.adapters is not None:
+        facts["trade-off"] = model.trade_off
     return Classifier(model.eval(), model.name, model.identity(), model.input_size[0], facts)
 
 
