@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from report_samples import EVIL, exhibits, poisoned, rich_record, trial
 from robvit.cli import app
 from robvit.errors import InputError
+from robvit.evaluate import claims
 from robvit.evaluate.record import Record, Trial
 from robvit.report import Exhibit, write_report
 from robvit.report.beside import Beside, shard_folders
@@ -32,6 +33,15 @@ def small_record() -> Record:
         trial("square", "linf 8/255", [False, True, True, False]),
     ]
     return Record("evaluate", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
+
+
+def test_the_ladder_stands_on_the_page_once(tmp_path: Path) -> None:
+    record = rich_record()
+    record.tables += claims.ladder(record)
+    assert record.tables[-1].title == claims.LADDER
+    write_report(record, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.lower().count("threat ladder</h") == 1
 
 
 class Page(HTMLParser):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from robvit.evaluate.metrics import interval
 from robvit.evaluate.record import Record, Table, Trial
 
+LADDER = "Threat ladder"  # the title of the table; the report draws the same from the trials
+
 # What holds only if an attacker of this kind is the strongest there is.
 ASSUMED = {
     "no-tokens": "the tokens stay secret and nobody trains tokens of their own",
@@ -28,7 +30,7 @@ def ladder(record: Record) -> list[Table]:
     note = (
         "Attacked accuracy is the worst case of the rung's attacks, picture by picture; low to high is 95 %."
     )
-    return [Table("Threat ladder", columns, rows, note)]
+    return [Table(LADDER, columns, rows, note)]
 
 
 def claims(record: Record) -> list[str]:

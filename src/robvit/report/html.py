@@ -20,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from robvit.errors import InputError
+from robvit.evaluate.claims import LADDER
 from robvit.evaluate.record import Curve, Record, Table
 from robvit.files import written_whole
 from robvit.report import charts
@@ -88,6 +89,7 @@ def _part(key: str, record: Record, exhibits: Iterable[Exhibit], room: float) ->
         "classes": [(s, rows) for s in worst if (rows := class_rows(record, s, labels))],
         "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(curves)],
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
+        "tables": [table for table in record.tables if table.title != LADDER],
         "gallery": shown if shown.items else None,
         "model": facts(record.model),
         "data": facts(record.data),
