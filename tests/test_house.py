@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "loading": BASE | {"backbones", "defenses"},
     "report": BASE | {"evaluate"},
     "attacking": BASE | {"evaluate", "report"},
+    "exporting": BASE | {"backbones", "defenses", "__init__"},
     "doctor": BASE | {"attacks", "data", "backbones", "evaluate", "loading"},
     "explain": BASE | {"attacks", "data", "backbones", "defenses", "evaluate", "loading", "report"},
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from robvit.doctor.run import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluate.run import evaluate as evaluate
+    from robvit.exporting import export as export
     from robvit.loading import load as load
     from robvit.studies.core import reproduce as reproduce
     from robvit.threat import Threat as Threat
@@ -40,6 +41,7 @@ _PUBLIC = {
     "data": ("robvit.data", ""),
     "doctor": ("robvit.doctor", ""),
     "evaluate": ("robvit.evaluate", ""),
+    "export": ("robvit.exporting", "export"),
     "load": ("robvit.loading", "load"),
     "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
@@ -56,6 +58,7 @@ __all__ = [
     "data",
     "doctor",
     "evaluate",
+    "export",
     "load",
     "reproduce",
     "robustify",

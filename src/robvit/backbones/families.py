@@ -85,7 +85,7 @@ def enter(x: torch.Tensor, extra: Extra, layer: int, length: int) -> torch.Tenso
     """Put a layer's extra tokens behind the first `length` tokens of a sequence (B T D)."""
     if layer not in extra:
         return x
-    return torch.cat((x[:, :length], extra[layer].to(x).expand(len(x), -1, -1)), dim=1)
+    return torch.cat((x[:, :length], extra[layer].to(x).expand(x.shape[0], -1, -1)), dim=1)
 
 
 def split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
@@ -160,7 +160,7 @@ def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     length = x.shape[1]
     for i, block in enumerate(net.blocks):
         x = run_block(net, block, enter(x, extra, i, length))
-    cls = net.cls_token.expand(len(x), -1, -1)
+    cls = net.cls_token.expand(x.shape[0], -1, -1)
     for block in net.blocks_token_only:
         cls = block(x, cls)
     return split(net.norm(torch.cat((cls, x), dim=1)), 1, grid_of(net, pixels))
@@ -176,11 +176,11 @@ def xcit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     x, grid = net.patch_embed(pixels)
     count = x.shape[1]
     if net.pos_embed is not None:
-        x = x + net.pos_embed(len(x), *grid).reshape(len(x), -1, count).permute(0, 2, 1)
+        x = x + net.pos_embed(x.shape[0], *grid).flatten(2).permute(0, 2, 1)
     x = net.pos_drop(x)
     for i, block in enumerate(net.blocks):
         x = run_block(net, partial(_patches_interact, block, count), enter(x, extra, i, count), *grid)
-    x = torch.cat((net.cls_token.expand(len(x), -1, -1), x), dim=1)
+    x = torch.cat((net.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
     for block in net.cls_attn_blocks:
         x = run_block(net, block, x)
     return split(net.norm(x), 1, grid)

@@ -107,6 +107,17 @@ class Model(nn.Module):
         tokens = self.tokens(x, extra, layers)
         return torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
 
+    def features_and_logits(
+        self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
+    ) -> tuple[torch.Tensor, ...]:
+        """Features (B 1+N D) and, where there are classes, logits (B K), of one pass with the same tokens."""
+        if self.head is None and self.adapters is None and not self.family.takes_extra:
+            return (self.features(x, extra, layers), *([self(x)] if self.classes else []))
+        tokens = self.tokens(x, extra, layers)
+        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        size = (x.shape[-2], x.shape[-1])
+        return (features, *([self.logits(tokens, size)] if self.classes else []))
+
     def tokens(
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
     ) -> Tokens:

@@ -98,6 +98,12 @@ def local_file(name: str) -> Path | None:
     return path
 
 
+def architecture(name: str, arch: str | None = None) -> str:
+    """The network that a name stands for: `arch` if given, what a checkpoint says of itself, or the name."""
+    path = None if arch else local_file(name)
+    return arch or (read_local(path)[1].timm_name if path else name)
+
+
 def read_local(path: Path) -> Found:
     """The tensors of a checkpoint, free of the wrappings of training scripts; names are left as they are."""
     facts: Mapping[str, str] = {}

@@ -19,6 +19,7 @@ from robvit.cli import (
     demo,
     doctor,
     evaluate,
+    export,
     models,
     report,
     reproduce,
@@ -46,6 +47,7 @@ app.command()(compare.compare)
 app.command()(doctor.doctor)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
+app.command()(export.export)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

@@ -19,6 +19,7 @@ Legend for shapes: B batch, T class token, registers and patches, D width, K cla
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -172,6 +173,17 @@ class Adapters(nn.Module):
         weights[upper - 1], weights[upper] = 1 - share, share
         return weights
 
+    def settled(self) -> Adapters:
+        """A copy that keeps the present trade-off: one fusion a block in place of one for each trade-off."""
+        twin, mix = copy.deepcopy(self), self.mix()
+        for fusion in twin.fusions:
+            for name in ("weight", "bias"):
+                mixed = torch.einsum("s,s...->...", mix, getattr(fusion, name).detach())
+                setattr(fusion, name, nn.Parameter(mixed[None], requires_grad=False))
+        twin.shape = self.shape._replace(trades=(self.trade_off,))
+        twin.trades = twin.place.reshape(1)
+        return twin
+
     def tokens(
         self, net: Any, pixels: torch.Tensor, extra: Extra, gates: list[torch.Tensor] | None = None
     ) -> Tokens:
@@ -181,7 +193,7 @@ class Adapters(nn.Module):
         """
         x = vit_embedded(net, pixels)
         length, count, mix = x.shape[1], len(self.sides), self.mix()
-        own = [side.token.expand(len(x), -1, -1) for side in self._sides()]
+        own = [side.token.expand(x.shape[0], -1, -1) for side in self._sides()]
         for i, block in enumerate(net.blocks):
             middle = sum(own[1:], own[0]) / count
             x = run_block(net, block, enter(torch.cat((middle, x[:, 1:]), dim=1), extra, i, length))

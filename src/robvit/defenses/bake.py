@@ -63,11 +63,18 @@ def bake(
 
 
 def save_baked(
-    model: Model, tokens: RobustTokens, path: str | Path, *, timm_name: str, form: str = "timm"
+    model: Model,
+    tokens: RobustTokens,
+    path: str | Path,
+    *,
+    timm_name: str,
+    form: str = "timm",
+    about: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write the baked checkpoint for the owner's eyes only; timm's settings stand in its metadata."""
     state, options = bake(model, tokens, form)
     facts = {"timm_name": timm_name, "timm_options": json.dumps(options), "warning": WARNING, "layout": form}
+    facts = (about or {}) | facts
     with written_whole(path, mode=0o600) as aside:
         save_file(state, aside, facts)
     return options

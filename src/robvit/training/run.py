@@ -96,10 +96,7 @@ def about_model(job: Job, model: Model) -> dict[str, Any]:
     """What `save_model` must know to make the weights open by path alone."""
     from robvit.backbones import weights
 
-    arch = job.arch or job.model
-    if path := weights.local_file(job.model):
-        arch = job.arch or weights.read_local(path)[1].timm_name
-    return {"arch": arch, "patch_size": job.recipe.patch_size}
+    return {"arch": weights.architecture(job.model, job.arch), "patch_size": job.recipe.patch_size}
 
 
 def train(

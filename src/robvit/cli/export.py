@@ -1,0 +1,84 @@
+"""`robvit export`: a model as a file that other programs run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robvit.cli.options import Architecture, Fit, Force, ImageSize, ModelName, free_place
+
+if TYPE_CHECKING:
+    from robvit.exporting import Parity
+
+
+def export(
+    model: ModelName,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="onnx; torch, a torch.export program; timm, a plain checkpoint."),
+    ] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="Where it is written; MODEL.onnx, .pt2 or .safetensors if left out.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="Tokens that harden it; the file then carries them.")
+    ] = None,
+    with_secret: Annotated[
+        bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
+    ] = False,
+    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    trade_off: Annotated[
+        float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="Pictures on which the file is compared with the model.")
+    ] = "sample",
+    limit: Annotated[int, typer.Option(min=1, help="How many of them.")] = 16,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    arch: Architecture = None,
+    force: Force = False,
+) -> None:
+    """Write a model for other runtimes, after comparing the file's answers with the model's.
+
+    ONNX and torch files take pixels (batch 3 H W) in [0,1] in batches of any size, normalise inside, and
+    answer with features (class and patch tokens) and, where there are classes, logits. The file must give
+    features within 1e-4 and the same predictions on real pictures, or it is not kept.
+    """
+    from robvit.backbones import weights
+    from robvit.data import open_data
+    from robvit.errors import InputError
+    from robvit.exporting import SUFFIXES
+    from robvit.exporting import export as write
+    from robvit.loading import load
+
+    if form not in SUFFIXES:
+        raise InputError(f"--format must be {', '.join(SUFFIXES)}, got {form!r}")
+    place = free_place(out or Path(Path(model).stem + SUFFIXES[form]), force)
+    net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
+    if trade_off is not None:
+        net.trade_off = trade_off
+    pictures, _ = open_data(data, size=net.input_size[0], how=fit, limit=limit).arrays()
+    named = weights.architecture(model, arch)
+    parity = write(net, place, form, pictures=pictures, with_secret=with_secret, arch=named)
+    _tell(place, form, parity, secret=tokens is not None)
+
+
+def _tell(place: Path, form: str, parity: Parity, *, secret: bool) -> None:
+    """What was compared, where the file is, how it is opened."""
+    from robvit.exporting import WARNING, timm_lines
+
+    typer.echo(f"compared with the model: {parity}")
+    typer.echo(f"written{', for your eyes only' if secret else ''}: {place}")
+    if secret:
+        typer.echo(f"warning: {WARNING}")
+    lines = {
+        "onnx": [f"net = onnxruntime.InferenceSession({str(place)!r})", 'net.run(None, {"pixels": x})'],
+        "torch": [f"net = torch.export.load({str(place)!r}).module()", "net(x)"],
+    }
+    typer.echo("next, to use it without robvit:")
+    for line in lines.get(form) or timm_lines(place):
+        typer.echo(f"  {line}")

@@ -1,0 +1,278 @@
+"""A model as a file for other runtimes: ONNX, a `torch.export` program, or a plain timm checkpoint.
+
+Whatever the format, the file is written aside, opened again as its users would open it, and compared
+with the model on real pictures; only then does it get its name. ONNX and torch files take pixels
+(B 3 H W) in [0,1] of one size, in batches of any size, normalise inside, and answer with `features`
+(B 1+N D), what `Model.features` gives, and, where there are classes, `logits`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from robvit import __version__
+from robvit.attention import KEPT
+from robvit.backbones import zoo
+from robvit.backbones.model import Model
+from robvit.defenses.adapters import Adapters
+from robvit.defenses.bake import save_baked
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError, RobvitError, Unsupported, check_images
+from robvit.files import written_whole
+
+TOLERANCE = 1e-4  # how far any feature or logit may be from the model's
+ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "timm": ".safetensors"}
+WARNING = "this file carries secret robustness tokens; keep it as you keep a key"
+ABOUT = "robvit.json"  # where a torch program keeps what other formats have as metadata
+
+Answers = Sequence[torch.Tensor]  # features, and logits where there are classes
+Runner = Callable[[torch.Tensor], Answers]
+
+
+class BrokenExport(RobvitError):
+    """A file that does not answer as the model does; it was not kept."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a file's answers are from the model's, at most, and how many predictions differ."""
+
+    pictures: int
+    features: float
+    logits: float | None = None  # none where there are no classes
+    changed: int = 0
+
+    def check(self, what: str) -> None:
+        """Refuse what is further off than rounding explains."""
+        close = self.features <= TOLERANCE and (self.logits or 0.0) <= TOLERANCE  # false for NaN
+        if not close or self.changed:
+            raise BrokenExport(
+                f"{what} does not answer as the model does: {self}; expected features and logits within "
+                f"{TOLERANCE:g} and the same predictions. Nothing was kept; try another format"
+            )
+
+    def __str__(self) -> str:
+        text = f"on {self.pictures} pictures features within {self.features:.1e}"
+        if self.logits is None:
+            return text
+        changed = f"{self.changed} predictions differ" if self.changed else "predictions identical"
+        return f"{text}, logits within {self.logits:.1e}, {changed}"
+
+
+def export(
+    model: Model,
+    path: str | Path,
+    form: str = "onnx",
+    *,
+    pictures: torch.Tensor,
+    with_secret: bool = False,
+    arch: str = "",
+) -> Parity:
+    """Write the model in a format of `SUFFIXES`, if the file answers as it does on pictures (n 3 H W).
+
+    A hardened model's file carries its secret tokens: that must be asked for, stands in the file's
+    metadata, and the file is for its owner's eyes only. `arch` names the network of a model that was
+    loaded from a path.
+    """
+    if form not in SUFFIXES:
+        raise InputError(f"format must be {', '.join(SUFFIXES)}, got {form!r}")
+    if model.pool is not None:
+        raise Unsupported(
+            "a pool draws a set of tokens for every request, which no file can do by itself; "
+            "export one set, or serve the pool with `robvit serve`"
+        )
+    hardened = model.extra is not None
+    if hardened and not with_secret:
+        raise InputError("the file would carry the secret tokens; say --with-secret if that is meant")
+    check_images(pictures)
+    model = _settled(model)
+    facts = _facts(model, arch)
+    write = {"onnx": _write_onnx, "torch": _write_torch, "timm": _write_timm}[form]
+    with torch.no_grad(), written_whole(path, mode=0o600 if hardened else 0o644) as aside:
+        run = write(model, aside, facts, pictures)
+        parity = compare(model, run, pictures)
+        parity.check(f"the {form} file")
+    return parity
+
+
+@torch.no_grad()
+def compare(model: Model, run: Runner, pictures: torch.Tensor) -> Parity:
+    """The answers of `run` beside the model's, on batches of several sizes."""
+    far: list[list[float]] = []
+    changed = 0
+    for x in filter(len, (pictures[:1], pictures[1:4], pictures[4:])):
+        wanted, given = model.features_and_logits(x), run(x)
+        if [one.shape for one in wanted] != [one.shape for one in given]:
+            shapes = " and ".join(" ".join(str(tuple(one.shape)) for one in each) for each in (wanted, given))
+            raise BrokenExport(f"the model and the file answer in different shapes: {shapes}")
+        far.append([float((a - b).abs().max()) for a, b in zip(wanted, given, strict=True)])
+        changed += sum(_changed(a, b) for a, b in zip(wanted[1:], given[1:], strict=True))
+    most = torch.tensor(far).amax(0).tolist()  # NaN stays NaN
+    return Parity(len(pictures), most[0], most[1] if len(most) > 1 else None, changed)
+
+
+def _changed(wanted: torch.Tensor, given: torch.Tensor) -> int:
+    """How many predictions differ between two logits (B K) or (B K H W)."""
+    differs = wanted.argmax(1) != given.argmax(1)
+    if wanted.ndim == 4:  # among a million pixels some lie on a border, where rounding decides
+        best = wanted.topk(2, dim=1).values
+        differs &= best[:, 0] - best[:, 1] > TOLERANCE
+    return int(differs.sum())
+
+
+def timm_lines(path: str | Path) -> list[str]:
+    """The lines of Python that load a timm file without robvit."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        facts = file.metadata()
+    wishes = "".join(f", {k}={v!r}" for k, v in json.loads(facts["timm_options"]).items())
+    return [
+        f"net = timm.create_model({facts['timm_name']!r}{wishes})",
+        f"net.load_state_dict(safetensors.torch.load_file({str(path)!r}))",
+    ]
+
+
+class _Graph(nn.Module):
+    """What is traced: pixels to answers."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.model.features_and_logits(pixels)
+
+
+def _settled(model: Model) -> Model:
+    """A twin that shares the weights, in eval mode; of adapters for many trade-offs, the present one."""
+    twin = model.with_tokens(model.extra, model.layers).eval()
+    if isinstance(model.adapters, Adapters):
+        twin.adapters = model.adapters.settled()
+    return twin
+
+
+def _facts(model: Model, arch: str) -> dict[str, str]:
+    """What stands beside the weights in every format; a path says nothing to others, so none is named."""
+    shape = f"(batch, 3, {model.input_size[0]}, {model.input_size[1]})"
+    facts = {
+        "producer": f"robvit {__version__}",
+        "model": arch or (Path(model.name).name if zoo.is_path(model.name) else model.name),
+        "fingerprint": model.fingerprint(),
+        "input": f"pixels: RGB, float32 {shape} in [0,1]; normalised inside",
+        "features": "class token, then " * model.has_class_token + f"patch tokens, width {model.width}",
+        "mean": json.dumps(model.mean.flatten().tolist()),
+        "std": json.dumps(model.std.flatten().tolist()),
+    }
+    if model.classes:
+        facts["logits"] = f"{model.classes} classes"
+    if names := getattr(model.head, "names", None):
+        facts["classes"] = json.dumps(names)
+    if model.adapters is not None:
+        facts["trade_off"] = f"{model.trade_off:g}"
+    if model.extra is not None:
+        facts["warning"] = WARNING
+    return facts
+
+
+def _program(model: Model, pictures: torch.Tensor) -> torch.export.ExportedProgram:
+    """The traced model, compared; it holds no picture and no path of this machine."""
+    shapes = ({0: torch.export.Dim("batch")},)
+    example = torch.zeros(2, 3, *model.input_size)  # it is kept in the file
+    try:
+        program = torch.export.export(_Graph(model), (example,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # torch refuses what it cannot trace in as many ways as there are networks
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Unsupported(f"torch.export cannot trace {model.name}: {reason}") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    compare(model, program.module(), pictures).check("the traced program")
+    return program
+
+
+def _write_torch(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+    with aside.open("wb") as file:
+        torch.export.save(_program(model, pictures), file, extra_files={ABOUT: json.dumps(facts, indent=2)})
+    loaded: Runner = torch.export.load(io.BytesIO(aside.read_bytes())).module()
+    return loaded
+
+
+def _write_onnx(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+    for needed in ("onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(needed) is None:
+            raise Unsupported(f"ONNX needs {needed}; install it with: pip install 'robvit[export]'")
+    import onnxruntime
+
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size > ONNX_LIMIT:
+        raise Unsupported(
+            f"an ONNX file holds at most 2 GB, {model.name} has {size / 1e9:.1f} GB; use the torch format"
+        )
+    program, names = _program(model, pictures), ["features", "logits"][: 2 if model.classes else 1]
+    with _quiet("onnxscript", "onnx_ir"):
+        made: Any = torch.onnx.export(
+            program, (), input_names=["pixels"], output_names=names, dynamic_shapes=({0: "batch"},),
+            verbose=False,
+        )  # fmt: skip
+    made.model.metadata_props.update(facts)
+    made.save(aside, external_data=False)
+    session = onnxruntime.InferenceSession(aside.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda x: [torch.from_numpy(answer) for answer in session.run(names, {"pixels": x.numpy()})]
+
+
+def _write_timm(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+    if model.head is not None or model.adapters is not None:
+        raise Unsupported("a plain timm network has no place for a head or adapters; use onnx or torch")
+    state = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
+    if any(name.endswith(f".{KEPT}") for name in state):
+        raise Unsupported("a plain timm network has no place for trained attention scales; use onnx or torch")
+    facts["input"] = facts["input"].replace("normalised inside", "subtract mean and divide by std first")
+    known = zoo.resolve(facts["model"])
+    name, options = known.timm_name.split(".")[0], {**known.options}
+    if model.extra is not None:
+        tokens = RobustTokens(model.extra, model.fingerprint(), layers=model.layers)
+        options |= save_baked(model, tokens, aside, timm_name=name, about=facts)
+    else:
+        net: Any = model.net
+        options |= {"num_classes": int(net.num_classes)}
+        options |= {"img_size": list(model.input_size)} if model.fixed_size else {}
+        normalise = [json.loads(facts[key]) for key in ("mean", "std")]
+        build = {
+            "img_size": list(model.input_size),
+            "num_classes": options["num_classes"],
+            "normalise": normalise,
+        }
+        facts = facts | {"timm_name": name, "timm_options": json.dumps(options), "build": json.dumps(build)}
+        save_file(state, aside, facts)
+    plain = zoo.build(zoo.resolve(name), **options)
+    plain.load_state_dict(load_file(aside))
+    twin = Model(plain, input_size=model.input_size).eval()
+    twin.mean, twin.std = model.mean, model.std
+    return twin.features_and_logits
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Keep libraries from telling of every optimisation they left out."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
