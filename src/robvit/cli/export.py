@@ -46,7 +46,7 @@ def export(
 
     ONNX and torch files take pixels (batch 3 H W) in [0,1] in batches of any size, normalise inside, and
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
-    features within 1e-4 and the same predictions on real pictures, or it is not kept.
+    features within 1e-4 of their length and the same predictions on real pictures, or it is not kept.
     """
     from robvit.backbones import weights
     from robvit.data import open_data
