@@ -18,7 +18,10 @@ from robvit.files import tensors_sha256
 
 @pytest.mark.parametrize(
     "known",
-    [pytest.param(k, id=k.alias, marks=[pytest.mark.slow] if k.params > 100 else []) for k in zoo.TABLE],
+    [
+        pytest.param(k, id=k.alias, marks=[pytest.mark.slow] if k.params > 100 else [])
+        for k in (*zoo.TABLE, *zoo.UNTRAINED)
+    ],
 )
 def test_every_name_is_one_that_timm_has(known: zoo.Known) -> None:
     with torch.device("meta"):

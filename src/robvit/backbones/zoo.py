@@ -148,7 +148,19 @@ TABLE: tuple[Known, ...] = (
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
 )  # fmt: skip
 
-ALIASES: dict[str, Known] = {known.alias: known for known in TABLE}
+# Networks without published weights, for trainings from the start: the thesis's CaiT, and small kin of its
+# networks, alike in kind and in their number of blocks, for 16x16 pictures.
+_TINY = {"depth": 4, "num_heads": 4, "num_classes": 10, "img_size": 16}
+UNTRAINED: tuple[Known, ...] = (
+    Known("cait-s12", "cait_s24_224", "cait", "", 25.6, options={"depth": 12}),
+    Known("tiny-deit", "deit_tiny_patch16_224", "deit", "", 0.5, options={**_TINY, "embed_dim": 96}),
+    Known("tiny-cait", "cait_xxs24_224", "cait", "", 0.7, options={**_TINY, "embed_dim": 96}),
+    Known("tiny-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 0.8, options={**_TINY, "embed_dim": 96}),
+    Known("tiny-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 1.4, options={**_TINY, "embed_dim": 128}),
+    Known("tiny-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 3.2, options={**_TINY, "embed_dim": 192}),
+)
+
+ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
 
 
 def is_path(name: str) -> bool:

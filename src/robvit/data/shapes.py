@@ -42,11 +42,11 @@ class Drawing:
     def draw(self, side: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The picture, uint8 (3 S S), and the class of every pixel, uint8 (S S)."""
         rng = np.random.default_rng([_STREAM[self.part], self.index])
-        picture = _background(rng, side)
+        picture = background(rng, side)
         mask = np.zeros((side, side), np.uint8)
         for _ in range(rng.integers(*_OBJECTS)):
             _add_object(rng, picture, mask)
-        picture *= _light(rng, side)
+        picture *= light(rng, side)
         picture += rng.uniform(0.005, 0.03) * rng.standard_normal(picture.shape, np.float32)
         pixels = (picture.clip(0, 1) * 255).round().astype(np.uint8)
         return torch.from_numpy(pixels), torch.from_numpy(mask)
@@ -67,38 +67,50 @@ class Drawings:
 
 def _add_object(rng: np.random.Generator, picture: Field, mask: npt.NDArray[np.uint8]) -> None:
     """Draw one object, with its shadow, over picture (3 S S) and mask (S S)."""
-    side = picture.shape[1]
     label = int(rng.integers(1, len(CLASSES)))
     form, lean = FORMS[CLASSES[label]]
-    radius = side * rng.uniform(*_RADIUS)  # plain floats from here on: numpy's would widen the arrays
-    middle = (side * rng.uniform(0.05, 0.95, 2)).tolist()
+    here, inside = paint_form(rng, picture, form, lean)
+    mask[here][inside] = label
+
+
+def paint_form(
+    rng: np.random.Generator, picture: Field, form: Form, lean: float,
+    *, radius: tuple[float, float] = _RADIUS, middle: tuple[float, float] = (0.05, 0.95),
+) -> tuple[tuple[slice, slice], npt.NDArray[np.bool_]]:  # fmt: skip
+    """Draw one form over picture (3 S S); where it was painted, and which pixels there are inside.
+
+    Its radius and its middle are drawn from these shares of the picture's side.
+    """
+    side = picture.shape[1]
+    size = side * rng.uniform(*radius)  # plain floats from here on: numpy's would widen the arrays
+    place = (side * rng.uniform(*middle, 2)).tolist()
     turn = rng.uniform(-lean, lean)
     stretch = rng.uniform(0.85, 1.15)
-    palette, texture, shadow = _palette(rng), _texture(rng), (radius * rng.uniform(0.04, 0.15, 2)).tolist()
+    palette, texture, shadow = _palette(rng), _texture(rng), (size * rng.uniform(0.04, 0.15, 2)).tolist()
 
     def local(right: float = 0.0, down: float = 0.0) -> tuple[Field, Field]:
-        dx, dy = columns - (middle[0] + right), rows - (middle[1] + down)
-        u = (dx * math.cos(turn) + dy * math.sin(turn)) / (radius * stretch)
-        v = (dy * math.cos(turn) - dx * math.sin(turn)) * stretch / radius
+        dx, dy = columns - (place[0] + right), rows - (place[1] + down)
+        u = (dx * math.cos(turn) + dy * math.sin(turn)) / (size * stretch)
+        v = (dy * math.cos(turn) - dx * math.sin(turn)) * stretch / size
         return u, v
 
-    reach = REACH * radius + max(shadow) + 2
-    (left, right), (top, bottom) = ((max(0, int(m - reach)), min(side, math.ceil(m + reach))) for m in middle)
+    reach = REACH * size + max(shadow) + 2
+    (left, right), (top, bottom) = ((max(0, int(m - reach)), min(side, math.ceil(m + reach))) for m in place)
     rows, columns = np.mgrid[top:bottom, left:right].astype(np.float32) + 0.5
     here = (slice(top, bottom), slice(left, right))
-    depth = form(*local(*shadow))[0] * radius
-    picture[:, *here] *= 1 - 0.45 * (0.5 - depth / (0.16 * radius)).clip(0, 1)
+    depth = form(*local(*shadow))[0] * size
+    picture[:, *here] *= 1 - 0.45 * (0.5 - depth / (0.16 * size)).clip(0, 1)
 
     u, v = local()
     distance, part = form(u, v)
     paint = palette[part.astype(int)].transpose(2, 0, 1) * texture(u, v)
     paint *= 1 + 0.25 * (-u - v).clip(-1, 1) * (1 - np.exp(4 * distance.clip(-1, 0)))  # as if rounded
-    cover = (0.5 - distance * radius).clip(0, 1)
+    cover = (0.5 - distance * size).clip(0, 1)
     picture[:, *here] += (paint - picture[:, *here]) * cover
-    mask[here][distance < 0] = label
+    return here, distance < 0
 
 
-def _background(rng: np.random.Generator, side: int) -> Field:
+def background(rng: np.random.Generator, side: int) -> Field:
     """Two colours mixed by cloudy noise, with or without a pattern over them: (3 S S)."""
     first, second, third = _palette(rng)
     mix = _clouds(rng, side)
@@ -111,7 +123,7 @@ def _background(rng: np.random.Generator, side: int) -> Field:
     return field
 
 
-def _light(rng: np.random.Generator, side: int) -> Field:
+def light(rng: np.random.Generator, side: int) -> Field:
     """One lamp: brighter on one side, and a bright spot somewhere (S S)."""
     v, u = np.mgrid[0:side, 0:side].astype(np.float32) / side * 2 - 1
     angle, (a, b) = rng.uniform(0, 2 * math.pi), rng.uniform(-1, 1, 2).tolist()
@@ -240,12 +252,17 @@ def _fish(u: Field, v: Field) -> tuple[Field, Field]:
     return np.minimum(body, tail), part.astype(np.float32)
 
 
-def _flower(u: Field, v: Field) -> tuple[Field, Field]:
-    far = np.hypot(u, v)
-    angle = 6 * np.arctan2(v, u)
-    edge, steep = 0.72 + 0.33 * np.cos(angle), 1.98 * np.sin(angle) / np.maximum(far, 0.2)
-    distance = (far - edge) / np.hypot(1, steep)
-    return distance, (far < 0.28).astype(np.float32)
+def petals(count: int) -> Form:
+    """A flower of so many petals."""
+
+    def flower(u: Field, v: Field) -> tuple[Field, Field]:
+        far = np.hypot(u, v)
+        angle = count * np.arctan2(v, u)
+        edge, steep = 0.72 + 0.33 * np.cos(angle), 0.33 * count * np.sin(angle) / np.maximum(far, 0.2)
+        distance = (far - edge) / np.hypot(1, steep)
+        return distance, (far < 0.28).astype(np.float32)
+
+    return flower
 
 
 # Each form, and how far it may lean; houses and trees stand upright, more or less.
@@ -257,6 +274,6 @@ FORMS: dict[str, tuple[Form, float]] = {
     "house": (_house, 0.35),
     "tree": (_tree, 0.35),
     "fish": (_fish, math.pi),
-    "flower": (_flower, math.pi),
+    "flower": (petals(6), math.pi),
 }
 CLASSES = ["background", *FORMS]

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 import torch
 from safetensors.torch import load_file
 
-from robvit.data import cifar, folders, hub, imagenet, shapes
+from robvit.data import cifar, folders, forms, hub, imagenet, shapes
 from robvit.data.pictures import SUFFIXES, MaskValues
 from robvit.data.sets import Listing, PictureSet, select
 from robvit.errors import IGNORE, DataError, InputError
@@ -100,6 +100,18 @@ def drawn_shapes(place: str, split: str | None) -> Listing:
     names = [f"{part}/{i:05d}" for i in range(len(pictures))]
     values = MaskValues(len(shapes.CLASSES))
     return Listing(names, pictures, mask_values=values, classes=shapes.CLASSES)
+
+
+@DATASETS.add("forms", about="900 drawings of one form each, labelled, 8 classes", example="forms")
+def drawn_forms(place: str, split: str | None) -> Listing:
+    """600 to train on and 300 to judge on, 64x64; the classes of `shapes`."""
+    return _drawn("forms", place, split)
+
+
+@DATASETS.add("petals", about="900 drawn flowers, labelled by their number of petals", example="petals")
+def drawn_petals(place: str, split: str | None) -> Listing:
+    """As forms, with six classes that differ little."""
+    return _drawn("petals", place, split)
 
 
 @DATASETS.add(about="60,000 pictures, 10 classes; get them with: robvit data cifar10", example="cifar10")
@@ -240,6 +252,13 @@ def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None
     if not names:
         raise DataError(f"{path} names no pictures")
     return names
+
+
+def _drawn(kind: str, place: str, split: str | None) -> Listing:
+    _refuse_place(kind, place)
+    part = _known_part(kind, split)
+    images, labels = forms.drawn(kind, part)
+    return _array_listing(part, range(len(labels)), images, torch.tensor(labels), list(forms.KINDS[kind]))
 
 
 def _cifar(name: str, place: str, split: str | None) -> Listing:

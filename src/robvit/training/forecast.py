@@ -38,7 +38,7 @@ def forecast(job: Job) -> dict[str, str]:
     x, y = next(iter(stream.loader(range(1), sharing, model.input_size[0])))
     x, y = x[:FEW].to(device), y[:FEW].to(device)
 
-    with FlopCounterMode(display=False) as single, torch.no_grad():
+    with FlopCounterMode(display=False) as single:  # it cannot follow CaiT's class token without gradients
         model(x[:1])
     times = 2 if recipe.awp else 1  # AWP computes the loss once more
     for _ in range(2):  # the first is slow, as first times are
