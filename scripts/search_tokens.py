@@ -55,9 +55,7 @@ SETTINGS = {
     "adaptive": SEEN,
     "deep adaptive": replace(SEEN, layers="all"),
     "deep adaptive, head along": replace(SEEN, layers="all", steps=80, attack=LABELS, task=1.0),
-    "deep adaptive, head along, slow rate": replace(
-        SEEN, layers="all", lr=1e-3, steps=80, start=1e-3, attack=LABELS, task=0.5
-    ),
+    "deep adaptive, half the loss a head": replace(SEEN, layers="all", steps=80, attack=LABELS, task=0.5),
 }
 
 

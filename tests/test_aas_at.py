@@ -57,6 +57,21 @@ def test_scales_move_in_their_epochs_and_weights_in_all_others(tmp_path):
 
 
 @pytest.mark.slow
+def test_averaged_weights_carry_the_scales_as_they_are(tmp_path):
+    fit = fit_of(tmp_path, ema=0.9)
+    advance, seen = fit._advance, []
+
+    def watched(step: int, loader: Any) -> None:
+        advance(step, loader)
+        seen.append((kept_scales(fit.model), kept_scales(fit.ema.module)))
+
+    fit._advance = watched
+    fit.run()
+    assert all(torch.equal(own, averaged) for own, averaged in seen)
+    assert (seen[-1][0] < 1).any()
+
+
+@pytest.mark.slow
 def test_without_an_epoch_of_its_own_it_is_the_base_loss(tmp_path):
     ours = fit_of(tmp_path / "a", loss_settings={"base": "trades", "every": 9}, epochs=1)
     theirs = fit_of(tmp_path / "b", loss="trades", loss_settings={}, epochs=1)

@@ -116,7 +116,12 @@ class Fit:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and self.loss.trains(name))
         self.objective = _Objective(self.model, self.loss)
-        self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        # Buffers are copied: batch norm's are means already, and kept attention scales are no weights.
+        self.ema = (
+            ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True, exclude_buffers=True)
+            if recipe.ema
+            else None
+        )
         optimizer = make_optimizer(self.objective, recipe)
         self.prepared, self.optimizer = self.accelerator.prepare(self.objective, optimizer)
         self.stream = Stream(course.train, recipe, course.extra)
@@ -213,8 +218,8 @@ class Fit:
             if self.recipe.precision != "fp16":  # the scaler of fp16 leaves such steps out itself
                 self._check_finite("length of the gradient", float(norm), step)
             self.optimizer.step()
-            if self.ema is not None:
-                self.ema.update(self.model, step=step)
+        if self.ema is not None:  # also where a loss moved its own state, which may be the model's buffers
+            self.ema.update(self.model, step=step)
         return value
 
     def _worse_weights(
