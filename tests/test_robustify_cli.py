@@ -185,3 +185,11 @@ def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) 
     refused = robvit_(*rotate, "--bound", 0.9999999, "--out", tmp_path / "refused")
     assert "below the bound" in str(refused.exception)
     assert not (tmp_path / "refused" / "tokens.safetensors").exists()
+
+
+def test_left_to_itself_it_attacks_half_as_many_pictures_as_it_draws(tmp_path: Path) -> None:
+    small = ("robustify", "robvit-mini", "sample", "--steps", 2, "--batch", 4, "--attack-steps", 1)
+    assert robvit_(*small, "--out", tmp_path / "a").exit_code == 0
+    assert Record.load(tmp_path / "a" / "record.json").data["count"] == 4
+    assert robvit_(*small, "--limit", 6, "--out", tmp_path / "b").exit_code == 0
+    assert Record.load(tmp_path / "b" / "record.json").data["count"] == 6

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.options import Architecture, DataSpec, Fit, ImageSize, Limit, ModelName
+from robvit.cli.options import Architecture, DataSpec, Fit, ImageSize, ModelName
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
@@ -81,7 +81,14 @@ def robustify(
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
-    limit: Limit = None,
+    limit: Annotated[
+        Whole,
+        typer.Option(
+            min=1,
+            help="At most so many pictures; half as many as steps draw if left out, since an "
+            "attack that serves twice costs half.",
+        ),
+    ] = None,
     seed: Seed = None,
 ) -> None:
     """Learn a few secret, label-free tokens that make a frozen backbone's features survive attacks.
@@ -101,6 +108,8 @@ def robustify(
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
     hub = compat == "reference" and "dinov2" in model
     net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+    if limit is None and compat == "paper":
+        limit = max(1, (steps or base.steps) * (batch or base.batch) // 2)
     pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)
     given = {
         "count": count, "steps": steps, "batch": batch, "lr": lr, "start": start, "task": task or None,
