@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from report_samples import exhibits, poisoned, rich_record
+from robvit.evaluate.record import Curve
 from robvit.report import Exhibit, write_report
+from robvit.report.plates import Plate, Relief
 
 pytestmark = pytest.mark.browser
 DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
@@ -160,6 +163,63 @@ def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> N
         assert page.title() != "owned"
         assert page.locator("script:not([type])").count() == 1
         assert page.locator("img[src=x]").count() == 0
+
+
+# Everything that a relief tells when the pointer passes over all of it.
+POINTED_AT = """canvas => {
+  const box = canvas.getBoundingClientRect(), tip = canvas.parentElement.querySelector(".tip"), told = new Set();
+  for (let x = 2; x < box.width; x += 6) for (let y = 2; y < box.height; y += 6) {
+    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
+    if (!tip.hidden) told.add(tip.textContent);
+  }
+  return [...told].sort();
+}"""
+
+
+def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path: Path) -> None:
+    stems = [[3.0, 2.0, 5.0], [1.0, 0.0, 2.0]]
+    names = ["class token", "patch 1/1", "patch 1/2"]
+    pair = [
+        Relief(title, "channel", "token", "height", 8, 3, 5.0, stems, row_names=names)
+        for title in ("before", "after")
+    ]
+    hills = Relief("loss", "way", "other", "loss", 3, 3, 2.0, mesh=[[0.0, 1.0, 2.0]] * 3, x_ends=(-1.0, 2.0))
+    curve = Curve("course", "block", "value", {"one": [[1.0, 2.0], [2.0, 3.0]]})
+    plates = [
+        Plate("towers", "Towers <b>", "Look up.", Image.new("RGB", (40, 20), "red"), [curve], pair),
+        Plate("hills", "Hills", "Look around.", reliefs=[hills]),
+    ]
+    write_report(rich_record(), tmp_path / "plates.html", plates=plates)
+    drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter(v => v).length"
+    with Visit(browser, tmp_path / "plates.html", color_scheme="light") as page:
+        towers = page.locator(".plate", has_text="Towers <b>")
+        first, second = towers.locator("canvas").all()
+        first.scroll_into_view_if_needed()
+        assert first.evaluate(drawn) > 1000
+        assert page.locator("#r0-hills canvas").evaluate(drawn) > 1000
+        before = first.get_attribute("data-turn")
+        box = first.bounding_box()
+        assert box
+        page.mouse.move(box["x"] + 100, box["y"] + 100)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 220, box["y"] + 120, steps=4)
+        page.mouse.up()
+        turned = first.get_attribute("data-turn")
+        assert turned != before
+        assert second.get_attribute("data-turn") == turned
+        assert page.locator("#r0-hills canvas").get_attribute("data-turn") == before
+        first.focus()
+        page.keyboard.press("ArrowLeft")
+        assert float(first.get_attribute("data-turn") or 0) == pytest.approx(
+            float(turned or 0) + 0.1, abs=2e-3
+        )
+        first.dblclick(position={"x": 5, "y": 5})
+        assert first.get_attribute("data-turn") == before
+        assert first.evaluate(POINTED_AT) == ["class token, channel 12", "patch 1/2, channel 35"]
+        page.locator("#theme").click()
+        assert towers.locator("img").evaluate("i => i.naturalWidth") == 40
+    with Visit(browser, tmp_path / "plates.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
 def test_a_thousand_pictures_open_at_once(browser: Browser, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from robvit.attention import watch
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError, UnknownName
 from robvit.evaluate.record import Record, Table
+from robvit.explain.activations import largest_activations
 from robvit.studies import Request
-from robvit.studies.rob_figures import largest
 
 
 def test_unknown_studies_and_settings_are_refused_by_name() -> None:
@@ -100,13 +100,13 @@ def test_the_choices_of_the_published_code_are_taken_apart(tmp_path: Path) -> No
 def test_the_largest_activation_leaves_extra_tokens_out() -> None:
     model = robvit.load("robvit-mini")
     x = torch.rand(2, 3, 32, 32)
-    bare = largest(model, x)
+    bare = largest_activations(model, x)
     assert bare.shape == (2, 4)
     with watch(model, residual=True) as seen, torch.no_grad():
         model(x)
     assert torch.equal(bare[:, 3], seen.residual[3].abs().amax(dim=(1, 2)))
     huge = model.with_tokens(1e4 * torch.ones(1, 2, model.width))
-    assert float(largest(huge, x).max()) < 1e4
+    assert float(largest_activations(huge, x).max()) < 1e4
 
 
 def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import robvit
 from robvit.data import open_data
 from robvit.defenses.adapters_store import adapted, fresh
-from robvit.studies.tora_maps import gate_maps, gate_sheet
+from robvit.explain.gates import gate_maps, gate_sheet
 from robvit.training.fit import Course
 from robvit.training.recipe import load_recipe
 from robvit.training.tora import Plan, train_adapters

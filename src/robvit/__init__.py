@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from robvit.doctor.run import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluate.run import evaluate as evaluate
+    from robvit.explain.run import explain as explain
     from robvit.exporting import export as export
     from robvit.loading import load as load
     from robvit.studies.core import reproduce as reproduce
@@ -42,6 +43,7 @@ _PUBLIC = {
     "doctor": ("robvit.doctor", ""),
     "evaluate": ("robvit.evaluate", ""),
     "export": ("robvit.exporting", "export"),
+    "explain": ("robvit.explain", ""),
     "load": ("robvit.loading", "load"),
     "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
@@ -58,6 +60,7 @@ __all__ = [
     "data",
     "doctor",
     "evaluate",
+    "explain",
     "export",
     "load",
     "reproduce",

@@ -19,6 +19,7 @@ from robvit.cli import (
     demo,
     doctor,
     evaluate,
+    explain,
     export,
     models,
     report,
@@ -45,6 +46,7 @@ app.command()(attack.attacks)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(doctor.doctor)
+app.command()(explain.explain)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(export.export)

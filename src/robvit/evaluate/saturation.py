@@ -49,6 +49,12 @@ class Layer:
         return self.delta.double().quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
 
 
+def score_gaps(scores: torch.Tensor) -> torch.Tensor:
+    """Delta of every row of scores (... T), the largest minus the second largest: (rows,)."""
+    top = scores.topk(2, dim=-1).values
+    return (top[..., 0] - top[..., 1]).flatten().cpu()
+
+
 @dataclass
 class _Tally:
     """Sums of shares over batches, weighted by their rows."""
@@ -58,8 +64,7 @@ class _Tally:
     rows: int = 0
 
     def add(self, scores: torch.Tensor, grad: torch.Tensor) -> None:
-        top = scores.topk(2, dim=-1).values
-        self.delta.append((top[..., 0] - top[..., 1]).flatten().cpu())
+        self.delta.append(score_gaps(scores))
         rows = self.delta[-1].numel()
         self.rows += rows
         for name, dtype in DTYPES.items():
@@ -164,17 +169,18 @@ def delta_curve(title: str, before: list[Layer], after: list[Layer] | None = Non
     """Histograms of Delta, one a layer: a share of rows for each bin's middle."""
     curves = []
     for place, layer in enumerate(before):
-        lines = {"unscaled": _histogram(layer.delta)}
+        lines = {"unscaled": histogram(layer.delta)}
         if after is not None:
-            lines["scaled"] = _histogram(after[place].delta)
+            lines["scaled"] = histogram(after[place].delta)
         curves.append(
             Curve(f"{title}, block {place + 1}", "Delta before the softmax", "share of rows", lines)
         )
     return curves
 
 
-def _histogram(delta: torch.Tensor) -> list[list[float]]:
-    top = max(float(delta.max()), 1e-6)
+def histogram(delta: torch.Tensor, top: float | None = None) -> list[list[float]]:
+    """Points [middle of a bin, share of rows] from zero to `top`, or to the largest; the rest is left out."""
+    top = max(float(delta.max()) if top is None else top, 1e-6)
     counts = torch.histc(delta.float(), BINS, 0.0, top) / delta.numel()
     width = top / BINS
     return [[(i + 0.5) * width, share] for i, share in enumerate(counts.tolist())]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from robvit.attacks.core import Model, frozen, gradient
 from robvit.attacks.losses import cross_entropy
-from robvit.errors import InputError, check_images, check_labels
+from robvit.backbones.model import Model as Robvit
+from robvit.errors import InputError, Unsupported, check_images, check_labels
+from robvit.explain.core import SHOWN, Subject, figure
+from robvit.explain.drawing import Row, grid, photo
 from robvit.threat import Threat
 
 LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 FAR = Threat("l2", 15.0)  # the distance that the gradient may travel from its start
+REACH = 0.25  # in a figure: the same, as the root mean square of a value's change
+TARGETS, STEPS = 5, 60
 
 
 def rescaled_perturbation(x: torch.Tensor, adv: torch.Tensor, *, eps: float | None = None) -> torch.Tensor:
@@ -60,3 +67,58 @@ def accumulate_gradient(
 def noise(count: int, size: tuple[int, int], *, seed: int = 0) -> torch.Tensor:
     """Uniformly random pictures (count 3 rows columns), where `accumulate_gradient` starts."""
     return torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+@figure(
+    "perturbation",
+    title="Perturbations, rescaled to grey",
+    caption="See whether the object's shape shows in the perturbation, as for a robust model, or mere grain.",
+)
+def perturbation(subject: Subject) -> dict[str, Any]:
+    """Each picture, as the attack on each model left it, and what the attack added."""
+    attacked = {
+        name: subject.adv if model is subject.model else subject.attacked(model)
+        for name, model in subject.models().items()
+    }
+    rows = []
+    for place in range(min(SHOWN, len(subject.x))):
+        x = subject.x[place : place + 1]
+        tiles, notes = [photo(x[0])], [subject.names[place]]
+        for name, adv in attacked.items():
+            one = adv[place : place + 1]
+            tiles += [photo(one[0]), photo(grey_perturbation(x, one)[0])]
+            notes += [_said(subject, subject.models()[name], one), ""]
+        rows.append(Row("", tiles, notes))
+    heads = [head for name in attacked for head in (f"attacked, {name}", f"perturbation, {name}")]
+    return {"picture": grid(rows, ["picture", *heads])}
+
+
+def _said(subject: Subject, model: Robvit, x: torch.Tensor) -> str:
+    """What the model takes the picture for, if it knows classes."""
+    if subject.task != "classes":
+        return ""
+    return f"seen as {subject.class_name(int(subject.said(model, x)[0]))}"
+
+
+@figure(
+    "accumulation",
+    title="A class, drawn from noise by its gradient",
+    caption="See whether the gradient draws anything of the class that people recognise, or mere grain.",
+)
+def accumulation(subject: Subject) -> dict[str, Any]:
+    """The same noise and the same targets for the model and for the one beside it."""
+    if subject.task != "classes":
+        raise Unsupported(f"{subject.model.name} tells no classes apart; give it a classifier with --head")
+    count = min(TARGETS, subject.model.classes)
+    order = torch.randperm(subject.model.classes, generator=torch.Generator().manual_seed(subject.seed))
+    target = order[:count].sort().values.to(subject.x.device)
+    start = noise(1, subject.model.input_size, seed=subject.seed).to(subject.x).expand(count, -1, -1, -1)
+    reach = Threat("l2", REACH * start[0].numel() ** 0.5)
+    rows = []
+    for name, model in subject.models().items():
+        made = accumulate_gradient(model, target, start=start, steps=STEPS, threat=reach)
+        with torch.no_grad():
+            sure = model(made).softmax(1).gather(1, target[:, None])[:, 0].tolist()
+        notes = ["", *(f"{share:.0%} sure" for share in sure)]
+        rows.append(Row(name, [photo(start[0]), *map(photo, made)], notes))
+    return {"picture": grid(rows, ["the noise", *(subject.class_name(int(t)) for t in target)])}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from robvit.evaluate.record import Curve, Record, Table
 from robvit.files import written_whole
 from robvit.report import charts
 from robvit.report.gallery import Exhibit, gallery
+from robvit.report.plates import Plate
 from robvit.report.view import (
     OUTCOMES,
     Labels,
@@ -38,7 +41,7 @@ from robvit.report.view import (
     title,
 )
 
-SCRIPTS = ("charts.js", "gallery.js", "page.js")
+SCRIPTS = ("charts.js", "relief.js", "gallery.js", "page.js")
 _NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*(e[-+]?\d+)?\s?(%|s|dB|±.*|\(.*\))?")
 
 
@@ -48,11 +51,12 @@ def write_report(
     *,
     exhibits: Sequence[Iterable[Exhibit]] = (),
     pictures: Sequence[Path] = (),
+    plates: Sequence[Plate] = (),
 ) -> None:
     """Write one page for a record or several; `exhibits` holds each record's pictures, in their order.
 
     At most a thousand of them are shown, so that the page stays under fifteen megabytes. `pictures` are
-    PNG files that stand in the page as they are, such as a sheet.
+    PNG files that stand in the page as they are, such as a sheet; `plates` are figures of the first record.
     """
     records = [records] if isinstance(records, Record) else list(records)
     if not records:
@@ -64,6 +68,7 @@ def write_report(
         _part(f"r{i}", record, exhibits[i] if exhibits else (), 1 / max(1, shown))
         for i, record in enumerate(records)
     ]
+    parts[0]["plates"] = [_plate(f"r0-{plate.name}", plate) for plate in plates]
     held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in pictures]}
     page = _environment().get_template("page.html").render(**held, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
@@ -91,6 +96,7 @@ def _part(key: str, record: Record, exhibits: Iterable[Exhibit], room: float) ->
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
         "tables": [table for table in record.tables if table.title != LADDER],
         "gallery": shown if shown.items else None,
+        "plates": [],
         "model": facts(record.model),
         "data": facts(record.data),
         "protocol": facts(record.protocol),
@@ -108,6 +114,20 @@ def _drawn(key: str, curve: Curve) -> dict[str, Any]:
     lines = {str(name): points for name, points in curve.lines.items()}
     data = {"x": curve.x, "y": curve.y, "lines": lines, "percent": charts.is_share(curve)}
     return {"key": key, "curve": curve, "data": finite(data)}
+
+
+def _plate(key: str, plate: Plate) -> dict[str, Any]:
+    """A figure whose picture is in the page and whose charts and reliefs are drawn there."""
+    held = io.BytesIO()
+    if plate.picture is not None:
+        plate.picture.save(held, "PNG")
+    return {
+        "key": key,
+        "plate": plate,
+        "picture": "data:image/png;base64," + base64.b64encode(held.getvalue()).decode(),
+        "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(plate.curves)],
+        "reliefs": [finite(asdict(relief)) for relief in plate.reliefs],
+    }
 
 
 def finite(value: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attention import watch
-from robvit.backbones.model import Model
 from robvit.evaluate.record import Curve, Record, Table
+from robvit.explain.activations import largest_activations
 from robvit.studies.core import Request, study, study_record
 from robvit.studies.hardening import PAPER, Effort, attacked, backbone, learned, mean, parts
 
@@ -76,7 +75,7 @@ def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Recor
     lines = {}
     for name, victim in (("no tokens", model), ("tokens", model.with_tokens(tokens))):
         for side, seen in enumerate(("clean", "attacked")):
-            peaks = torch.cat([largest(victim, pair[side]) for pair in pairs]).mean(0).tolist()
+            peaks = torch.cat([largest_activations(victim, pair[side]) for pair in pairs]).mean(0).tolist()
             lines[f"{name}, {seen}"] = [[layer, peak] for layer, peak in enumerate(peaks, start=1)]
     record = study_record(request, model, judge)
     record.curves = [Curve("Largest activation after each block", "block", "largest |activation|", lines)]
@@ -89,16 +88,3 @@ def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Recor
     title = "Fig. 6: mean gap between clean and attacked over the blocks"
     record.tables = [Table(title, ["model", "gap"], rows, "The paper: tokens bridge the gap.")]
     return record
-
-
-@torch.no_grad()
-def largest(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The largest absolute value in the class and patch tokens after each block: (B blocks)."""
-    with watch(model, residual=True) as seen:
-        tokens = model.tokens(x)
-    registers, extra = tokens.prefix.shape[1], tokens.extra.shape[1]
-    peaks = []
-    for stream in seen.residual:  # class token, registers, patches, extra tokens
-        kept = torch.cat((stream[:, :1], stream[:, registers : stream.shape[1] - extra]), dim=1)
-        peaks.append(kept.abs().amax(dim=(1, 2)))
-    return torch.stack(peaks, dim=1)

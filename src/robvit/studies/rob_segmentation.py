@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 
 from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
@@ -18,12 +15,12 @@ from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError
-from robvit.evaluate.crafting import levels
 from robvit.evaluate.masks import pixel_counts, score_of
 from robvit.evaluate.record import Record, Table
+from robvit.explain.drawing import Row, grid, photo
+from robvit.explain.masks import coloured_mask
 from robvit.files import written_whole
 from robvit.progress import progress
-from robvit.report.panels import Pixels
 from robvit.studies.core import Request, study, study_record
 from robvit.studies.hardening import PAPER, Effort, backbone, given, learned, parts, random_like
 from robvit.threat import Threat
@@ -131,30 +128,13 @@ def panels(
     return record
 
 
-def draw_panels(found: Masks, path: Path, side: int = 168) -> None:
+def draw_panels(found: Masks, path: Path) -> None:
     """One row a picture, in the order of the paper's figure: truth, clean and its masks, attacked and its."""
     columns = ("truth", "clean", "no tokens, clean", "tokens, clean", "adversarial", "no tokens, attacked",
                "tokens, attacked")  # fmt: skip
-    gap, top = 6, 22
-    count = len(found.first["truth"])
-    page = Image.new("RGB", (len(columns) * (side + gap) + gap, top + count * (side + gap)), "white")
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(13)
-    for place, name in enumerate(columns):
-        left = gap + place * (side + gap)
-        pen.text((left, 4), name, fill="black", font=font)
-        for row, shown in enumerate(found.first[name]):
-            pixels = levels(shown.permute(1, 2, 0)).numpy() if shown.ndim == 3 else _coloured(shown, found)
-            tile = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
-            page.paste(tile, (left, top + row * (side + gap)))
+    rows = [
+        Row("", [photo(s) if s.ndim == 3 else coloured_mask(s, found.classes) for s in shown])
+        for shown in zip(*(found.first[name] for name in columns), strict=True)
+    ]
     with written_whole(path) as aside:
-        page.save(aside, format="PNG")
-
-
-def _coloured(mask: torch.Tensor, found: Masks) -> Pixels:
-    """A mask (H W) as colours that differ in hue and in lightness; ignored pixels are white."""
-    count = found.classes
-    hues = [colorsys.hls_to_rgb(k / count, 0.35 + 0.3 * (k % 2), 0.6) for k in range(count)]
-    palette = np.full((256, 3), 255, dtype=np.uint8)
-    palette[:count] = (np.array(hues) * 255).astype(np.uint8)
-    coloured: Pixels = palette[mask.numpy()]
-    return coloured
+        grid(rows, columns).save(aside, format="PNG")

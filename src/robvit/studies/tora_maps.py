@@ -1,73 +1,14 @@
-"""Gate maps of TORA: how much each patch is read through either adapter, blue over white to red."""
+"""Gate maps of TORA for several trade-offs."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 
-from robvit.backbones.model import Model
-from robvit.defenses.adapters_attack import gates
 from robvit.evaluate.record import Curve, Record, Table
-from robvit.files import written_whole
+from robvit.explain.gates import gate_maps, gate_sheet
 from robvit.studies.core import Request, study, study_record
 from robvit.studies.tora_paper import PAPER
 from robvit.studies.tora_parts import Effort, subject, trained
-
-SIDE, GAP, LINE, LEFT = 72, 4, 15, 92
-BLUE, WHITE, RED = ((33, 75, 160), (255, 255, 255), (178, 24, 43))
-
-
-@torch.no_grad()
-def gate_maps(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The accuracy adapter's gate on each patch, the mean over who asks: (blocks B rows columns).
-
-    The robustness adapter's is the rest to one.
-    """
-    rows, columns = model.tokens(x).grid
-    found = torch.stack([gate.mean(1)[:, -rows * columns :] for gate in gates(model, x)])
-    return found.view(*found.shape[:2], rows, columns)
-
-
-def coloured(values: torch.Tensor, reach: float) -> Image.Image:
-    """Values (rows columns) in -reach..reach as a picture: blue, over white at zero, to red."""
-    share = (values / reach).clamp(-1, 1).numpy()[..., None]
-    ends = np.where(share > 0, np.array(RED), np.array(BLUE))
-    pixels = np.array(WHITE) + (ends - np.array(WHITE)) * np.abs(share)
-    tile = Image.fromarray(pixels.round().astype(np.uint8))
-    return tile.resize((SIDE, SIDE), Image.Resampling.NEAREST)
-
-
-def gate_sheet(x: torch.Tensor, maps: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a PNG: for each picture (B 3 H W) and name of `maps` (blocks B rows columns) a row of blocks.
-
-    Maps are differences from the block's own mean gate, which the table gives; one scale serves all.
-    """
-    blocks = len(next(iter(maps.values())))
-    apart = {name: m - m.mean((2, 3), keepdim=True) for name, m in maps.items()}
-    reach = max(float(m.abs().max()) for m in apart.values()) or 1.0
-    step = SIDE + GAP
-    size = (LEFT + (blocks + 1) * step, 3 * LINE + len(x) * (len(maps) * step + LINE))
-    page = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
-    draw.text((GAP, 2), f"red: +{reach:.2g} over the block's mean gate, blue: below", fill="black", font=font)
-    for block in range(blocks):
-        draw.text((LEFT + (block + 1) * step, LINE + 4), f"block {block + 1}", fill="#666", font=font)
-    top = 2 * LINE + GAP
-    for number, picture in enumerate(x):
-        pixels = (picture.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
-        shown = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        for name, values in apart.items():
-            draw.text((GAP, top + SIDE // 2 - 6), name, fill="black", font=font)
-            page.paste(shown, (LEFT, top))
-            for block in range(blocks):
-                page.paste(coloured(values[block, number], reach), (LEFT + (block + 1) * step, top))
-            top += step
-        top += LINE
-    with written_whole(path) as aside:
-        page.save(aside, format="PNG")
 
 
 @study("tora-fig-attention", paper=PAPER, title="Gates of both adapters over the picture, by block")

@@ -1,0 +1,118 @@
+"""`robvit explain`: what a model sees in pictures, clean and attacked, as figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robvit.cli.options import Architecture, Fit, ImageSize, ModelName, parse_settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from robvit.backbones.model import Model
+    from robvit.evaluate.record import Record
+    from robvit.explain.pictures import Pictures
+
+# Named here, since the registry would load torch; a test compares them.
+FIGURES = (
+    "activations, massive, attention, attending, gaps, features, landscape, perturbation, accumulation, "
+    "segmentation, gates"
+)
+
+
+def explain(
+    model: ModelName,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Picture files, or DATA:NUMBER for a picture of a data set's judging part, counted from 0, "
+            "such as sample:3 or camvid:FOLDER:0.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for PNG files, record and report.")] = Path(
+        "runs/explain"
+    ),
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Only this figure; may be repeated. There are {FIGURES}."),
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="Tokens: every figure also shows the hardened model.")
+    ] = None,
+    head: Annotated[
+        Path | None, typer.Option(help="A head from `robvit train head`, for classes or for masks.")
+    ] = None,
+    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A second model, a robust one say, beside the first where it helps."
+        ),
+    ] = None,
+    attack: Annotated[
+        str,
+        typer.Option(
+            help="An attack of `robvit attacks`; if left out pgd on classes, feature on a model without a "
+            "head, segmentation on masks."
+        ),
+    ] = "",
+    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
+    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the attack, such as --set steps=50.")
+    ] = None,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    arch: Architecture = None,
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    """Draw what a model does with pictures, clean and attacked: attention, activations, features, gradients.
+
+    Every figure is a PNG and stands in the report, where charts are read with the mouse and reliefs are
+    turned. What needs tokens, adapters, a head or a second model is left out where there is none.
+    """
+    from robvit.attacks import ATTACKS
+    from robvit.explain.core import Subject
+    from robvit.explain.pictures import names_for, open_pictures
+    from robvit.explain.run import explain as draw
+    from robvit.loading import load
+    from robvit.progress import progress
+    from robvit.threat import Threat
+
+    parts: dict[str, Any] = {"head": head, "adapters": adapters, "arch": arch, "img_size": img_size}
+    explained = load(model, **parts)
+    size = explained.input_size[0]
+    pictures = open_pictures(images, size, fit)
+    classes = names_for(pictures, explained.classes, getattr(explained.head, "names", []))
+    hardened = load(model, **parts, tokens=tokens) if tokens else None
+    known = ATTACKS.entry(attack).facts["defaults"] if attack else {"steps": 0}
+    subject = Subject(
+        explained, pictures.x, Threat.parse(norm, eps), pictures.names, _truth(pictures, explained),
+        classes=classes, hardened=hardened, beside=load(beside, img_size=size) if beside else None,
+        attack=attack, settings=parse_settings(setting or [], known, attack or "the attack"), seed=seed,
+    )  # fmt: skip
+    command = " ".join(["robvit", *sys.argv[1:]])
+    with progress(f"explaining {model}", total=len(figure or FIGURES.split(", "))) as advance:
+        record = draw(subject, out, figures=figure, data=" ".join(images), command=command, report=advance)
+    _tell(record, out)
+
+
+def _tell(record: Record, out: Path) -> None:
+    """What was drawn, what was not and why, and where it is."""
+    for name in record.protocol["figures"]:
+        typer.echo(f"drawn: {out / name}.png")
+    for name, why in record.protocol["not drawn"].items():
+        typer.echo(f"not drawn: {name}: {why}")
+    typer.echo(f"written: {out}/report.html, {out}/record.json")
+    typer.echo(f"next: open {out}/report.html")
+
+
+def _truth(pictures: Pictures, model: Model) -> torch.Tensor | None:
+    """The pictures' labels or masks, if they are what the model tells apart."""
+    wanted = "masks" if getattr(model.head, "kind", "") == "segmentation" else "labels"
+    return pictures.truth if (pictures.kind, len(pictures.classes)) == (wanted, model.classes) else None
