@@ -167,7 +167,8 @@ def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> N
 
 # Everything that a relief tells when the pointer passes over all of it.
 POINTED_AT = """canvas => {
-  const box = canvas.getBoundingClientRect(), tip = canvas.parentElement.querySelector(".tip"), told = new Set();
+  const box = canvas.getBoundingClientRect(), tip = canvas.parentElement.querySelector(".tip");
+  const told = new Set();
   for (let x = 2; x < box.width; x += 6) for (let y = 2; y < box.height; y += 6) {
     canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
     if (!tip.hidden) told.add(tip.textContent);
