@@ -276,11 +276,12 @@ def _same_bits(one: Path, other: Path) -> None:
     assert facts == other_facts
 
 
-def test_accumulation_changes_nothing_but_rounding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [{}, {"loss": "free", "replays": 3}])
+def test_accumulation_changes_nothing_but_rounding(tmp_path: Path, keys: dict[str, Any]) -> None:
     net = {parts: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).double() for parts in (1, 4)}
     net[4].load_state_dict(net[1].state_dict())
     for parts, model in net.items():
-        fit = fit_of(tmp_path / str(parts), _Double(model), accumulation=parts)
+        fit = fit_of(tmp_path / str(parts), _Double(model), accumulation=parts, **keys)
         fit.run()
     torch.testing.assert_close(dict(net[1].state_dict()), dict(net[4].state_dict()))
 

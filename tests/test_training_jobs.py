@@ -23,6 +23,7 @@ from robvit.errors import Unsupported
 from robvit.evaluate.record import Record
 from robvit.files import read_tensors
 from robvit.training.checkpoint import load_state
+from robvit.training.recipe import load_recipe, names
 
 # A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
 SMALL = [
@@ -67,6 +68,38 @@ def test_a_forecast_trains_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for word in ("parameters: 0.", "GFLOPs", "time: about", "memory: about", "beta: 6.0"):
         assert word in done.output
+    assert not (tmp_path / "run").exists()
+
+
+# The recipes' own networks, on pictures of few patches; those of the recipes left out are small already.
+LARGE = {
+    "xcit-light": 32, "xcit-light-8": 32, "xcit-finetune-hires": 32, "xcit-finetune-cifar10": 16,
+    "aas-xcit-finetune-cifar10": 16, "vit-cifar": 4, "fare": 16, "tecoa": 16,
+}  # fmt: skip
+QUICK = ("trades", "free", "xcit-light")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in names()
+        if not name.startswith("tora")  # adapters have a command of their own
+    ],
+)
+def test_every_recipe_can_be_forecast_with_its_own_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robvit.training.forecast.FEW", 2)
+    recipe = load_recipe(name)
+    model = recipe.model or ("xcit-s12" if "finetune" in name else "robvit-mini")
+    changes = ["pretrained=false", "batch=4", "validation=4", "workers=0"]
+    changes += [f"img_size={LARGE[name]}"] if name in LARGE else []
+    given = [word for change in changes for word in ("--set", change)]
+    data = ("--data", "sample", "--limit", 44 if name == "tecoa" else 24)
+    done = robvit_("train", name, "--model", model, *data, *given, "--out", tmp_path / "run", "--dry-run")
+    assert done.exit_code == 0, done.exception or done.output
+    assert "time: about" in done.output
     assert not (tmp_path / "run").exists()
 
 

@@ -197,7 +197,7 @@ class Fit:
             )  # fmt: skip
             turn = step // self.recipe.replays
             attack = InnerAttack(
-                self.recipe.inner, *budget(self.recipe, now),
+                self.recipe.inner, *budget(self.recipe, now), part=number,
                 seed=seed_of(self.recipe.seed, "attack", turn), replay=step % self.recipe.replays,
             )  # fmt: skip
             if not updates:

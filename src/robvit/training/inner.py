@@ -20,15 +20,18 @@ class InnerAttack:
     """An attack with its budget and seed: `attack(model, x, target, loss)` gives adv (B 3 H W).
 
     It remembers what it made, so that a loss computed `again` meets the same pictures. `replay` counts
-    how often the batch has been trained on before.
+    how often the batch has been trained on before, `part` which of its parts this is.
     """
 
-    def __init__(self, settings: Inner, eps: float, step_size: float, *, seed: int, replay: int = 0) -> None:
+    def __init__(
+        self, settings: Inner, eps: float, step_size: float, *, seed: int, replay: int = 0, part: int = 0
+    ) -> None:
         self.settings = settings
         self.threat = Threat(settings.norm, eps)
         self.step_size = step_size
         self.seed = seed
         self.replay = replay
+        self.part = part
         self._made: list[torch.Tensor] = []
         self._held: Iterator[torch.Tensor] | None = None
 

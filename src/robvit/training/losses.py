@@ -152,25 +152,26 @@ class Free(Loss):
     """Free training (1904.12843): one pass serves the weights and the perturbation, replay after replay.
 
     It takes `replays` from the recipe. The perturbation of a batch starts from random noise and grows
-    by a step of the whole budget with every replay.
+    by a step of the whole budget with every replay. The authors carry it over from batch to batch
+    instead; a start of its own keeps a batch what it is wherever a run is resumed or shared out.
     """
 
     def __init__(self, model: nn.Module, pictures: PictureSet, *, smoothing: float = 0.0) -> None:
         super().__init__()
         self.smoothing = smoothing
-        self._adv: torch.Tensor | None = None
+        self._adv: dict[int, torch.Tensor] = {}  # of each part of the batch
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
-        if attack.replay == 0 or self._adv is None or self._adv.shape != x.shape:
-            self._adv = attack.random(x)
-        point = attack.threat.project(x, self._adv).requires_grad_()
+        if attack.replay == 0:
+            self._adv[attack.part] = attack.random(x)
+        point = attack.threat.project(x, self._adv[attack.part]).requires_grad_()
 
         def climb(grad: torch.Tensor) -> None:
             with torch.no_grad():
                 move = attack.threat.steepest(grad, attack.step_size)
-                self._adv = attack.threat.project(x, point.detach() + move)
+                self._adv[attack.part] = attack.threat.project(x, point.detach() + move)
 
         point.register_hook(climb)
         return F.cross_entropy(model(point), y, label_smoothing=self.smoothing)
