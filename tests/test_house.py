@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "report": BASE | {"evaluate"},
     "attacking": BASE | {"evaluate", "report"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
+    "serve": BASE | {"backbones", "data"},
     "doctor": BASE | {"attacks", "data", "backbones", "evaluate", "loading"},
     "explain": BASE | {"attacks", "data", "backbones", "defenses", "evaluate", "loading", "report"},
 }

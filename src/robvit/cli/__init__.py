@@ -25,6 +25,7 @@ from robvit.cli import (
     report,
     reproduce,
     robustify,
+    serve,
     tokens,
     train,
     weights,
@@ -50,6 +51,7 @@ app.command()(explain.explain)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(export.export)
+app.command()(serve.serve)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

@@ -1,0 +1,95 @@
+"""`robvit serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robvit.cli.options import Architecture, Fit, ImageSize, ModelName
+
+
+def serve(
+    model: ModelName,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="Tokens that harden it, or a pool of which every request draws a set."),
+    ] = None,
+    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; only this machine unless you say so.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    bearer_file: Annotated[
+        Path | None, typer.Option(help="A file with a key that requests must bring as a bearer token.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Pictures in one pass of the model.")] = 16,
+    max_wait: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that a batch waits for more pictures.")
+    ] = 5.0,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests accepted and not answered yet; others get 429.")
+    ] = 64,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Size of a picture's file; more get 413.")
+    ] = 10_000_000,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="Height times width of a picture; more get 422, undecoded.")
+    ] = 25_000_000,
+    img_size: ImageSize = None,
+    fit: Fit = "squash",
+    arch: Architecture = None,
+) -> None:
+    """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
+
+    POST a picture's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
+    gathered into batches. When all places are taken others are told to come back; at the end what was
+    accepted is still answered.
+    """
+    from importlib.util import find_spec
+
+    from robvit.errors import Unsupported
+    from robvit.loading import load
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise Unsupported(
+            "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
+        )
+    from robvit.serve.answering import Answering
+    from robvit.serve.server import is_loopback, listen, run
+    from robvit.serve.service import Limits, Service
+
+    key = _key(bearer_file) if bearer_file else ""
+    door = listen(host, port)
+    net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
+    limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
+    service = Service(Answering(net, fit), limits, key)
+    at = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
+    if not is_loopback(host):
+        who = "with the key, which travels in the clear," if key else "without any key"
+        typer.echo(
+            f"warning: whoever can reach {host} may ask {who} and learn from the answers; "
+            "put a proxy with TLS in front"
+        )
+    hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
+    typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}) at {at}")
+    typer.echo(f"next: curl -X POST -T PICTURE {at}/{'predict' if net.classes else 'features'}")
+    run(service, door)
+    typer.echo("stopped")
+
+
+def _key(file: Path) -> str:
+    """The key in a file; it is never shown."""
+    from robvit.errors import InputError
+
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"no key can be read from {file}: {error}") from None
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"the key in {file} must be 16 or more letters and digits; make one: openssl rand -hex 32"
+        )
+    return key

@@ -1,0 +1,251 @@
+"""The routes: a picture's bytes in, JSON out, and a status that says whose turn it is to act.
+
+    POST /predict     class, probability and logits          413  more bytes than allowed
+    POST /features    class and patch tokens                 415  not sent as a picture
+    GET  /healthz     the process works                      422  not a picture that can be decoded
+    GET  /readyz      there is room for a request            429  no room; come back later
+    GET  /metrics     counts, for Prometheus                 503  shutting down
+
+No answer, log or count says which tokens were drawn, or shows any of their values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from robvit.data.pictures import PictureError
+from robvit.serve.answering import Answer, Answering, Question
+from robvit.serve.batching import Batcher, Closed, Full
+from robvit.serve.metrics import Metrics, resident_bytes
+
+RAW = "application/octet-stream"
+LATER = {"Retry-After": "1"}
+log = logging.getLogger("robvit.serve")
+
+Render = Callable[[Answer, Request], Response]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all together, may ask for."""
+
+    max_bytes: int = 10_000_000
+    max_pixels: int = 25_000_000
+    max_batch: int = 16
+    max_wait: float = 0.005  # seconds a batch waits for more
+    queue: int = 64  # requests accepted and not answered yet
+    timeout: float = 10.0  # seconds to send a picture
+
+
+class Refused(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, headers
+
+
+class Service:
+    """One model behind HTTP."""
+
+    def __init__(self, answering: Answering, limits: Limits, bearer: str = "") -> None:
+        self.limits = limits
+        self.metrics = Metrics()
+        self._answering, self._bearer = answering, bearer
+        self._batcher: Batcher[Question, Answer] = Batcher(
+            self._answer, most=limits.max_batch, wait=limits.max_wait, places=limits.queue
+        )
+        # One thread: pictures are decoded one at a time, so that big ones cannot add up in memory.
+        self._decoder = ThreadPoolExecutor(1, "robvit-pictures")
+        self._gauges = {"robvit_places": float(limits.queue)}
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        classes = self._answering.model.classes
+        predict = self._asked(self._prediction) if classes else self._no_classes
+        routes = [
+            Route("/predict", self._route("/predict", predict), methods=["POST"]),
+            Route("/features", self._route("/features", self._asked(_features)), methods=["POST"]),
+            Route("/healthz", self._route("/healthz", self._health)),
+            Route("/readyz", self._route("/readyz", self._ready)),
+            Route("/metrics", self._route("/metrics", self._counts)),
+        ]
+        handlers = {HTTPException: self._elsewhere}
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(self._batcher.close)
+        self._decoder.shutdown()
+
+    def _answer(self, questions: list[Question]) -> list[Answer]:
+        self.metrics.observe("robvit_batch_size", len(questions))
+        return self._answering(questions)
+
+    def _route(
+        self, route: str, handle: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Count what a handler answers, and turn what it refuses into JSON."""
+
+        async def counted(request: Request) -> Response:
+            request.state.body = request.stream()
+            try:
+                response = await handle(request)
+            except Refused as refused:
+                await self._discard(request)
+                response = _error(refused.status, refused.text, refused.headers)
+            except ClientDisconnect:
+                response = _error(400, "the connection ended before the picture did")
+            except Exception:
+                log.exception("%s failed", route)
+                response = _error(500, "the service failed on this request; its log says why")
+            self.metrics.request(route, response.status_code)
+            return response
+
+        return counted
+
+    async def _elsewhere(self, request: Request, error: Exception) -> Response:
+        """An unknown path, or the wrong method on a known one."""
+        assert isinstance(error, HTTPException)
+        self.metrics.request("other", error.status_code)
+        text = "POST a picture to /predict or /features; GET /healthz, /readyz or /metrics"
+        return _error(error.status_code, text, dict(error.headers or {}))
+
+    def _asked(self, render: Render) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that puts the picture it is sent to the model and renders the answer."""
+
+        async def handle(request: Request) -> Response:
+            self._check_key(request)
+            start = time.monotonic()
+            try:
+                with self._batcher.place():
+                    answer = await self._ask(await self._body(request))
+                    response = await asyncio.get_running_loop().run_in_executor(
+                        self._decoder, render, answer, request
+                    )
+            except Full:
+                raise Refused(429, f"all {self.limits.queue} places are taken; try again", LATER) from None
+            except Closed:
+                raise Refused(503, "the service is shutting down", LATER) from None
+            self.metrics.observe("robvit_request_seconds", time.monotonic() - start)
+            return response
+
+        return handle
+
+    async def _ask(self, data: bytes) -> Answer:
+        loop = asyncio.get_running_loop()
+        try:
+            question = await loop.run_in_executor(
+                self._decoder, self._answering.question, data, self.limits.max_pixels
+            )
+        except PictureError as error:
+            raise Refused(422, str(error)) from None
+        return await asyncio.wrap_future(self._batcher.ask(question))
+
+    async def _body(self, request: Request) -> bytes:
+        """The picture's bytes, no more than allowed and no slower."""
+        kind = request.headers.get("content-type", RAW).split(";")[0].strip().lower()
+        if kind != RAW and not kind.startswith("image/"):
+            raise Refused(415, f"send the picture's bytes as image/... or {RAW}, got {kind}")
+        most = self.limits.max_bytes
+        too_large = Refused(413, f"a picture may have at most {most:,} bytes")
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > most:
+            raise too_large
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                async for chunk in request.state.body:
+                    data += chunk
+                    if len(data) > most:
+                        raise too_large
+        except TimeoutError:
+            text = f"the picture took more than {self.limits.timeout:g} seconds to come"
+            raise Refused(408, text, {"Connection": "close"}) from None
+        return bytes(data)
+
+    async def _discard(self, request: Request) -> None:
+        """Read a little of what is still being sent: a closed door would hide the answer from the sender."""
+        if "expect" in request.headers:
+            return  # the sender waits for our word
+        left = self.limits.max_bytes
+        try:
+            async with asyncio.timeout(1.0):
+                async for chunk in request.state.body:
+                    left -= len(chunk)
+                    if left < 0:
+                        return
+        except (TimeoutError, ClientDisconnect):
+            return
+
+    def _check_key(self, request: Request) -> None:
+        if not self._bearer:
+            return
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {self._bearer}".encode()):
+            raise Refused(
+                401, "this needs the header Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"}
+            )
+
+    def _prediction(self, answer: Answer, request: Request) -> Response:
+        assert answer.logits is not None
+        names = self._answering.classes
+        best = int(answer.logits.argmax())
+        return JSONResponse(
+            {
+                "class": best,
+                "name": names[best] if names else None,
+                "probability": float(answer.logits.softmax(0)[best]),
+                "logits": answer.logits.tolist(),
+            }
+        )
+
+    async def _no_classes(self, request: Request) -> Response:
+        raise Refused(404, "this model has no classes; ask /features, or serve it with a head")
+
+    async def _health(self, request: Request) -> Response:
+        if not self._batcher.alive:
+            raise Refused(503, "the worker has stopped")
+        return JSONResponse({"status": "alive"})
+
+    async def _ready(self, request: Request) -> Response:
+        if self._batcher.taken >= self.limits.queue or not self._batcher.alive:
+            raise Refused(503, "no room for a request", LATER)
+        return JSONResponse({"status": "ready"})
+
+    async def _counts(self, request: Request) -> Response:
+        self._check_key(request)
+        gauges = self._gauges | {"robvit_waiting": float(self._batcher.taken)} | resident_bytes()
+        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+def _features(answer: Answer, request: Request) -> Response:
+    """All tokens, or with ?part=class the first; raw little-endian float32 where that is accepted."""
+    part = request.query_params.get("part", "all")
+    if part not in ("all", "class"):
+        raise Refused(422, f"part must be all or class, got {part[:20]!r}")
+    features = answer.features[:1] if part == "class" else answer.features
+    shape = list(features.shape)
+    if request.headers.get("accept", "") == RAW:
+        data = features.contiguous().numpy().astype("<f4").tobytes()
+        return Response(data, media_type=RAW, headers={"X-Shape": json.dumps(shape)})
+    return JSONResponse({"shape": shape, "features": features.tolist()})
+
+
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": text}, status, headers)
