@@ -108,7 +108,7 @@ def png(picture: torch.Tensor) -> bytes:
 def serving(model: str, options: list[str]) -> Iterator[str]:
     """Host and port of a server that is asked to stop at the end, and must say that it did."""
     command = [sys.executable, "-m", "robvit", "serve", model, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
