@@ -1,20 +1,26 @@
-"""Where files live and how they are written: whole or not at all."""
+"""Where files live, how they are written (whole or not at all) and read (without trust)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import stat
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from robvit.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+TEXT_BYTES = 256 * 2**20  # the record of a million pictures is smaller
+YAML_BYTES = 2**18  # nobody writes a longer one by hand
+YAML_DEPTH = 20  # nor a deeper one; the reader's time grows with the square of it
 
 
 def cache_dir(*parts: str) -> Path:
@@ -95,14 +101,114 @@ def sha256(path: str | Path) -> str:
 
 def read_tensors(path: str | Path, what: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a safetensors file and what stands beside them; `what` names it in the error."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
+        _check_plain(path)
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # a type torch does not know, say, is an AttributeError
+        raise InputError(f"{path} is not {what} that can be read: {_first_line(error)}") from error
+
+
+def read_pickled(path: str | Path, what: str) -> Any:
+    """The plain values and tensors of a torch file; nothing in it is run, and nothing is inflated."""
+    import argparse
+
+    import torch
+
+    try:
+        _check_plain(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                promised = sum(info.file_size for info in archive.infolist())
+            if promised > (held := Path(path).stat().st_size):  # torch compresses nothing
+                raise ValueError(f"it promises {promised} bytes and holds {held}")
+        # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file fails in whatever way it likes
+        raise InputError(f"{path} is not {what} that can be read safely: {_first_line(error)}") from None
+
+
+def is_dense(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a plain tensor that stores all of its values: one number can claim to be a trillion."""
+    import torch
+
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
+
+
+def read_text(path: str | Path, what: str, most: int = TEXT_BYTES) -> str:
+    """The text of a file from elsewhere; one that is too large is not read."""
+    try:
+        _check_plain(path)
+        with Path(path).open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise ValueError(f"it is larger than {most} bytes")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is not {what} that can be read: {error}") from error
+
+
+def parse_json(text: str, where: str | Path, what: str) -> Any:
+    """Values from JSON of a file at `where`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not {what} that can be read: {error}") from None
+
+
+def parse_yaml(text: str, where: str | Path) -> dict[str, Any]:
+    """Keys and plain values from YAML: no tags, and no aliases, which can stand for gigabytes."""
+    import yaml
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > YAML_DEPTH:
+                raise ValueError(f"it is nested more than {YAML_DEPTH} deep")
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it has an alias (*name); write the value out")
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not plain YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        got = type(content).__name__ if not isinstance(content, dict) else "keys that are no words"
+        raise InputError(f"{where} must hold keys and values, got {got}")
+    return content
+
+
+def described(
+    facts: Mapping[str, str], key: str, where: str | Path, kinds: Mapping[str, type]
+) -> dict[str, Any]:
+    """What stands as JSON beside the tensors of a file: these entries, each of its kind, and no others."""
+    about = parse_json(facts.get(key, "null"), where, "a file of robvit's")
+    if not isinstance(about, dict) or about.keys() != kinds.keys():
+        raise InputError(f"{where} is damaged: its {key} must tell {', '.join(kinds)}; make it again")
+    for name, kind in kinds.items():
+        if not isinstance(about[name], kind):
+            got = type(about[name]).__name__
+            raise InputError(f"{where} is damaged: {name} must be of type {kind.__name__}, got {got}")
+    return about
+
+
+def _check_plain(path: str | Path) -> None:
+    """Refuse a folder, and a pipe or a device, of which reading might never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  (a path with a null byte is a ValueError)
+        raise ValueError("it is not a regular file")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -12,14 +12,14 @@ from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.attention import KEPT, attention_layers, keep_scales
-from robvit.backbones import weights, zoo
+from robvit.backbones import checked, weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
 from robvit.defenses.adapters import Adapters
 from robvit.defenses.adapters_store import adapted, load_adapters
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError, Unsupported
+from robvit.errors import InputError, RobvitError, Unsupported
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Size = int | tuple[int, int]
@@ -62,7 +62,12 @@ def load(
         raise InputError(
             f"{name} does not say which network it holds; name it with arch=, such as arch='xcit-s12'"
         )
-    known = zoo.resolve(named)
+    try:
+        known = zoo.resolve(named)
+    except RobvitError as error:
+        raise InputError(f"{name}: {error}") if path and not arch else error from None
+    if path and tensors is not None:
+        checked.check_size(known, tensors, name)
     trained = origin.build if origin else {}
     size = img_size or trained.get("img_size") or USUAL_SIZE.get(known.family)
     size = tuple(size) if isinstance(size, list) else size
@@ -154,7 +159,7 @@ def _fill(
     if not keep_head:  # another number of classes: the new head starts afresh
         fresh = {k: v for k, v in net.state_dict().items() if k.startswith("head")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head")} | fresh
-    weights.load_strict(net, {**tensors, **own}, name)
+    checked.load_strict(net, {**tensors, **own}, name)
 
 
 def _statistics(net: nn.Module, normalise: str | Statistics) -> Statistics:

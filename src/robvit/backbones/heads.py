@@ -19,14 +19,17 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
+from robvit.backbones.checked import load_strict
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
 from robvit.errors import IGNORE, InputError, WrongBackbone
-from robvit.files import read_tensors, written_whole
+from robvit.files import described, read_tensors, written_whole
 from robvit.registry import Registry
 
 HEADS: Registry[type[FeatureHead]] = Registry("head")
 FORMAT = "robvit-head-1"
+ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list}
+MOST_CLASSES = 100_000
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 Report = Callable[..., None]
@@ -48,6 +51,11 @@ class FeatureHead(nn.Module):
 
     def __init__(self, classes: int, fingerprint: str, names: list[str] | None = None) -> None:
         super().__init__()
+        if not 1 <= classes <= MOST_CLASSES or len(names or []) not in (0, classes):
+            raise InputError(
+                f"a head tells 1 to {MOST_CLASSES} classes apart and names all or none of them, "
+                f"got {classes} classes and {len(names or [])} names"
+            )
         self.classes = classes
         self.fingerprint = fingerprint
         self.names = names or []
@@ -70,9 +78,12 @@ class FeatureHead(nn.Module):
         """A head of the right shape to load `state` into; most are one linear layer."""
         return cls(state["linear.weight"].shape[1], **about)
 
+    def check_state(self, path: str) -> None:
+        """Refuse tensors that no training can have left; shapes have been compared already."""
+
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
-        about = {name: getattr(self, name) for name in ("kind", "classes", "fingerprint", "names")}
+        about = {name: getattr(self, name) for name in ABOUT}
         with written_whole(path) as aside:
             save_file(self.state_dict(), aside, {"format": FORMAT, "head": json.dumps(about)})
 
@@ -90,9 +101,14 @@ def load_head(path: str | Path) -> FeatureHead:
     state, facts = read_tensors(path, "a head file")
     if facts.get("format") != FORMAT:
         raise InputError(f"{path} is not a head of format {FORMAT}; train one with `robvit train head`")
-    about = json.loads(facts["head"])
-    head = HEADS[about.pop("kind")].blank(state, **about)
-    head.load_state_dict(state)
+    about = described(facts, "head", path, ABOUT)
+    try:
+        with torch.device("meta"):  # what it claims takes no memory before the tensors agree
+            head = HEADS[about.pop("kind")].blank(state, **about)
+    except (LookupError, TypeError, RuntimeError, InputError) as error:
+        raise InputError(f"{path} is damaged: {error}; train the head again") from None
+    load_strict(head, state, str(path), assign=True)
+    head.check_state(str(path))
     return head.eval()
 
 
@@ -173,6 +189,14 @@ class NearestHead(FeatureHead):
     @classmethod
     def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> NearestHead:
         return cls(torch.empty_like(state["bank"]), torch.empty_like(state["labels"]), **about)
+
+    def check_state(self, path: str) -> None:
+        if self.bank.ndim != 2 or self.labels.shape != self.bank.shape[:1] or not len(self.labels):
+            raise InputError(f"{path} is damaged: it needs a label for each of its features")
+        try:
+            _check_classes(self.labels, self.classes)
+        except InputError as error:
+            raise InputError(f"{path} is damaged: {error}") from None
 
     def forward(self, tokens: Tokens, size: tuple[int, int]) -> torch.Tensor:
         near, where = (F.normalize(pooled(tokens), dim=1) @ self.bank.T).topk(

@@ -8,8 +8,6 @@ came from under which licence.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,14 +22,14 @@ from torch import nn
 from torch.nn import functional
 
 from robvit.backbones import convert, sources, zoo
+from robvit.backbones.checked import build_of, load_strict, unwrapped
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
-from robvit.files import one_at_a_time, tensors_sha256, written_whole
+from robvit.files import one_at_a_time, read_pickled, read_tensors, tensors_sha256, written_whole
 
 Tensors = dict[str, torch.Tensor]
 
 TOLERANCE = 1e-3  # of a fingerprint: far above rounding, far below what one wrong tensor does
-WRAPPERS = ("state_dict", "model", "model_state")  # keys under which training scripts keep the tensors
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,11 @@ def local_file(name: str) -> Path | None:
     if not zoo.is_path(name):
         return None
     path = Path(name).expanduser()
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # longer than any file's name, say
+        there = False
+    if not there:
         raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
     if not path.name.lower().endswith(zoo.CHECKPOINTS):
         raise InputError(f"expected a checkpoint ending in {', '.join(zoo.CHECKPOINTS)}, got {path.name}")
@@ -107,35 +109,18 @@ def architecture(name: str, arch: str | None = None) -> str:
 def read_local(path: Path) -> Found:
     """The tensors of a checkpoint, free of the wrappings of training scripts; names are left as they are."""
     facts: Mapping[str, str] = {}
-    try:
-        if path.suffix.lower() == ".safetensors":
-            content, facts = _read(path)
-        else:
-            # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile file fails in whatever way it likes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} is not a checkpoint of plain tensors: {reason}") from None
-    tensors = _unwrap(content, path)
+    content: Any
+    if path.suffix.lower() == ".safetensors":
+        content, facts = read_tensors(path, "a checkpoint of plain tensors")
+    else:
+        content = read_pickled(path, "a checkpoint of plain tensors")
+    tensors = unwrapped(content, path)
     licence = facts.get("licence", "as its author says")
     checksum = tensors_sha256(tensors)
-    build = json.loads(facts.get("build", "{}"))
+    build = build_of(facts, tensors, path)
     return tensors, Origin(
         str(path), facts.get("timm_name", ""), "local", "a local file", licence, path, checksum, build
     )
-
-
-def load_strict(model: nn.Module, tensors: Mapping[str, torch.Tensor], name: str) -> None:
-    """Put tensors into a model; any missing, extra or differently shaped one is refused."""
-    try:
-        model.load_state_dict(dict(tensors), strict=True)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        raise InputError(
-            f"the weights of {name} do not fit {type(model).__name__}: {' '.join(lines)[:400]}; "
-            "expected the same architecture and size"
-        ) from None
 
 
 def verify(known: Known) -> list[Check]:
@@ -294,19 +279,3 @@ def _read(path: Path) -> tuple[Tensors, Mapping[str, str]]:
     with safe_open(path, framework="pt") as file:
         facts = file.metadata() or {}
     return load_file(path), facts
-
-
-def _unwrap(value: Any, path: Path) -> Tensors:
-    """The tensors inside a training script's checkpoint, without DataParallel's prefix."""
-    while isinstance(value, dict) and (
-        key := next((k for k in WRAPPERS if isinstance(value.get(k), dict)), "")
-    ):
-        value = value[key]
-    if (
-        not isinstance(value, dict)
-        or not value
-        or not all(isinstance(t, torch.Tensor) for t in value.values())
-    ):
-        raise InputError(f"expected a state dict of tensors in {path}, got {type(value).__name__}")
-    prefix = "module." if all(name.startswith("module.") for name in value) else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in value.items()}

@@ -40,7 +40,7 @@ def report(
     shown = [_beside(record, path.parent, pictures) for record, path in zip(loaded, paths, strict=True)]
     place = out or paths[0].with_name("report.html")
     sheets = [path.with_name("sheet.png") for path, some in zip(paths, shown, strict=True) if not some]
-    write_report(loaded, place, exhibits=shown, pictures=[sheet for sheet in sheets if sheet.exists()])
+    write_report(loaded, place, exhibits=shown, pictures=[sheet for sheet in sheets if sheet.is_file()])
     size = place.stat().st_size / 1e6
     typer.echo(f"written: {place} ({size:.1f} MB, {sum(map(len, shown))} attacked pictures at hand)")
     typer.echo(f"next: open {place}")
@@ -54,7 +54,8 @@ def _beside(record: Record, folder: Path, pictures: str | None) -> Beside:
     if not folders:
         return Beside(record, {})
     sides = (e.adversarial.shape[0] for e in Beside(record, folders) if e.adversarial is not None)
-    return Beside(record, folders, _originals(record, next(sides), pictures))
+    side = next(sides, None)
+    return Beside(record, folders, None if side is None else _originals(record, side, pictures))
 
 
 def _originals(record: Record, side: int, pictures: str | None) -> Callable[[int], Pixels] | None:
@@ -64,12 +65,14 @@ def _originals(record: Record, side: int, pictures: str | None) -> Callable[[int
 
     data = record.data
     try:
+        if not pictures and str(data.get("spec")).startswith("hf:"):
+            raise RobvitError("a record does not make anyone fetch pictures from the hub")
         found = open_data(
             pictures or str(data.get("spec")),
-            split=data.get("split"),
+            split=str(data.get("split") or "") or None,
             size=side,
             how=str(data.get("fit") or "squash"),
-            subset=data.get("names") or [],
+            subset=[str(name) for name in data.get("names") or []],
             check=False,
         )
         if found.digest() != data.get("digest"):

@@ -17,6 +17,7 @@ import torch
 from robvit.errors import DataError
 
 _MEMBER_BYTES = 400_000_000  # no member of the archives we know is half as large
+_ARCHIVE_BYTES = 1_000_000_000  # nor all of them together
 
 
 def opened_tar(path: Path) -> tarfile.TarFile:
@@ -29,15 +30,25 @@ def opened_tar(path: Path) -> tarfile.TarFile:
 def member(tar: tarfile.TarFile, name: str) -> bytes:
     """The bytes of a regular file in the archive; links are not followed, nothing is written."""
     try:
-        entry = tar.getmember(name)
+        entry = _entry(tar, name)
         file = tar.extractfile(entry) if entry.isfile() and entry.size < _MEMBER_BYTES else None
         if file is None:
             raise DataError(f"{name} in the archive is not a plain file of a sensible size")
         return file.read()
-    except KeyError:
-        raise DataError(f"the archive has no member {name}") from None
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"the archive is damaged at {name} ({error})") from None
+
+
+def _entry(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
+    """The first member of that name; what claims too much on the way there is not unpacked to go past it."""
+    passed = 0
+    for entry in tar:
+        if entry.name == name:
+            return entry
+        passed += entry.size
+        if passed > _ARCHIVE_BYTES:
+            raise DataError(f"the archive claims to hold more than {_ARCHIVE_BYTES:,} bytes, no CIFAR does")
+    raise DataError(f"the archive has no member {name}")
 
 
 class _RawArray:
@@ -71,7 +82,7 @@ def unpickle(data: bytes, *keys: bytes) -> list[Any]:
     except KeyError as error:
         raise DataError(f"the archive's pickle has no entry {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"the archive's pickle is refused: {error}") from None
+        raise DataError(f"the archive's pickle is refused: {str(error) or type(error).__name__}") from None
 
 
 def raw_bytes(raw: Any) -> torch.Tensor:

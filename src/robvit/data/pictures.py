@@ -28,6 +28,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from robvit.errors import IGNORE, DataError
 
 MAX_PIXELS = 100_000_000
+MAX_BYTES = 8 * MAX_PIXELS  # no file of so many pixels is larger
 HOWS = ("squash", "crop")
 CROP_SHARE = 0.875  # of the shorter side, what an ImageNet evaluation keeps
 MAX_ASPECT = 32
@@ -145,7 +146,7 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     """Open a picture after looking at its header; whatever goes wrong inside becomes a PictureError."""
     name = "" if isinstance(source, bytes) else Path(source).name
     try:
-        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        data = source if isinstance(source, bytes) else _bytes(Path(source))
         if not data:
             raise PictureError("the file is empty")
         with warnings.catch_warnings():
@@ -163,6 +164,12 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
         raise PictureError(f"no such file: {source!s}", name) from None
     except Exception as error:  # decoders fail in every way there is, IndexError and zlib.error included
         raise PictureError(str(error) or type(error).__name__, name) from error
+
+
+def _bytes(path: Path) -> bytes:
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise PictureError(f"the file has {size:,} bytes, at most {MAX_BYTES:,} are read")
+    return path.read_bytes()
 
 
 def _check_header(image: Image.Image, max_pixels: int) -> None:

@@ -28,6 +28,7 @@ from robvit.data import cifar, folders, forms, hub, imagenet, shapes
 from robvit.data.pictures import SUFFIXES, MaskValues
 from robvit.data.sets import Listing, PictureSet, select
 from robvit.errors import IGNORE, DataError, InputError
+from robvit.files import read_text
 from robvit.registry import Registry, unknown
 
 DATASETS: Registry[Callable[..., Listing]] = Registry("data set")
@@ -172,7 +173,7 @@ def ade20k(place: str, split: str | None) -> Listing:
     root = folders.existing_folder(place)
     found = folders.masked_pictures(root, split)
     table = root / "objectInfo150.txt"  # tab-separated, a heading first, the name last
-    lines = table.read_text(encoding="utf-8").splitlines()[1:] if table.is_file() else []
+    lines = read_text(table, "a table of classes").splitlines()[1:] if table.is_file() else []
     names = [line.split("\t")[-1].strip() for line in lines if line.strip()]
     return folders.mask_listing(found, MaskValues(ADE20K_CLASSES, first=1, void=0), names)
 
@@ -191,7 +192,7 @@ def masks(place: str, split: str | None, *, void: str = str(IGNORE)) -> Listing:
     root = folders.existing_folder(place)
     found = folders.masked_pictures(root, split)
     table = root / "classes.txt"
-    names = table.read_text(encoding="utf-8").split("\n") if table.is_file() else []
+    names = read_text(table, "a list of classes").split("\n") if table.is_file() else []
     names = [name.strip() for name in names if name.strip()]
     count = len(names) or folders.count_mask_classes(found[2], int(void))
     return folders.mask_listing(found, MaskValues(count, void=int(void)), names)
@@ -248,7 +249,7 @@ def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None
         raise DataError(
             f"expected {imagenet.ROBUSTBENCH} or a file with one picture name a line, got {subset}"
         )
-    names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line.strip() for line in read_text(path, "a list of names").splitlines() if line.strip()]
     if not names:
         raise DataError(f"{path} names no pictures")
     return names

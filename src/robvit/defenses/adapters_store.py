@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from robvit.backbones.checked import load_strict
 from robvit.backbones.model import Model
 from robvit.defenses.adapters import Adapters, Shape, check_backbone
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import read_tensors, written_whole
+from robvit.files import described, read_tensors, written_whole
 
 FORMAT = "robvit-adapters-1"
+ABOUT = {"width": int, "depth": int, "classes": int, "tuning": str, "bottleneck": int, "trades": list,
+         "fingerprint": str, "settings": dict}  # fmt: skip
 
 
 def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
@@ -70,11 +73,15 @@ def load_adapters(path: str | Path) -> Adapters:
     tensors, facts = read_tensors(path, "a file of adapters")
     if facts.get("format") != FORMAT:
         raise InputError(f"{path} does not hold adapters of format {FORMAT}; `robvit train tora` writes them")
-    about = json.loads(facts["about"])
-    shape = {name: about[name] for name in Shape._fields}
-    made = Adapters(Shape(**{**shape, "trades": tuple(shape["trades"])}), about["fingerprint"])
+    about = described(facts, "about", path, ABOUT)
+    shape = Shape(**{name: about[name] for name in Shape._fields} | {"trades": tuple(about["trades"])})
+    numbers = (shape.width, shape.depth, shape.classes)
+    if min(numbers) < 1 or max(shape.depth, len(shape.trades)) > len(tensors) or shape.bottleneck < 0:
+        raise InputError(f"{path} is damaged: it holds no adapters of the shape it tells; train them again")
     try:
-        made.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise InputError(f"{path} is damaged: {str(error).splitlines()[-1].strip()}") from None
+        with torch.device("meta"):  # what it claims takes no memory before the tensors agree
+            made = Adapters(shape, about["fingerprint"])
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged: {error}; train the adapters again") from None
+    load_strict(made, tensors, str(path), assign=True)
     return made.eval().requires_grad_(False)

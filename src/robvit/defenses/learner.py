@@ -10,11 +10,9 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from robvit.backbones.heads import LinearHead
@@ -22,7 +20,7 @@ from robvit.backbones.model import Model
 from robvit.defenses.examples import Batch, Examples
 from robvit.defenses.recipe import Recipe
 from robvit.errors import InputError, RobvitError
-from robvit.files import written_whole
+from robvit.files import parse_json, read_tensors, written_whole
 
 
 class Diverged(RobvitError):
@@ -119,17 +117,18 @@ class Learner:
         """Go on from a state of the same run; one of another run is refused."""
         if self.path is None or not self.path.exists():
             return
-        with safe_open(self.path, "pt") as file:
-            facts: dict[str, Any] = file.metadata() or {}
-            if facts.get("key") != self._key():
-                raise InputError(f"{self.path} is the state of another training; choose another folder")
-            self.history = [(a, b) for a, b in json.loads(facts["history"])]
+        held, facts = read_tensors(self.path, "the state of a training")
+        if facts.get("key") != self._key():
+            raise InputError(f"{self.path} is the state of another training; choose another folder")
+        try:
+            self.history = [(a, b) for a, b in parse_json(facts["history"], self.path, "a state")]
             self.step = len(self.history)
             for name, parameter in self.learned.items():
                 with torch.no_grad():
-                    parameter.copy_(file.get_tensor(name))
+                    parameter.copy_(held[name])
+                first, second = (held[f"{name} {which}"].to(parameter) for which in ("first", "second"))
                 self.adam.state[parameter] = {
-                    "step": torch.tensor(float(self.step)),
-                    "exp_avg": file.get_tensor(f"{name} first").to(parameter.device),
-                    "exp_avg_sq": file.get_tensor(f"{name} second").to(parameter.device),
-                }
+                    "step": torch.tensor(float(self.step)), "exp_avg": first, "exp_avg_sq": second,
+                }  # fmt: skip
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{self.path} is damaged ({error}); remove it to start anew") from None

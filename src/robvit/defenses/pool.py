@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from robvit.backbones.model import Model
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
-from robvit.files import read_tensors, written_whole
+from robvit.files import parse_json, read_tensors, written_whole
 
 FORMAT = "robvit-token-pool-1"
 
@@ -71,8 +71,14 @@ class TokenPool:
         tensors, facts = read_tensors(path, "a pool of tokens")
         if facts.get("format") != FORMAT:
             raise InputError(f"{path} does not hold a pool; make one with `robvit robustify --pool`")
-        about = json.loads(facts["about"])
-        return cls(tuple(RobustTokens(tensors[f"tokens {i}"], **one) for i, one in enumerate(about)))
+        about = parse_json(facts.get("about", "null"), path, "a pool of tokens")
+        names = [f"tokens {i}" for i in range(len(tensors))]
+        if not isinstance(about, list) or len(about) != len(tensors) or set(tensors) != set(names):
+            raise InputError(f"{path} is damaged: it must tell of each of {len(tensors)} sets; make it again")
+        parts = ({"about": json.dumps(one)} for one in about)
+        return cls(
+            tuple(RobustTokens.read(tensors[n], one, path) for n, one in zip(names, parts, strict=True))
+        )
 
 
 def load_tokens(path: str | Path) -> RobustTokens | TokenPool:

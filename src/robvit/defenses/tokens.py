@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import read_tensors, written_whole
+from robvit.files import described, is_dense, read_pickled, read_tensors, written_whole
 
 FORMAT = "robvit-tokens-1"
+ABOUT = {"fingerprint": str, "key_id": str, "settings": dict, "layers": list}
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnverifiedTokens(UserWarning):
@@ -43,7 +46,9 @@ class RobustTokens:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # a list where it was read from a file
         rows = len(self.layers)
-        if self.values.ndim != 3 or len(self.values) != rows or not self.values.is_floating_point():
+        if not all(type(layer) is int and layer >= 0 for layer in self.layers):
+            raise InputError(f"layers must be numbers of blocks, got {self.layers}")
+        if self.values.ndim != 3 or len(self.values) != rows or self.values.dtype not in TYPES:
             got = f"{self.values.dtype} {tuple(self.values.shape)}"
             raise InputError(f"tokens for {rows} layers must be floats ({rows} R D), got {got}")
         if not torch.isfinite(self.values).all():
@@ -86,8 +91,7 @@ class RobustTokens:
 
     def about(self) -> dict[str, Any]:
         """All that is known of the tokens but their values."""
-        names = ("fingerprint", "key_id", "settings", "layers")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ABOUT}
 
     def __str__(self) -> str:
         where = "" if self.layers == (0,) else f" in layers {', '.join(map(str, self.layers))}"
@@ -101,7 +105,15 @@ class RobustTokens:
             raise InputError(
                 f"{path} does not hold robvit tokens; published .pt files come in by `robvit tokens import`"
             )
-        return cls(tensors["tokens"], **json.loads(facts["about"]))
+        return cls.read(tensors["tokens"], facts, path)
+
+    @classmethod
+    def read(cls, values: torch.Tensor, facts: Mapping[str, str], path: str | Path) -> RobustTokens:
+        """Tokens from values and what stands beside them in a file."""
+        try:
+            return cls(values, **described(facts, "about", "the file", ABOUT))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
 
 def import_published(path: str | Path, model: Model | None = None) -> RobustTokens:
@@ -110,12 +122,9 @@ def import_published(path: str | Path, model: Model | None = None) -> RobustToke
     Nothing in the file is executed. The files do not name their backbone; give the model they are
     for, so that the tokens are tied to its weights.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a hostile or broken file
-        raise InputError(f"{path} is not a token file that can be read safely: {error}") from error
+    content = read_pickled(path, "a token file")
     values = content.get("rtokens") if isinstance(content, dict) else None
-    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+    if not is_dense(values) or not values.is_floating_point():
         raise InputError(f'{path} must hold {{"rtokens": floats (1 R D)}}, as the published files do')
     tokens = RobustTokens(values.detach().float().clone(), settings={"imported": Path(path).name})
     if model is None:

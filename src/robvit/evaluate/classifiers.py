@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from robvit.attacks.core import modules_of
-from robvit.backbones import weights
+from robvit.backbones import checked, weights
 from robvit.backbones.model import Model
 from robvit.data import PictureSet
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
@@ -179,7 +179,7 @@ def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifie
     if arch is not None:
         net, size, (mean, std) = models.get_model(known, weights=None), 224, IMAGENET
         tensors, _ = weights.state_dict(name)
-        weights.load_strict(net, tensors, name)
+        checked.load_strict(net, tensors, name)
     else:
         best = models.get_model_weights(known).DEFAULT
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -31,7 +31,7 @@ from robvit.data import PictureSet
 from robvit.errors import DataError, InputError
 from robvit.evaluate.masks import MaskScore, pixel_counts, score_masks, score_of
 from robvit.evaluate.record import Trial
-from robvit.files import tensors_sha256, write_json, written_whole
+from robvit.files import parse_json, read_tensors, read_text, tensors_sha256, write_json, written_whole
 from robvit.processes import processes
 from robvit.threat import Threat
 
@@ -214,7 +214,8 @@ def _make(job: Job, some: PictureSet, index: int, device: torch.device, path: Pa
         "warnings": list(made.warnings),
     }
     with written_whole(path) as aside:
-        save_file(tensors, aside, {"facts": json.dumps(facts)})
+        text = json.dumps(facts)
+        save_file(tensors, aside, {"facts": text, "sha256": _checksum(tensors, text)})
     return facts
 
 
@@ -290,19 +291,29 @@ def _claim(folder: Path, job: Job) -> None:
 
 
 def _held_key(folder: Path) -> Any:
-    return json.loads((folder / "job.json").read_text(encoding="utf-8")).get("key")
+    mark = folder / "job.json"
+    content = parse_json(read_text(mark, "the mark of a run"), mark, "the mark of a run")
+    return content.get("key") if isinstance(content, dict) else None
 
 
 def _place(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
 
 
+def _checksum(tensors: dict[str, torch.Tensor], facts: str) -> str:
+    """Names all that a shard holds."""
+    return hashlib.sha256(f"{tensors_sha256(tensors)} {facts}".encode()).hexdigest()
+
+
 def _done(path: Path, some: PictureSet) -> dict[str, Any] | None:
     """The facts of a whole shard of these very pixels and labels; any other is made again."""
-    try:
-        with safe_open(path, "pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
-    except (OSError, SafetensorError, KeyError):
+    if not path.exists():
         return None
-    same = facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True)))
-    return facts if same else None
+    try:
+        tensors, about = read_tensors(path, "a shard")
+        whole = about.get("sha256") == _checksum(tensors, about["facts"])
+        facts: dict[str, Any] = json.loads(about["facts"])
+        same = facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True)))
+    except (InputError, KeyError, TypeError, ValueError):
+        return None
+    return facts if whole and same else None

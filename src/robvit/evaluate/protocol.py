@@ -8,17 +8,18 @@ attacker knows. Those of the package are in `protocols/`; anybody's own file doe
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from robvit.attacks import ATTACKS
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
+from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.threat import NORMS, Threat, parse_number
 
@@ -195,10 +196,7 @@ def find(protocol: str | Path | Protocol) -> Protocol:
     path = Path(text).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         raise unknown("protocol", text, names(), "Or give the path of a .yaml file.")
-    try:
-        return _read(path.read_text(encoding="utf-8"), text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a protocol that can be read: {error}") from error
+    return _read(read_text(path, "a protocol", YAML_BYTES), text)
 
 
 def _folder() -> Any:
@@ -207,17 +205,9 @@ def _folder() -> Any:
 
 def _read(text: str, where: str) -> Protocol:
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{where} is not plain YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{where} must hold the fields of a protocol, got {type(content).__name__}")
-    try:
-        return Protocol(**content)
+        return Protocol(**parse_yaml(text, where))
     except ValidationError as error:
         raise InputError(f"{where}: {_first(error)}") from None
-    except TypeError as error:  # a key that is no text
-        raise InputError(f"{where}: {error}; keys are words") from None
 
 
 def _first(error: ValidationError) -> str:
@@ -230,7 +220,7 @@ def _first(error: ValidationError) -> str:
         return f"{place} is missing; add it"
     if found["type"] == "value_error":  # our own words, which say what came
         return ": ".join(filter(None, (place, str(found["ctx"]["error"]))))
-    return f"{place}: {found['msg']}, got {found['input']!r}"
+    return f"{place}: {found['msg']}, got {reprlib.repr(found['input'])}"
 
 
 def _fields(place: tuple[int | str, ...]) -> list[str]:

@@ -6,17 +6,17 @@ file uses the standard library only, so that records can be read where no torch 
 
 from __future__ import annotations
 
-import json
 import platform
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from robvit.errors import InputError
 from robvit.evaluate.metrics import interval
-from robvit.files import write_json
+from robvit.files import parse_json, read_text, write_json
 
 SCHEMA = 2
 
@@ -183,10 +183,7 @@ class Record:
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """A record from its file; one of another schema, or a broken one, is refused by the field."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} is not a record that can be read: {error}") from error
+        content = parse_json(read_text(path, "a record"), path, "a record")
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             got = content.get("schema") if isinstance(content, dict) else type(content).__name__
             raise InputError(f"{path}: expected a record of schema {SCHEMA}, got {got}; write it anew")
@@ -199,6 +196,8 @@ class Record:
             record = cls(**content)
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
+        for part in (*(p for name in PARTS for p in getattr(record, name)), record):
+            _check_kinds(part, path)
         _check_lengths(record, path)
         return record
 
@@ -207,7 +206,42 @@ class Record:
 PARTS: dict[str, Any] = {"trials": Trial, "tables": Table, "curves": Curve, "findings": Finding}
 
 
+DEEPEST = 12  # a value inside values inside a record; readers of it may call themselves
+
+
+def _check_kinds(part: Any, path: str | Path) -> None:
+    """Refuse a field whose value is not of the kind that its annotation promises."""
+    for name, kind in get_type_hints(type(part)).items():
+        if not _conforms(value := getattr(part, name), kind):
+            wanted = str(getattr(kind, "__name__", kind) if get_origin(kind) is None else kind)
+            raise InputError(
+                f"{path}: {type(part).__name__}.{name} must be {wanted}, got {reprlib.repr(value)}; "
+                "the record is damaged, or not one of robvit's"
+            )
+
+
+def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
+    if kind is Any and isinstance(value, list | dict):
+        kind = list[Any] if isinstance(value, list) else dict[str, Any]
+    if get_origin(kind) in (list, dict):
+        inside = value.values() if isinstance(value, dict) else value
+        fits = isinstance(value, get_origin(kind)) and depth > 0
+        return fits and all(_conforms(one, get_args(kind)[-1], depth - 1) for one in inside)
+    if kind is Any or isinstance(value, bool):
+        return kind in (Any, bool)
+    return isinstance(value, int | float if kind is float else kind)
+
+
 def _check_lengths(record: Record, path: str | Path) -> None:
+    for trial in record.trials:
+        if not all(0 <= place < len(trial.right) for place in trial.skipped):
+            raise InputError(f"{path}: {trial.attack}.skipped names pictures that the record does not have")
+    for table in record.tables:
+        if any(len(row) != len(table.columns) for row in table.rows):
+            raise InputError(f"{path}: every row of {table.title!r} must have {len(table.columns)} cells")
+    for curve in record.curves:
+        if any(len(point) not in (2, 4) for line in curve.lines.values() for point in line):
+            raise InputError(f"{path}: every point of {curve.title!r} must be [x, y] or [x, y, low, high]")
     for trial in record.trials:
         for name in ("right", "predicted", "distance"):
             if len(getattr(trial, name)) != record.data.get("count"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from robvit.errors import InputError
 from robvit.evaluate.record import Record, Trial
@@ -70,10 +70,14 @@ def _outcomes(folder: Path) -> list[tuple[int, float]]:
             with safe_open(path, "np") as file:
                 facts = json.loads((file.metadata() or {})["facts"])
                 both = list(zip(facts.get("predicted", []), facts["distance"], strict=False))
-                if file.get_slice("adv").get_shape()[0] != len(both):
+                adv = file.get_slice("adv")
+                if adv.get_shape()[0] != len(both):
                     return []
+                shape, kind = adv.get_shape(), adv.get_dtype()
+                if both and (kind != "U8" or len(shape) != 4 or shape[1] != 3):
+                    raise ValueError(f"pictures must be bytes (B 3 H W), got {kind} {shape}")
                 found += both
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except Exception as error:  # it may hold anything
             raise InputError(f"{path} is not a shard that can be read: {error}; attack again") from error
     return found
 

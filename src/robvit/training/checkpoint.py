@@ -15,7 +15,7 @@ from torch import nn
 
 from robvit.backbones.model import Model
 from robvit.errors import InputError, RobvitError
-from robvit.files import read_tensors, written_whole
+from robvit.files import parse_json, read_tensors, written_whole
 
 FORMAT = "robvit-training-1"
 Tensors = dict[str, torch.Tensor]
@@ -51,7 +51,7 @@ def load_state(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         parts.setdefault(part, {})[rest] = tensor
-    return parts, json.loads(about["facts"])
+    return parts, parse_json(about.get("facts", "null"), path, "the state of a training")
 
 
 def restore(module: nn.Module, tensors: Tensors, path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from robvit.data.augment import Augment
 from robvit.errors import InputError
+from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.threat import parse_number
 
@@ -164,7 +166,8 @@ def make_recipe(content: dict[str, Any], name: str = "recipe") -> Recipe:
             kind = f"key of {'.'.join([name, *place[:-1]])}"
             raise unknown(kind, place[-1], list(_room(place[:-1]).model_fields)) from None
         key = ".".join(place) or "the whole"
-        raise InputError(f"{name}: {key}: {problem['msg']}, got {problem.get('input')!r}") from None
+        got = reprlib.repr(problem.get("input"))
+        raise InputError(f"{name}: {key}: {problem['msg']}, got {got}") from None
 
 
 def changes_of(items: list[str]) -> dict[str, Any]:
@@ -188,25 +191,24 @@ def _room(place: list[str]) -> type[BaseModel]:
     return rooms.get(place[0], Recipe) if place else Recipe
 
 
-def _content(name: str | Path) -> dict[str, Any]:
-    """The keys of a recipe, laid over those of its `base`."""
+def _content(name: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keys of a recipe, laid over those of its `base`; `above` are the recipes that asked for it."""
+    if str(name) in above:
+        raise InputError(f"{' is based on '.join([*above, str(name)])}, which has no end")
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise InputError(f"no recipe at {path}; give a YAML file, or a name of `robvit train recipes`")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, "a recipe", YAML_BYTES)
     elif str(name) in names():
         text = resources.files("robvit.training").joinpath(f"recipes/{name}.yaml").read_text("utf-8")
     else:
         raise unknown("recipe", str(name), names(), "Or give a YAML file.")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{name} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{name} must hold keys and values, got {type(content).__name__}")
+    content = parse_yaml(text, name)
     base = content.pop("base", None)
-    return _laid_over(_content(base), content) if base else content
+    if not isinstance(base, str | None):
+        raise InputError(f"{name}: base must be a recipe's name or a YAML file, got {reprlib.repr(base)}")
+    return _laid_over(_content(base, (*above, str(name))), content) if base else content
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
