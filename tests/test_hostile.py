@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hostile_files import CASES
+from report_samples import rich_record
+from robvit.cli import main
 from robvit.errors import RobvitError
+from robvit.evaluate.record import Record
 
 SECONDS = 30  # far more than any takes; a hang ends here
 MEGABYTES = 300  # more than a case may take beside what is there already
@@ -68,3 +75,72 @@ def test_a_hostile_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytes
         assert not list(folder.iterdir()) or re.search(f"evil|{folder}", str(caught.value))
     assert sorted(tmp_path.rglob("*")) == there
     assert not Path("/tmp/canary").exists()  # noqa: S108
+
+
+def run(*words: str | Path) -> int:
+    """The command line's exit code."""
+    sys.argv = ["robvit", *map(str, words)]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    rich_record().save(path := tmp_path / "record.json")
+    content = json.loads(path.read_text())
+    content["trials"][0]["right"] = "all"
+    path.write_text(json.dumps(content))
+    for words in (("report", path), ("compare", path, path)):
+        assert run(*words) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith(f"robvit: {path}: Trial.right must be list[bool], got 'all'")
+        assert said.err.count("\n") == 1
+        assert not said.out
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _beside(tmp_path: Path, adv: torch.Tensor, **changes: object) -> Path:
+    """A record with a shard beside it that looks like that of its second trial."""
+    record = rich_record(count=2)
+    trial = record.trials[1]
+    facts = {"predicted": trial.predicted, "distance": trial.distance, **changes}
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/job.json").write_text("{}")
+    save_file({"adv": adv}, tmp_path / "shards/shard-00000.safetensors", {"facts": json.dumps(facts)})
+    record.data["spec"] = "hf:evil/pictures"
+    record.save(tmp_path / "record.json")
+    return tmp_path / "record.json"
+
+
+@pytest.mark.parametrize(
+    ("adv", "changes"),
+    [(torch.zeros(2, 3, 8, 8), {}), (torch.zeros(2, dtype=torch.uint8), {}),
+     (torch.zeros((), dtype=torch.uint8), {}), (torch.zeros(2, 3, 8, 8), {"predicted": 7})],
+)  # fmt: skip
+def test_shards_beside_a_record_that_hold_no_pictures_are_refused(
+    adv: torch.Tensor, changes: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [])
+    assert run("report", _beside(tmp_path, adv, **changes)) == 2
+    assert "shard-00000.safetensors is not a shard that can be read" in capsys.readouterr().err
+
+
+def test_a_record_makes_nobody_fetch_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr("robvit.data.open_data", lambda *_, **__: pytest.fail("it opens what a record names"))
+    assert run("report", _beside(tmp_path, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))) == 0
+    assert "does not make anyone fetch" in capsys.readouterr().err
+    assert "data:image/webp" in (tmp_path / "report.html").read_text()
+
+
+def test_what_real_commands_wrote_is_still_read(tmp_path: Path) -> None:
+    rich_record().save(tmp_path / "record.json")
+    assert Record.load(tmp_path / "record.json").rows() == rich_record().rows()

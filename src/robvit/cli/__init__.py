@@ -80,6 +80,9 @@ def main() -> None:
     except RobvitError as error:
         print(f"robvit: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # the disk, a folder that may not be written: no fault of robvit's
+        print(f"robvit: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("robvit: interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
