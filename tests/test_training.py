@@ -14,7 +14,7 @@ from torch import nn
 from robvit.data import PictureSet, open_data
 from robvit.data.sets import Listing
 from robvit.defenses.robustify import Diverged
-from robvit.errors import InputError, UnknownName
+from robvit.errors import CannotWrite, InputError, UnknownName
 from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.awp import awp
@@ -427,7 +427,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path: Path, monkeypatch
         real(tensors, path, facts)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(checkpoint.DiskFull, match=r"No space left.*the last one is untouched"):
+    with pytest.raises(CannotWrite, match=r"No space left.*the last one is untouched"):
         fit.run()
     assert checkpoint.load_state(tmp_path / STATE)[1]["progress"]["step"] == 3
     assert [p.name for p in tmp_path.iterdir()] == [STATE]

@@ -7,6 +7,8 @@
     |- WrongBackbone       tokens, a head or adapters made for other weights
     |- WeightsUnavailable  no source has the weights
     |- DataError           a data set that is empty, broken or of another layout
+    |- CannotWrite         a full disk, or a place that may not be written
+    |- Busy                another run is at work in the same folder
     |- BrokenAttack        an attack left its budget or returned something that is not a picture
 
 Every message says what was expected, what came, and what to do. Nothing here recovers.
@@ -51,6 +53,14 @@ class WeightsUnavailable(RobvitError):
 
 class DataError(RobvitError):
     """A data set that is empty, broken or of another layout."""
+
+
+class CannotWrite(RobvitError, OSError):
+    """A file could not be written; what was there before is still there."""
+
+
+class Busy(RobvitError):
+    """Another run is at work in the same folder."""
 
 
 class BrokenAttack(RobvitError):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import platform
 import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
-from robvit.errors import InputError
+from robvit.errors import Busy, CannotWrite, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 TEXT_BYTES = 256 * 2**20  # the record of a million pictures is smaller
 YAML_BYTES = 2**18  # nobody writes a longer one by hand
 YAML_DEPTH = 20  # nor a deeper one; the reader's time grows with the square of it
+
+_OURS = platform.node().replace("/", "") + "-"  # marks unfinished files as this machine's; a number follows
 
 
 def cache_dir(*parts: str) -> Path:
@@ -39,26 +43,75 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
     The file reaches the disk before it gets its name, so a crash leaves the old file or the new one.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    aside = Path(name)
     try:
-        yield aside
-        with aside.open("rb") as done:
-            os.fsync(done.fileno())
-        aside.chmod(mode)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{path.name}.{_OURS}{os.getpid()}-", suffix=".part", dir=path.parent
+        )
+        os.close(handle)
+        aside = Path(name)
+        try:
+            yield aside
+            with aside.open("rb") as done:
+                os.fsync(done.fileno())
+            aside.chmod(mode)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise  # safetensors tells of a full disk by an error of its own
+        kept = "the last one is untouched" if _is_there(path) else "there was none before"
+        raise CannotWrite(
+            f"{path} could not be written ({error}); {kept}; make room or choose another place, then run again"
+        ) from error
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove what processes of this machine that were killed while they wrote have left in a folder."""
+    for aside in folder.rglob(f".*.{glob.escape(_OURS)}*.part"):
+        process = aside.name.rpartition(_OURS)[2].partition("-")[0]
+        if process.isdecimal() and not _is_alive(int(process)):
+            aside.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # there, asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 @contextmanager
-def one_at_a_time(path: str | Path) -> Iterator[None]:
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """Let one run at a time write to a folder; a second one is refused. Processes of one run share it."""
+    if int(os.environ.get("RANK", 0)):  # accelerate and torchrun number the processes of a run
+        yield
+        return
+    with one_at_a_time(Path(folder) / "run", wait=False):
+        remove_remains(Path(folder))
+        yield
+
+
+@contextmanager
+def one_at_a_time(path: str | Path, *, wait: bool = True) -> Iterator[None]:
     """Let one process at a time make what is to lie at `path`; the others wait, then find it made.
 
-    The lock is a file beside it, and ends with the process, however that ends. Where the system has no
-    such locks every process works for itself, which costs time and harms nothing.
+    Without `wait` they are refused. The lock is a file beside it, and ends with the process, however that
+    ends. Where the system has no such locks every process works for itself, which costs time and harms
+    nothing.
     """
     try:
         import fcntl
@@ -66,10 +119,15 @@ def one_at_a_time(path: str | Path) -> Iterator[None]:
         yield
         return
     lock = Path(path).with_name(f".{Path(path).name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
-        with lock.open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with _opened(lock) as handle:
+            try:
+                fcntl.flock(handle, how)
+            except BlockingIOError:
+                raise Busy(
+                    f"another run is at work in {lock.parent}; wait for it, or choose another --out"
+                ) from None
             if not _names(lock, handle.fileno()):
                 continue  # who held it has removed it, and someone may hold a new one
             try:
@@ -77,6 +135,14 @@ def one_at_a_time(path: str | Path) -> Iterator[None]:
             finally:
                 lock.unlink(missing_ok=True)
             return
+
+
+def _opened(lock: Path) -> IO[str]:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return lock.open("w")
+    except OSError as error:
+        raise CannotWrite(f"{lock.parent} cannot be written to ({error}); choose another place") from error
 
 
 def _names(path: Path, descriptor: int) -> bool:

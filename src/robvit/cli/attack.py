@@ -68,6 +68,7 @@ def attack(
     from robvit.attacking import attack_data
     from robvit.data import open_data
     from robvit.evaluate.crafting import Job
+    from robvit.files import alone_in
     from robvit.loading import load
     from robvit.processes import processes
     from robvit.progress import progress
@@ -87,7 +88,7 @@ def attack(
         compiler,
     )  # fmt: skip
     command = " ".join(["robvit", *sys.argv[1:]])
-    with progress(f"{attack} on {model}", total=len(pictures)) as advance:
+    with alone_in(out), progress(f"{attack} on {model}", total=len(pictures)) as advance:
         record = attack_data(job, out, data=data, command=command, report=advance)
     if processes().is_main_process:
         _tell(record, out)

@@ -30,11 +30,14 @@ def demo(
     Under five minutes on two cores; interrupted, it goes on.
     """
     from robvit.demo import Scale, demo
+    from robvit.files import alone_in
     from robvit.threat import Threat
 
     size = None if model.startswith("robvit-mini") else img_size
     scale = Scale(head, learn, steps, judge, attack_steps)
-    record = demo(model, out, img_size=size, threat=Threat.parse("linf", eps), scale=scale, say=typer.echo)
+    threat = Threat.parse("linf", eps)
+    with alone_in(out):
+        record = demo(model, out, img_size=size, threat=threat, scale=scale, say=typer.echo)
     typer.echo(f"\n{record.table()}\n")
     typer.echo(f"{'cosine with the original clean features':<42}{'clean':>7}{'attacked':>10}")
     for rung in record.rungs():

@@ -75,6 +75,7 @@ def evaluate(
     from robvit.evaluate.classifiers import open_classifier
     from robvit.evaluate.protocol import find
     from robvit.evaluate.run import evaluate as judge
+    from robvit.files import alone_in
     from robvit.processes import processes
 
     rules = find(protocol)
@@ -84,11 +85,12 @@ def evaluate(
         model, arch=arch, img_size=img_size, tokens=tokens, head=head, adapters=adapters
     )
     main = processes().is_main_process
-    record = judge(
-        classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,
-        batch=batch, precision=precision, say=typer.echo if main else lambda _: None,
-        command=" ".join(["robvit", *sys.argv[1:]]),
-    )  # fmt: skip
+    with alone_in(out):
+        record = judge(
+            classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,
+            batch=batch, precision=precision, say=typer.echo if main else lambda _: None,
+            command=" ".join(["robvit", *sys.argv[1:]]),
+        )  # fmt: skip
     if not main:
         return
     record.save(out / "record.json")

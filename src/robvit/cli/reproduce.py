@@ -39,6 +39,7 @@ def reproduce(
 
     Without a name, the studies are listed. Every study runs on any backbone and pictures you name.
     """
+    from robvit.files import alone_in
     from robvit.report.html import write_report
     from robvit.studies import STUDIES, Request
     from robvit.studies import reproduce as run
@@ -50,7 +51,8 @@ def reproduce(
     settings = parse_settings(setting or [], known, name)
     folder = out or Path("runs") / name
     request = Request(model, data, images, img_size, fit, seed, folder)
-    record = run(name, request, **settings)
+    with alone_in(folder):
+        record = run(name, request, **settings)
     record.command = " ".join(["robvit", *sys.argv[1:]])
     record.save(folder / "record.json")
     write_report(record, folder / "report.html", pictures=sorted(folder.glob("*.png")))

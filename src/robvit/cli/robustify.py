@@ -100,6 +100,7 @@ def robustify(
     from robvit.data import open_data
     from robvit.defenses.robustify import train_pool
     from robvit.errors import InputError
+    from robvit.files import alone_in
     from robvit.loading import load
     from robvit.progress import progress
 
@@ -111,18 +112,19 @@ def robustify(
     if limit is None and compat == "paper":
         limit = max(1, (steps or base.steps) * (batch or base.batch) // 2)
     pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)
-    given = {
-        "count": count, "steps": steps, "batch": batch, "lr": lr, "start": start, "task": task or None,
-        "layers": _layers(layers), "seed": kept_seed(out) if seed is None else seed,
-    }  # fmt: skip
-    recipe = _recipe(base, given, attack or [], eps=eps, steps=attack_steps, psnr=psnr)
-    if adaptive:
-        recipe = _adaptive(recipe, inner_steps, adaptive_share)
-    with progress(f"robustify {model}", total=1) as advance:
-        sets, trainings = train_pool(net, pictures, recipe, pool, state=out, report=advance)
-    (sets if pool > 1 else sets[0]).save(out / _secret(trainings))
-    data = {"spec": images, "digest": pictures.digest(), "count": len(pictures)}
-    _tell(_record(net, data, trainings), trainings, out)
+    with alone_in(out):
+        given = {
+            "count": count, "steps": steps, "batch": batch, "lr": lr, "start": start, "task": task or None,
+            "layers": _layers(layers), "seed": kept_seed(out) if seed is None else seed,
+        }  # fmt: skip
+        recipe = _recipe(base, given, attack or [], eps=eps, steps=attack_steps, psnr=psnr)
+        if adaptive:
+            recipe = _adaptive(recipe, inner_steps, adaptive_share)
+        with progress(f"robustify {model}", total=1) as advance:
+            sets, trainings = train_pool(net, pictures, recipe, pool, state=out, report=advance)
+        (sets if pool > 1 else sets[0]).save(out / _secret(trainings))
+        data = {"spec": images, "digest": pictures.digest(), "count": len(pictures)}
+        _tell(_record(net, data, trainings), trainings, out)
 
 
 def kept_seed(out: Path) -> int:

@@ -102,6 +102,7 @@ def rotate(
     from robvit.defenses.tokens import RobustTokens
     from robvit.errors import InputError
     from robvit.evaluate.record import Table
+    from robvit.files import alone_in
     from robvit.loading import load
     from robvit.progress import progress
 
@@ -113,20 +114,21 @@ def rotate(
         raise InputError(f"{judge} pictures are kept to judge on, but there are only {len(pictures)}")
     learn, held = pictures.take(range(len(pictures) - judge)), pictures.take(range(-judge, 0))
     recipe = Recipe.from_settings(before.settings | {"layers": before.layers, "count": before.count})
-    recipe = replace(recipe, seed=kept_seed(out), steps=steps or recipe.steps)
-    with progress("new tokens", total=1) as advance:
-        training = train(net, learn, recipe, state=out / "state.safetensors", report=advance)
-    attack = recipe.attack
-    if attack.needs_labels:  # the question is about features, whatever the tokens learned from
-        attack = AttackSetting("feature", attack.threat)
-    sets = {"old tokens": before, "new tokens": training.tokens}
-    with progress("attacks on both sets", total=len(held)) as advance:
-        seen = compare(net, sets, held, attack, report=advance)
-    clean = check_invariance(seen, "new tokens", bound)
-    training.tokens.save(out / "tokens.safetensors")
-    record = _rotation(net, sets, seen, held, str(attack.threat))
-    record.data["spec"] = images
-    record.save(out / "record.json")
+    with alone_in(out):
+        recipe = replace(recipe, seed=kept_seed(out), steps=steps or recipe.steps)
+        with progress("new tokens", total=1) as advance:
+            training = train(net, learn, recipe, state=out / "state.safetensors", report=advance)
+        attack = recipe.attack
+        if attack.needs_labels:  # the question is about features, whatever the tokens learned from
+            attack = AttackSetting("feature", attack.threat)
+        sets = {"old tokens": before, "new tokens": training.tokens}
+        with progress("attacks on both sets", total=len(held)) as advance:
+            seen = compare(net, sets, held, attack, report=advance)
+        clean = check_invariance(seen, "new tokens", bound)
+        training.tokens.save(out / "tokens.safetensors")
+        record = _rotation(net, sets, seen, held, str(attack.threat))
+        record.data["spec"] = images
+        record.save(out / "record.json")
     typer.echo(f"{training.tokens}; clean cosine {clean:.3f}, the bound is {bound}")
     for row in (record.tables[0].columns, *record.tables[0].rows):
         typer.echo("".join(f"{Table.cell(value):<28}" for value in row).rstrip())

@@ -43,6 +43,7 @@ def tora(
 
     Interrupted, the same command goes on; another trade-off in the same folder takes phase 1 as it is.
     """
+    from robvit.files import alone_in
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.training.run import job_of
@@ -50,7 +51,7 @@ def tora(
 
     plan = _plan(recipe, setting or [])
     job = job_of(plan.recipe, model, data, split=split, how=fit, limit=limit, arch=arch)
-    with progress("train tora", total=plan.phases) as advance:
+    with alone_in(out), progress("train tora", total=plan.phases) as advance:
         record = train_job(job, plan, out, report=advance, say=_say)
     record.command = " ".join(["robvit", *sys.argv[1:]])
     record.save(out / "record.json")

@@ -100,12 +100,13 @@ def recipe(
 
 
 def _train(job: Job, name: str, out: Path) -> None:
+    from robvit.files import alone_in
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.training.run import train
 
-    with progress(f"train {name}", total=1) as advance:
+    with alone_in(out), progress(f"train {name}", total=1) as advance:
         record = train(job, out, report=advance, say=_say, command=" ".join(["robvit", *sys.argv[1:]]))
     if processes().is_main_process:
         write_report(record, out / "report.html")

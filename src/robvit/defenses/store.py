@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from robvit.attacks import ATTACKS, certify, pgd
 from robvit.backbones.model import Model
 from robvit.errors import InputError
-from robvit.files import cache_dir, tensors_sha256, written_whole
+from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
 from robvit.processes import processes
 from robvit.threat import Threat
 
@@ -164,6 +164,7 @@ class AttackStore:
     def fill(self, missing: list[Shard], report: Report) -> None:
         """Make these shards; several processes take turns."""
         state = processes()
+        remove_remains(self.folder)
         for turn, shard in enumerate(missing):
             if turn % state.num_processes == state.process_index:
                 cosine = self._make(shard)

@@ -14,26 +14,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from robvit.backbones.model import Model
-from robvit.errors import InputError, RobvitError
+from robvit.errors import InputError
 from robvit.files import parse_json, read_tensors, written_whole
 
 FORMAT = "robvit-training-1"
 Tensors = dict[str, torch.Tensor]
 
 
-class DiskFull(RobvitError):
-    """A file could not be written; what was there before is still there."""
-
-
 def write_tensors(path: Path, tensors: Tensors, facts: dict[str, str]) -> None:
-    """Write tensors and facts, whole or not at all; say what is left if that fails."""
+    """Write tensors and facts, whole or not at all."""
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    try:
-        with written_whole(path) as aside:
-            save_file(plain, aside, facts)
-    except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own error
-        kept = "the last one is untouched" if path.exists() else "there was none before"
-        raise DiskFull(f"{path} could not be written ({error}); {kept}; make room and run again") from error
+    with written_whole(path) as aside:
+        save_file(plain, aside, facts)
 
 
 def save_state(path: Path, parts: dict[str, Tensors], facts: dict[str, Any]) -> None:
