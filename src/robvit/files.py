@@ -63,7 +63,7 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
             raise  # safetensors tells of a full disk by an error of its own
         kept = "the last one is untouched" if _is_there(path) else "there was none before"
         raise CannotWrite(
-            f"{path} could not be written ({error}); {kept}; make room or choose another place, then run again"
+            f"{path} could not be written ({error}); {kept}; make room or choose another place; run again"
         ) from error
 
 
