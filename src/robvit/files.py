@@ -11,7 +11,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
@@ -100,9 +100,14 @@ def alone_in(folder: str | Path) -> Iterator[None]:
     if int(os.environ.get("RANK", 0)):  # accelerate and torchrun number the processes of a run
         yield
         return
-    with one_at_a_time(Path(folder) / "run", wait=False):
-        remove_remains(Path(folder))
-        yield
+    try:
+        with one_at_a_time(Path(folder) / "run", wait=False):
+            remove_remains(Path(folder))
+            yield
+    except BaseException:
+        with suppress(OSError):  # a run that was refused leaves nothing, not even an empty folder
+            Path(folder).rmdir()
+        raise
 
 
 @contextmanager
@@ -254,10 +259,15 @@ def parse_yaml(text: str, where: str | Path) -> dict[str, Any]:
 
 
 def described(
-    facts: Mapping[str, str], key: str, where: str | Path, kinds: Mapping[str, type]
+    facts: Mapping[str, str], key: str, where: str | Path, kinds: Mapping[str, type], **missing: Any
 ) -> dict[str, Any]:
-    """What stands as JSON beside the tensors of a file: these entries, each of its kind, and no others."""
+    """What stands as JSON beside the tensors of a file: these entries, each of its kind, and no others.
+
+    `missing` are values for entries that older files do not have.
+    """
     about = parse_json(facts.get(key, "null"), where, "a file of robvit's")
+    if isinstance(about, dict):
+        about = missing | about
     if not isinstance(about, dict) or about.keys() != kinds.keys():
         raise InputError(f"{where} is damaged: its {key} must tell {', '.join(kinds)}; make it again")
     for name, kind in kinds.items():

@@ -111,7 +111,7 @@ class RobustTokens:
     def read(cls, values: torch.Tensor, facts: Mapping[str, str], path: str | Path) -> RobustTokens:
         """Tokens from values and what stands beside them in a file."""
         try:
-            return cls(values, **described(facts, "about", "the file", ABOUT))
+            return cls(values, **described(facts, "about", "the file", ABOUT, layers=[0]))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
