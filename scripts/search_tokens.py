@@ -26,6 +26,7 @@ from robvit.data import PictureSet, open_data
 from robvit.defenses.recipe import Adaptive, Recipe
 from robvit.defenses.robustify import train
 from robvit.defenses.store import AttackSetting
+from robvit.evaluate.metrics import interval, mcnemar
 from robvit.evaluate.record import Record, Trial
 from robvit.files import read_tensors, written_whole
 from robvit.loading import load
@@ -40,6 +41,9 @@ LABELS = AttackSetting("pgd", THREAT, {"steps": 8})
 BASE = Recipe(steps=40, attack=FEATURE)  # the paper's ten tokens, rate and batch, with fewer steps
 SEEN = replace(BASE, lr=5e-3, adaptive=Adaptive(steps=2))
 
+BARE = "no tokens"
+PUBLIC = "un-hardened.adv"  # attacked with the head on un-hardened features, the same for every setting
+
 SETTINGS = {
     "paper": BASE,
     "paper, full length": replace(BASE, steps=200),
@@ -49,13 +53,15 @@ SETTINGS = {
     "1 token": replace(BASE, lr=5e-3, count=1),
     "50 tokens": replace(BASE, lr=5e-3, count=50),
     "deep": replace(BASE, lr=5e-3, layers="all"),
+    "deep, three times as long": replace(BASE, lr=5e-3, layers="all", steps=120),
     "half deep": replace(BASE, lr=5e-3, layers=(0, 3, 6, 9)),
     "deep, two attacks": replace(BASE, lr=5e-3, layers="all", also=(LABELS,)),
     "deep, two budgets": replace(BASE, lr=5e-3, layers="all", also=(NEAR,)),
     "adaptive": SEEN,
     "deep adaptive": replace(SEEN, layers="all"),
     "deep adaptive, head along": replace(SEEN, layers="all", steps=80, attack=LABELS, task=1.0),
-    "deep adaptive, half the loss a head": replace(SEEN, layers="all", steps=80, attack=LABELS, task=0.5),
+    "deep adaptive, half the loss a head": replace(SEEN, layers="all", attack=LABELS, task=0.5),
+    "deep adaptive, a fiftieth the head": replace(SEEN, layers="all", attack=LABELS, task=0.02),
 }
 
 
@@ -101,8 +107,8 @@ def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, opt
     for kind, head in heads.items():
         hardened.head, bare = head, model.with_tokens(None)
         bare.head = head
-        public = kept(options.out / f"{kind} {name if kind != 'un-hardened' else ''}.adv",
-                      lambda bare=bare: crafted(bare, judge, options.attack_steps))  # fmt: skip
+        place = PUBLIC if kind == "un-hardened" else f"{kind} {name}.adv"
+        public = kept(options.out / place, lambda bare=bare: crafted(bare, judge, options.attack_steps))
         few = judge.take(range(options.insider))
         insider = crafted(hardened, few, options.attack_steps)
         trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
@@ -128,16 +134,38 @@ def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     return read_tensors(path, "attacked pictures")[0]["adv"]
 
 
+def without_tokens(model: Model, judge: PictureSet, public: torch.Tensor) -> Record:
+    """The bare model on the same pictures."""
+    trials = [trial(model, judge.arrays()[0], judge, "un-hardened", "clean")]
+    trials.append(trial(model, public, judge, "un-hardened, without tokens"))
+    facts = {"name": model.name, "setting": BARE, "fingerprint": model.fingerprint()}
+    data = {"spec": "sample", "digest": judge.digest(), "count": len(judge), "labels": judge.labels}
+    return Record("search", facts, data, trials, command=" ".join(["python", *sys.argv]))
+
+
 def table(folder: Path) -> str:
-    """One row for each setting and head, in markdown."""
-    lines = ["| setting | head | clean | attacked without tokens | white box |", "|---|---|---|---|---|"]
-    for name in SETTINGS:
-        if (path := folder / f"{name}.json").exists():
-            record = Record.load(path)
-            for clean, public in zip(record.trials[::2], record.trials[1::2], strict=True):
-                shares = [left(clean), left(public), record.figures[f"white box, {clean.rung}"]]
-                lines.append(f"| {name} | {clean.rung} | {' | '.join(f'{s:.1%}' for s in shares)} |")
+    """One row for each setting and head, in markdown; p is McNemar's, against the paper's recipe."""
+    lines = [
+        "| setting | head | clean | attacked without tokens | p | white box |",
+        "|---|---|---|---|---|---|",
+    ]
+    found = {name: Record.load(p) for name in (BARE, *SETTINGS) if (p := folder / f"{name}.json").exists()}
+    for name, record in found.items():
+        for clean, public in zip(record.trials[::2], record.trials[1::2], strict=True):
+            low, high = interval(sum(public.right), len(public.right))
+            insider = record.figures.get(f"white box, {clean.rung}")
+            shown = [name, clean.rung, f"{left(clean):.1%}", f"{left(public):.1%} ({low:.1%} to {high:.1%})"]
+            shown += [_against(found.get("paper"), public), "" if insider is None else f"{insider:.1%}"]
+            lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _against(paper: Record | None, public: Trial) -> str:
+    """How likely so large a difference from the paper's recipe is by chance, picture by picture."""
+    if paper is None or public.rung != paper.trials[1].rung or public.right == paper.trials[1].right:
+        return ""
+    pairs = list(zip(public.right, paper.trials[1].right, strict=True))
+    return f"{mcnemar(sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)):.1g}"
 
 
 def main() -> None:
@@ -163,10 +191,12 @@ def main() -> None:
     if not place.exists():
         LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes).save(place)
     model = load(options.model, img_size=options.img_size, head=place)
+    public = kept(options.out / PUBLIC, lambda: crafted(model, judge, options.attack_steps))
+    without_tokens(model, judge, public).save(options.out / f"{BARE}.json")
     for name in options.only.split(";") if options.only else SETTINGS:
         if not (options.out / f"{name}.json").exists():
             judged(name, model, labelled, judge, options).save(options.out / f"{name}.json")
-            print(table(options.out), flush=True)
+        print(table(options.out), flush=True)
 
 
 if __name__ == "__main__":
