@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format bench conformance clean
+.PHONY: demo test quick check format docs bench conformance clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
 	$(BIN)/robvit demo --out runs/demo
@@ -22,6 +22,9 @@ format: .venv/ready  ## put the style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/ready  ## the documentation as pages, into site/; a warning is an error
+	$(BIN)/python scripts/build_docs.py site
+
 bench: .venv/ready  ## speed of the attacks beside other libraries, and of learning tokens beside the published recipe
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/tokens.py
@@ -32,12 +35,12 @@ conformance: .venv/ready  ## strength of the attacks beside other libraries, pic
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l1 --count 12 --queries 1000
 
 clean:  ## remove what make made
-	rm -rf .venv runs
+	rm -rf .venv runs site
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "robvit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 .venv/weights: .venv/ready

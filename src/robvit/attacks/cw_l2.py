@@ -27,7 +27,7 @@ def cw_l2(
 ) -> torch.Tensor:  # fmt: skip
     """The smallest L2 perturbation, by Adam on pixels. x (B 3 H W) in [0,1], y (B,).
 
-    Each search minimises |delta|^2 + weight * (gap + confidence) where the picture is not yet fooled by
+    Each search minimises `|delta|^2 + weight * (gap + confidence)` where the picture is not yet fooled by
     so much; the weight falls where that succeeds and grows where it does not, for each picture. Adam's
     `rate`, in pixels, falls to zero over the steps of each search.
     """

@@ -1,10 +1,10 @@
 """The families of timm transformers: how each turns pixels into tokens, and where its blocks are.
 
-A family is one entry of FAMILIES. To add one, write a function from normalised pixels to `Tokens`
-and register it with the timm class it is for. Extra tokens enter at the end of the sequence, before
-the first block (after the position embedding, and after CLIP's `norm_pre`, so that they have no
-position) or before any later one, where they take the places of those that entered earlier; they are
-split off again before anything is called a feature.
+A family is one entry of FAMILIES. To add one, write a function from normalised pixels to `Tokens` under
+`@family` with the timm class it is for, here or in a file of your own. Extra tokens enter at the end of
+the sequence, before the first block (after the position embedding, and after CLIP's `norm_pre`, so that
+they have no position) or before any later one, where they take the places of those that entered
+earlier; they are split off again before anything is called a feature.
 
 Legend for shapes: B batch, N patches, P prefix tokens, R extra tokens, D width.
 """
@@ -62,7 +62,7 @@ def family_of(net: nn.Module) -> Family:
     return next((f for f in FAMILIES if isinstance(net, f.architecture)), PLAIN)
 
 
-def _family(architecture: type[nn.Module], *stacks: str, **facts: Any) -> Callable[[Forward], Forward]:
+def family(architecture: type[nn.Module], *stacks: str, **facts: Any) -> Callable[[Forward], Forward]:
     """Register the tokens function of a family whose blocks lie in the named attributes.
 
     Extra tokens may enter before any block of the first of them.
@@ -115,7 +115,7 @@ def vit_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@_family(zoo.vision_transformer.VisionTransformer, "blocks")
+@family(zoo.vision_transformer.VisionTransformer, "blocks")
 def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
     x = vit_embedded(net, pixels)
@@ -125,7 +125,7 @@ def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
 
 
-@_family(zoo.eva.Eva, "blocks")
+@family(zoo.eva.Eva, "blocks")
 def eva(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """EVA-02, DINOv3: as a ViT, with rotary positions for patches only."""
     x, rope = net._pos_embed(net.patch_embed(pixels))
@@ -153,7 +153,7 @@ def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat((sin, cos), dim=-1)
 
 
-@_family(zoo.cait.Cait, "blocks", "blocks_token_only")
+@family(zoo.cait.Cait, "blocks", "blocks_token_only")
 def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """CaiT: patches first, then a class token that looks at them and at the extra tokens."""
     x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
@@ -166,7 +166,7 @@ def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     return split(net.norm(torch.cat((cls, x), dim=1)), 1, grid_of(net, pixels))
 
 
-@_family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")
+@family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")
 def xcit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """XCiT: attention between channels, so extra tokens act through the channel covariances.
 
