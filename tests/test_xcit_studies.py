@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 import robvit.studies.xcit_bench as bench
 from robvit.backbones import zoo
@@ -18,6 +20,7 @@ from robvit.loading import load
 from robvit.studies import STUDIES, Request, reproduce
 from robvit.studies import xcit_paper as paper
 from robvit.studies.xcit_bench import Claim, Effort, Row, Variant, claims_table
+from robvit.studies.xcit_semantic import correlation, edges
 from robvit.training.recipe import changes_of, load_recipe
 
 TABLES = [f"xcit-table{n}" for n in range(1, 9)]
@@ -150,7 +153,41 @@ def test_table_seven_takes_one_data_set_of_the_users(tmp_path: Path) -> None:
 
 
 def test_every_table_and_figure_has_a_study() -> None:
-    assert set(TABLES) <= {entry.name for entry in STUDIES}
+    assert {*TABLES, "xcit-table9", "xcit-fig11", "xcit-fig12"} <= {entry.name for entry in STUDIES}
+
+
+def test_perturbations_are_classified_as_pictures(tmp_path: Path) -> None:
+    record = reproduce("xcit-table9", images=4, steps=2, out=tmp_path)
+    rows = record.tables[0].rows
+    assert [row[1] for row in rows] == [
+        "the pictures themselves", "robust, colours", "robust, grey", "standard, colours", "standard, grey",
+    ]  # fmt: skip
+    assert rows[0][2] == rows[0][3]  # of clean pictures the class is all there is to say
+    assert "both a judge and the standard network" in record.notes[-1]
+    anything = reproduce("xcit-table9", images=4, steps=1, top=10, out=tmp_path)
+    assert all(row[2].startswith("100.0") for row in anything.tables[0].rows)
+
+
+def test_perturbations_and_drawings_are_shown_and_measured(tmp_path: Path) -> None:
+    shown = reproduce("xcit-fig11", images=4, steps=2, out=tmp_path / "a")
+    assert [row[0] for row in shown.tables[0].rows] == ["robust", "standard"]
+    drawn = reproduce("xcit-fig12", images=4, steps=3, out=tmp_path / "b")
+    noise, robust, standard = drawn.tables[0].rows
+    assert robust[2] > noise[2]  # each network sees more of the target in what it drew
+    assert standard[4] > noise[4]
+    with Image.open(tmp_path / "a" / "fig11.png") as sheet, Image.open(tmp_path / "b" / "fig12.png") as other:
+        assert min(*sheet.size, *other.size) > 100
+    nothing = reproduce("xcit-fig12", images=4, steps=1, eps=0.0, out=tmp_path / "c").tables[0].rows
+    assert nothing[0][1:] == nothing[1][1:] == nothing[2][1:]
+
+
+def test_edges_and_their_correlation_have_closed_forms() -> None:
+    ramp = torch.arange(6.0).expand(1, 6, 6) / 10
+    torch.testing.assert_close(edges(ramp), torch.full((4, 4), 0.2))
+    field = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+    assert correlation(field, 3 * field + 1) == pytest.approx(1)
+    assert correlation(field, -field) == pytest.approx(-1)
+    assert correlation(field, torch.ones(4, 4)) == 0
 
 
 @pytest.mark.parametrize(("name", "count"), [("forms", 8), ("petals", 6)])
