@@ -34,6 +34,7 @@ MAY_IMPORT = {
 }
 # A study repeats a result of a paper with everything else.
 MAY_IMPORT["studies"] = set(MAY_IMPORT)
+MAY_IMPORT["app"] = set(MAY_IMPORT) - {"studies"}
 MAY_IMPORT["demo"] = set(MAY_IMPORT) | {"demo"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT) | {"cli", "__init__"}
 MAY_IMPORT["__main__"] = {"cli"}

@@ -64,7 +64,7 @@ def demo(
 ) -> Record:
     """Harden a backbone and judge it against an attacker without and with its tokens.
 
-    Writes tokens.safetensors, record.json, sheet.png and report.html into `out`.
+    Writes head.safetensors, tokens.safetensors, record.json, sheet.png and report.html into `out`.
     """
     model = load(name, img_size=img_size)
     size = model.input_size[0]
@@ -73,7 +73,9 @@ def demo(
     judge = open_data("sample", split="test", size=size, limit=scale.judge)
     labelled = open_data("sample", split="train", size=size, limit=scale.head)
     with progress("1/4 features for a linear head", total=len(labelled)) as advance:
-        model.head = LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes, report=advance)
+        head = LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes, report=advance)
+    head.save(out / "head.safetensors")
+    model.head = head
     trained, baseline = _harden(model, labelled.take(range(scale.learn)), threat, scale, out)
     rungs = _rungs(model, trained, judge, threat, scale.attack_steps)
     record = _record(model, rungs, judge, threat, scale)

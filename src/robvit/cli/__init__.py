@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from robvit import __version__
+from robvit.cli import app as playground
 from robvit.cli import (
     attack,
     compare,
@@ -52,6 +53,7 @@ app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(export.export)
 app.command()(serve.serve)
+app.command("app")(playground.app)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

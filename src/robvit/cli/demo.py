@@ -47,4 +47,7 @@ def demo(
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"\nwritten: {out}/report.html, record.json, sheet.png, tokens.safetensors (a secret)")
-    typer.echo(f"next: open {out}/report.html; robvit robustify {model} YOUR_PICTURES --out runs/mine")
+    typer.echo(
+        f"next: open {out}/report.html; robvit app --demo {out}; "
+        f"robvit robustify {model} YOUR_PICTURES --out runs/mine"
+    )

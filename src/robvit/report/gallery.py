@@ -136,7 +136,7 @@ class Small:
 
         The smallest size is taken where none fits.
         """
-        pictures = _pictures(exhibit)
+        pictures = views(exhibit)
         side = max([0] + [max(p.size) for p in pictures if p is not None])
         self.allowed += self.budget
         while True:
@@ -150,7 +150,8 @@ class Small:
             self.coarser += 1
 
 
-def _pictures(exhibit: Exhibit) -> list[Image.Image | None]:
+def views(exhibit: Exhibit) -> list[Image.Image | None]:
+    """Clean, attacked and amplified difference, then attention on both where there are maps of it."""
     clean, attacked = exhibit.clean, exhibit.adversarial
     shown = [clean, attacked, None]
     if clean is not None and attacked is not None:

@@ -1,0 +1,1 @@
+"""The playground in the browser: `session` computes, `page` shows, `gate` guards."""

@@ -1,0 +1,203 @@
+"""Orders and answers as HTML: every picture is inside the page, so the server has no pictures to serve."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from html import escape
+
+from PIL import Image
+
+from robvit.app.order import Answer, Picture, Result, Step, Sweep, png
+from robvit.report.gallery import factor, views
+from robvit.report.panels import Pixels
+
+WIDE, HIGH, LEFT, BELOW, TOP = 480, 190, 40, 34, 12  # of a chart, in units of its own
+COLOURS = ("#c2410c", "#0f766e")
+
+
+def address(file: bytes) -> str:
+    """A PNG file as an address that holds it."""
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def thumbnails(pictures: list[Picture]) -> str:
+    """A button for every picture."""
+    buttons = (
+        f"<button type='button' data-index='{i}' title='Choose this {escape(picture.label)}'>"
+        f"<img src='{address(picture.png)}' alt='{escape(picture.label)}'></button>"
+        for i, picture in enumerate(pictures)
+    )
+    return f"<div class='thumbs' role='group' aria-label='bundled pictures'>{''.join(buttons)}</div>"
+
+
+def chosen(picture: Picture) -> str:
+    """The picture that will be attacked."""
+    return (
+        f"<figure class='chosen'><img src='{address(picture.png)}' alt='{escape(picture.label)}'>"
+        f"<figcaption>chosen: {escape(picture.label)}</figcaption></figure>"
+    )
+
+
+def step(news: Step, measure: str) -> str:
+    """An attack that is going on."""
+    course = [(float(i + 1), value) for i, value in enumerate(news.course)]
+    return (
+        f"<p class='verdict busy' role='status'>Attacking: pass {news.passes} of about {news.expected}, "
+        f"{escape(measure)} {news.course[-1]:.2f}</p>"
+        f"<progress max='{news.expected}' value='{news.passes}'></progress>"
+        f"<div class='pictures'>{_figure(png(news.point), 'the point it just tried')}</div>"
+        + chart({measure: course}, "passes of the attack", measure)
+    )
+
+
+def result(found: Result, measure: str) -> str:
+    """Everything about a finished attack."""
+    clean, adversarial = found.exhibit.clean, found.exhibit.adversarial
+    assert clean is not None
+    assert adversarial is not None
+    names = ["clean", "adversarial", f"difference ×{factor(found.exhibit)}", "attention, clean"]
+    names += ["attention, attacked"]
+    shown = [_png(view) for view in views(found.exhibit) if view is not None]
+    figures = "".join(_figure(file, name) for file, name in zip(shown, names, strict=False))
+    course = [(float(i + 1), value) for i, value in enumerate(found.course)]
+    return (
+        _verdict(found)
+        + f"<div class='pictures'>{figures}</div>"
+        + _slider(clean, adversarial)
+        + _downloads(clean, adversarial)
+        + f"<div class='answers'>{''.join(map(_answer, found.answers))}</div>"
+        + _numbers(found)
+        + chart({measure: course}, "passes of the attack", measure)
+    )
+
+
+def sweep(found: Sweep) -> str:
+    """How much is left at each budget so far."""
+    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True)
+
+
+def chart(lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, marks: bool = False) -> str:
+    """Lines over x, from 0 (or less, for a cosine) to 1, as SVG."""
+    points = [point for line in lines.values() for point in line]
+    most = max([1.0] + [at for at, _ in points])
+    least = min([0.0] + [value for _, value in points])
+
+    def place(at: float, value: float) -> str:
+        across = LEFT + (WIDE - LEFT - 8) * at / most
+        return f"{across:.1f},{TOP + (HIGH - TOP - BELOW) * (1 - value) / (1 - least):.1f}"
+
+    parts = []
+    for level in sorted({0.0, 0.5, 1.0} | ({least} if least < -0.15 else set())):
+        down = place(0, level).split(",")[1]
+        parts.append(f"<path class='grid' d='M{LEFT},{down}H{WIDE - 8}'/>")
+        parts.append(f"<text x='{LEFT - 6}' y='{down}' text-anchor='end' dy='.35em'>{level:.1f}</text>")
+    ticks = sorted({at for at, _ in points}) if marks else [0.0, float(round(most / 2)), most]
+    for at in ticks:
+        across = place(at, 0).split(",")[0]
+        parts.append(f"<text x='{across}' y='{HIGH - BELOW + 14}' text-anchor='middle'>{at:g}</text>")
+    parts.append(f"<text x='{(LEFT + WIDE) / 2}' y='{HIGH - 4}' text-anchor='middle'>{escape(x)}</text>")
+    for (name, line), colour in zip(lines.items(), COLOURS, strict=False):
+        parts.append(f"<polyline points='{' '.join(place(*p) for p in line)}' stroke='{colour}'/>")
+        for at, value in line if marks else line[-1:]:
+            across, down = place(at, value).split(",")
+            parts.append(
+                f"<circle cx='{across}' cy='{down}' r='3.5' fill='{colour}'>"
+                f"<title>{escape(name)}: {value:.3f} at {at:g}</title></circle>"
+            )
+    keys = "".join(
+        f"<span style='--ink:{colour}'>{escape(name)}</span>"
+        for name, colour in zip(lines, COLOURS, strict=False)
+        if len(lines) > 1
+    )
+    title = f"{escape(y)} over {escape(x)}"
+    return (
+        f"<figure class='chart'><figcaption>{escape(y)} <span class='keys'>{keys}</span></figcaption>"
+        f"<svg viewBox='0 0 {WIDE} {HIGH}' role='img' aria-label='{title}'>{''.join(parts)}</svg></figure>"
+    )
+
+
+def _verdict(found: Result) -> str:
+    last, tokens = found.answers[-1], found.order.tokens
+    who = {"off": "", "secret": ", tokens secret", "known": ", tokens known to the attacker"}[tokens]
+    if not last.clean:
+        text, kind = (
+            f"The features moved to a cosine of {last.cosine[1]:.2f} with the clean ones{who}.",
+            "busy",
+        )
+    elif last.withstood:
+        text, kind = f"Withstood{who}: still {last.attacked[0][0]} ({last.attacked[0][1]:.0%}).", "good"
+    else:
+        before, after = last.clean[0], last.attacked[0]
+        text = f"Fooled{who}: {before[0]} ({before[1]:.0%}) became {after[0]} ({after[1]:.0%})."
+        kind = "bad"
+    return f"<p class='verdict {kind}' role='status'>{escape(text)}</p>"
+
+
+def _figure(file: bytes, name: str) -> str:
+    return (
+        f"<figure><img src='{address(file)}' alt='{escape(name)}'>"
+        f"<figcaption>{escape(name)}</figcaption></figure>"
+    )
+
+
+def _png(view: Image.Image) -> bytes:
+    held = io.BytesIO()
+    view.save(held, "PNG")
+    return held.getvalue()
+
+
+def _slider(clean: Pixels, adversarial: Pixels) -> str:
+    """Both pictures on top of each other, cut where the visitor wants."""
+    return (
+        "<figure class='slider'><div class='both' style='--cut:50%'>"
+        f"<img src='{address(png(clean))}' alt='clean'>"
+        f"<img class='over' src='{address(png(adversarial))}' alt='adversarial'></div>"
+        "<label>before <input type='range' min='0' max='100' value='50' "
+        "aria-label='before and after' title='Slide between the clean and the adversarial picture' "
+        "oninput=\"this.closest('figure').firstChild.style.setProperty('--cut', this.value + '%')\"> "
+        "after</label></figure>"
+    )
+
+
+def _downloads(clean: Pixels, adversarial: Pixels) -> str:
+    links = (
+        f"<a class='download' download='{name}.png' href='{address(png(pixels))}' "
+        f"title='The {name} picture, pixel by pixel as the model saw it'>Download {name}.png</a>"
+        for name, pixels in (("adversarial", adversarial), ("clean", clean))
+    )
+    return f"<p class='downloads'>{' '.join(links)}</p>"
+
+
+def _answer(answer: Answer) -> str:
+    """The five likeliest classes of one model, before and after."""
+    if not answer.clean:
+        return ""
+    columns = "".join(
+        f"<div><h4>{head}</h4><ol>{''.join(_bar(name, value) for name, value in top)}</ol></div>"
+        for head, top in (("clean", answer.clean), ("attacked", answer.attacked))
+    )
+    return f"<section><h3>{escape(answer.rung)}</h3><div class='columns'>{columns}</div></section>"
+
+
+def _bar(name: str, value: float) -> str:
+    return (
+        f"<li style='--share:{100 * value:.1f}%'><span>{escape(name)}</span>"
+        f"<output>{100 * value:.1f} %</output></li>"
+    )
+
+
+def _numbers(found: Result) -> str:
+    """The figures below the pictures."""
+    rows = [("PSNR", "∞ (nothing changed)" if math.isinf(found.psnr) else f"{found.psnr:.1f} dB")]
+    rows += [
+        (f"feature cosine {a.rung}", f"clean {a.cosine[0]:.3f}, attacked {a.cosine[1]:.3f}")
+        for a in found.answers
+    ]
+    rows.append(("cost", f"{found.passes[0]} forward and {found.passes[1]} backward passes, "
+                         f"{found.seconds:.1f} s"))  # fmt: skip
+    if found.doubts:
+        rows.append(("doubtful", ", ".join(found.doubts)))
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f"<table class='numbers'>{cells}</table>"

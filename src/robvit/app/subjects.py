@@ -1,0 +1,109 @@
+"""The models of the playground: the bundled ones always, `dinov2-small` where its weights are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robvit.attacks import ATTACKS
+from robvit.backbones import zoo
+from robvit.backbones.heads import FeatureHead, load_head
+from robvit.backbones.model import Model
+from robvit.backbones.sources import on_disk
+from robvit.data.cifar import CIFAR10_CLASSES
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError, WrongBackbone
+from robvit.loading import load
+
+FOUNDATION, BUNDLED = "dinov2-small", ("robvit-mini", "robvit-mini-robust")
+SIZE = 112  # pixels; the side of the demo's pictures, a quarter of the cost of 224
+OFF, SECRET, KNOWN = "off", "secret", "known"  # who carries tokens, and whether the attacker knows them
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model without and, where there are any, with its tokens, and the names of its classes."""
+
+    name: str
+    bare: Model
+    hardened: Model | None = None
+    classes: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """The side of the pictures it takes."""
+        return self.bare.input_size[0]
+
+    @property
+    def attacks(self) -> list[str]:
+        """The attacks that make sense on it: iterated ones in L-inf, on features alone without classes."""
+        return [
+            entry.name
+            for entry in ATTACKS
+            if entry.facts["kind"] == "budget"
+            and (entry.name == "fgsm" or "steps" in entry.facts["defaults"])
+            and "queries" not in entry.facts["defaults"]  # the ensembles take minutes
+            and not (entry.facts["needs"] or entry.facts["batch_coupled"])
+            and entry.facts["task"] in (("classes", "features") if self.classes else ("features",))
+        ]
+
+    @property
+    def tokens(self) -> list[str]:
+        """The settings of the tokens that it has."""
+        return [OFF] if self.hardened is None else [OFF, SECRET, KNOWN]
+
+    @property
+    def note(self) -> str:
+        """What a visitor should know who finds a control missing."""
+        if self.classes and self.hardened is not None:
+            return ""
+        lacks = "has no tokens here" if self.hardened is None else "has tokens here"
+        if not self.classes:
+            lacks += " and no classifier, so its features are attacked and no class is named"
+        remedy = (
+            "`robvit demo` makes them; then start `robvit app` again in the same folder"
+            if self.name == FOUNDATION
+            else "`robvit robustify` makes them, `robvit app --tokens FILE` takes them; "
+            "on so small a network they hardly help"
+        )
+        return f"{self.name} {lacks}: {remedy}."
+
+    def pair(self, tokens: str) -> tuple[Model, Model]:
+        """The model that is attacked and the model that is judged."""
+        if tokens == OFF:
+            return self.bare, self.bare
+        assert self.hardened is not None
+        return (self.bare if tokens == SECRET else self.hardened), self.hardened
+
+
+def subjects(tokens: Path | None = None, head: Path | None = None) -> dict[str, Subject]:
+    """All models by name; the files of tokens and head go to the model for whose weights they were made."""
+    names = [FOUNDATION] if on_disk(zoo.resolve(FOUNDATION)) else []
+    models = {name: load(name, img_size=SIZE) for name in names}
+    models |= {name: load(name) for name in BUNDLED}
+    prints = {model.fingerprint(): name for name, model in models.items()}
+    kept, trained = RobustTokens.load(tokens) if tokens else None, load_head(head) if head else None
+    for path, made in ((tokens, kept), (head, trained)):
+        if made is not None and made.fingerprint not in prints:
+            raise WrongBackbone(
+                f"{path} was made for weights with fingerprint {made.fingerprint[:12] or 'unknown'}, "
+                f"which none of the models here has: {', '.join(models)}; make it for one of them"
+            )
+    found = {}
+    for mark, name in prints.items():
+        model = models[name]
+        if trained is not None and trained.fingerprint == mark:
+            model.head = trained
+        mine = kept if kept is not None and kept.fingerprint == mark else None
+        hardened = None if mine is None else model.with_tokens(mine)
+        found[name] = Subject(name, model, hardened, _class_names(model))
+    return found
+
+
+def _class_names(model: Model) -> list[str]:
+    if model.classes == 0:
+        return []
+    if isinstance(model.head, FeatureHead) and model.head.kind == "segmentation":
+        raise InputError("the playground shows whole pictures' classes; give a linear or knn head")
+    named = model.head.names if isinstance(model.head, FeatureHead) else CIFAR10_CLASSES
+    return list(named) or [f"class {i}" for i in range(model.classes)]
