@@ -1,15 +1,29 @@
-"""A playground on the bundled models alone, one of them with tokens of no use."""
+"""A playground on the bundled models alone, one of them with tokens of no use.
+
+Run as a script it serves: tests take Gradio into a process of its own, because it leaves event loops open.
+"""
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
 import robvit
+from robvit.app.order import Order, Step
 from robvit.app.session import Bench, Limits
 from robvit.app.subjects import subjects
+
+RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
 
 
 def token_file(folder: Path) -> Path:
@@ -25,3 +39,73 @@ def bench(folder: Path, **limits: float) -> Bench:
     """The models as on a machine without DINOv2."""
     with patch("robvit.app.subjects.on_disk", return_value=""):
         return Bench(subjects(token_file(folder)), Limits(**limits))
+
+
+@dataclass(frozen=True)
+class Playground:
+    """A server that runs, and what it wrote to its standard error so far."""
+
+    address: str
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+@contextmanager
+def served(folder: Path, *, held: bool = False, password: str = "", **limits: float) -> Iterator[Playground]:
+    """A playground in a process of its own; `held` makes orders wait until the file `release` is there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    settings = json.dumps({"port": port, "password": password, "held": held, "limits": limits})
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, "-W", "ignore", __file__, str(folder), settings]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address, (folder / "log").read_text()
+            yield Playground(address, folder)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            process.stdout.close()
+
+
+def main() -> None:
+    import signal
+
+    from robvit.app.server import opened
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_num_threads(1)
+    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    play = bench(folder, **settings["limits"])
+    genuine = Bench.attack
+
+    def attack(self: Bench, order: Order) -> Iterator[Step]:
+        if (folder / BREAK).exists():
+            raise KeyError("/secret/path/of/the/server")
+        return genuine(self, order)
+
+    def wait() -> None:
+        while not (folder / RELEASE).exists():
+            threading.Event().wait(0.1)
+        play.turn.release()
+
+    if settings["held"]:
+        play.turn.acquire()
+        threading.Thread(target=wait, daemon=True).start()
+    with (
+        patch.object(Bench, "attack", attack),
+        opened(play, port=settings["port"], password=settings["password"]) as address,
+    ):
+        print(address, flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import socket
 import struct
 import threading
 import zlib
@@ -311,8 +312,10 @@ def test_the_command_refuses_what_is_not_safe(tmp_path: Path, monkeypatch: pytes
     assert "at least 12 characters, got 6" in refused("--password-file", "short")
     assert "is empty" in refused("--password-file", "empty")
     assert "cannot read a password" in refused("--password-file", "missing")
-    with patch("robvit.app.subjects.on_disk", return_value=""):
-        assert "visitors need a password" in refused("--host", "192.0.2.1")
+    assert "192.0.2.1 can be reached from outside" in refused("--host", "192.0.2.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refused("--port", str(port))
     assert "--password " not in CliRunner().invoke(commands, ["app", "--help"]).output
 
 

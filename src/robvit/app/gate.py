@@ -7,10 +7,13 @@ addresses or call functions past the queue, do not exist here.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from robvit.errors import InputError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,6 +39,21 @@ SEALED = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+
+
+def check_place(host: str, port: int, password: str) -> None:
+    """Refuse to be seen from outside without a password, or to listen where that is not possible."""
+    if host not in LOOPBACK and not password:
+        raise InputError(
+            f"{host} can be reached from outside, so visitors need a password: give --password-file, "
+            "or stay on 127.0.0.1"
+        )
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
 
 
 class Gate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +13,9 @@ from pathlib import Path
 import gradio as gr
 from starlette.middleware import Middleware
 
-from robvit.app.gate import LOOPBACK, Gate
+from robvit.app.gate import LOOPBACK, Gate, check_place
 from robvit.app.page import TOOLTIPS, build
 from robvit.app.session import Bench
-from robvit.errors import InputError
 
 OVERHEAD = 10_000  # bytes that an upload has around the file
 SESSIONS = 256  # visitors whose picture is kept, at most some hundred kilobytes each
@@ -36,12 +34,7 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
     Uploads lie in a folder of the server's own, which is gone afterwards.
     """
     local = host in LOOPBACK
-    if not local and not password:
-        raise InputError(
-            f"{host} can be reached from outside, so visitors need a password: give --password-file, "
-            "or stay on 127.0.0.1"
-        )
-    _check_port(host, port)
+    check_place(host, port, password)
     with tempfile.TemporaryDirectory(prefix="robvit-app-") as name:
         folder = Path(name)
         os.environ["GRADIO_TEMP_DIR"] = name  # read when the page is built and at every upload
@@ -55,7 +48,7 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
                 auth=_right(password) if password else None,
                 auth_message="Any name, and the password of this playground.",
                 show_error=False, footer_links=[], run_history=False, enable_monitoring=False,
-                allowed_paths=[], blocked_paths=["/"], ssr_mode=False, pwa=False, mcp_server=False,
+                allowed_paths=[], ssr_mode=False, pwa=False, mcp_server=False,
                 state_session_capacity=SESSIONS, max_file_size=bench.limits.upload_bytes,
                 app_kwargs={"middleware": [gate], "docs_url": None, "redoc_url": None, "openapi_url": None},
                 css_paths=Path(__file__).with_name("style.css"), js=_TITLES % json.dumps(TOOLTIPS),
@@ -68,15 +61,3 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
 
 def _right(password: str) -> Callable[[str, str], bool]:
     return lambda _, given: hmac.compare_digest(given.encode(), password.encode())
-
-
-def _check_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InputError(
-                f"cannot listen on {host}, port {port}: {error}; choose another --port"
-            ) from None

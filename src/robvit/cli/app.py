@@ -38,24 +38,28 @@ def app(
     bundled models, and dinov2-small where its weights are there (`robvit weights get dinov2-small`);
     after `robvit demo` that model also has its classifier and its tokens.
     """
+    import signal
+    import threading
+
+    from robvit.app.gate import check_place
     from robvit.errors import Unsupported
 
+    password = _password(password_file)
+    check_place(host, port, password)
     try:
         from robvit.app.server import opened
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"the playground needs {error.name}, which is not installed: pip install 'robvit[app]'"
         ) from None
-    import threading
-
     from robvit.app.session import Bench, Limits
     from robvit.app.subjects import subjects
 
-    password = _password(password_file)
     tokens = tokens or _there(demo / "tokens.safetensors")
     head = head or _there(demo / "head.safetensors")
     typer.echo("loading the models ...", err=True)
     bench = Bench(subjects(tokens, head), Limits(seconds=seconds))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it ends, uploads are removed
     with opened(bench, host=host, port=port, password=password) as address:
         for subject in bench.subjects.values():
             has = [
