@@ -5,7 +5,7 @@
 
 The server is the command, in a process of its own on loopback; the clients are real HTTP connections that
 stay open. Every answer is compared with what the model itself says of that picture. Both rounds end after
-a number of requests or of seconds, whichever comes first.
+a number of answers or of seconds, whichever comes first.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="robvit-mini")
     parser.add_argument("--img-size", type=int)
-    parser.add_argument("--count", type=int, default=600, help="requests in each round, at most")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of each round, at most")
+    parser.add_argument("--count", type=int, default=600, help="answers in each round, after which it ends")
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which a round ends anyway")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--max-batch", type=int, default=8)
@@ -130,8 +130,8 @@ def load(
 
     def client() -> None:
         with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
-            while (turn := next(turns)) < count and time.monotonic() - start < seconds:
-                which = turn % len(bodies)
+            while seen.statuses[200] < count and time.monotonic() - start < seconds:
+                which = next(turns) % len(bodies)
                 status, body, took = ask(connection, bodies[which])
                 with lock:
                     seen.statuses[status] += 1

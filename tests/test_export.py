@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import stat
 from pathlib import Path
@@ -25,7 +26,7 @@ from robvit.defenses.adapters_store import adapted, fresh
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported
-from robvit.exporting import BrokenExport, Parity, compare, export
+from robvit.exporting import BrokenExport, Parity, checked, compare, export
 
 
 def robvit_(*arguments: object) -> Result:
@@ -194,9 +195,7 @@ def test_parity_sees_every_kind_of_difference() -> None:
 
     assert compare(model, run, x) == Parity(6, 0.0, 0.0, 0.0, 0)
     assert compare(model, lambda p: [run(p)[0], run(p)[1].flip(1)], x).changed > 0
-    nothing = compare(model, lambda p: [run(p)[0] * torch.nan, run(p)[1]], x)
-    with pytest.raises(BrokenExport):
-        nothing.check("it")
+    assert not compare(model, lambda p: [run(p)[0] * torch.nan, run(p)[1]], x).close
     with pytest.raises(BrokenExport, match="different shapes"):
         compare(model, lambda p: run(p)[:1], x)
     last = x.clone()
@@ -206,6 +205,26 @@ def test_parity_sees_every_kind_of_difference() -> None:
         return [features + (pixels == last[-1]).all(dim=(1, 2, 3))[:, None, None], logits]
 
     assert compare(model, wrong_at_the_end, x).absolute == pytest.approx(1.0, rel=1e-5)
+
+
+def test_where_the_model_rounds_coarsely_double_precision_is_the_judge() -> None:
+    model, x = robvit.load("robvit-mini"), torch.rand(3, 3, 32, 32)
+    exact = list(copy.deepcopy(model).double().features_and_logits(x.double()))
+
+    def coarse(_: torch.nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + 3e-4) if output.dtype == torch.float32 else output
+
+    def run(pixels: torch.Tensor) -> list[torch.Tensor]:
+        places = [int((x == one).all(dim=(1, 2, 3)).nonzero()) for one in pixels]
+        return [answer[places].float().detach() for answer in exact]
+
+    with model.net.norm.register_forward_hook(coarse):
+        assert not compare(model, run, x).close
+        parity = checked(model, run, x, "it")
+        assert parity.exact
+        assert parity.features < 1e-6
+        with pytest.raises(BrokenExport):
+            checked(model, lambda p: [answer * (1 - 3e-4) for answer in run(p)], x, "it")
 
 
 @pytest.mark.parametrize("family", sorted(set(SMALL_NETS) - {"levit", "levit-conv"}))
