@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format docs bench conformance clean
+.PHONY: demo test quick check format docs bench conformance gallery clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
 	$(BIN)/robvit demo --out runs/demo
@@ -33,6 +33,9 @@ conformance: .venv/ready  ## strength of the attacks beside other libraries, pic
 	$(BIN)/python benchmarks/attacks_conformance.py
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l2 --count 12 --queries 1000
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l1 --count 12 --queries 1000
+
+gallery: .venv/weights  ## the figures in docs/gallery, from bundled pictures
+	$(BIN)/python scripts/make_gallery.py
 
 clean:  ## remove what make made
 	rm -rf .venv runs site

@@ -23,7 +23,7 @@ from robvit.evaluate.record import Curve, Record
 from robvit.evaluate.saturation import score_gaps
 from robvit.explain import FIGURES, Subject, gradients, landscape
 from robvit.explain.activations import relief
-from robvit.explain.attention import attention_maps, class_attention, group_shares, rollout
+from robvit.explain.attention import attention_by_block, attention_maps, group_shares, rollout
 from robvit.explain.drawing import charts, heat
 from robvit.explain.features import Rainbow
 from robvit.explain.gaps import gaps
@@ -104,7 +104,7 @@ def test_rollout_is_the_product_of_half_attention_and_half_identity() -> None:
 def test_attention_over_patches_is_the_class_tokens_row() -> None:
     model, x = robvit.load("robvit-mini"), pictures(2).x
     maps, tokens = attention_maps(model, x)
-    found = class_attention(model, x)
+    found = attention_by_block(model, x)
     assert list(found) == ["block 1", "block 2", "block 3", "block 4", "rollout"]
     torch.testing.assert_close(found["block 3"][1, 2, 5], maps[2][1, :, 0, 1 + 2 * 8 + 5].mean())
     torch.testing.assert_close(rollout(list(maps.values())).sum(-1), torch.ones(2, 65))
@@ -116,7 +116,7 @@ def test_attention_over_patches_is_the_class_tokens_row() -> None:
 def test_only_attention_over_the_whole_picture_is_shown() -> None:
     x = pictures(2).x
     xcit = robvit.Model(small_net("xcit"), name="xcit")
-    assert list(class_attention(xcit, x)) == ["block 3", "block 4"]  # those before attend over channels
+    assert list(attention_by_block(xcit, x)) == ["block 3", "block 4"]  # those before attend over channels
     with pytest.raises(Unsupported, match="only the class token"):
         FIGURES["attending"](Subject(xcit, x, settings={"steps": 1}))
     swin = robvit.Model(small_net("swin"), name="swin")
@@ -295,6 +295,8 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
     assert "pixels" in repr(Subject(model, held.x).task)
     with pytest.raises(Unsupported, match="--head"):
         FIGURES["accumulation"](subject)
+    with pytest.raises(InputError, match="same classes apart"):
+        Subject(model, held.x, beside=robvit.load("robvit-mini"))
     with pytest.raises(InputError, match="pgd attacks classes"):
         Subject(model, held.x, attack="pgd")
     assert coloured_mask(torch.tensor([[0, 255]]), 8).getpixel((1, 0)) == (255, 255, 255)

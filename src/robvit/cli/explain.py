@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.options import Architecture, Fit, ImageSize, ModelName, parse_settings
+from robvit.cli.options import Adapters, Architecture, Fit, Head, ImageSize, ModelName, Seed, parse_settings
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ def explain(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE...",
+            metavar="IMAGE",
             help="Picture files, or DATA:NUMBER for a picture of a data set's judging part, counted from 0, "
             "such as sample:3 or camvid:FOLDER:0.",
         ),
@@ -44,10 +44,8 @@ def explain(
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens: every figure also shows the hardened model.")
     ] = None,
-    head: Annotated[
-        Path | None, typer.Option(help="A head from `robvit train head`, for classes or for masks.")
-    ] = None,
-    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    head: Head = None,
+    adapters: Adapters = None,
     beside: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +67,7 @@ def explain(
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
-    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Draw what a model does with pictures, clean and attacked: attention, activations, features, gradients.
 
@@ -77,7 +75,7 @@ def explain(
     turned. What needs tokens, adapters, a head or a second model is left out where there is none.
     """
     from robvit.attacks import ATTACKS
-    from robvit.explain.core import Subject
+    from robvit.explain.core import Subject, attack_for
     from robvit.explain.pictures import names_for, open_pictures
     from robvit.explain.run import explain as draw
     from robvit.loading import load
@@ -90,11 +88,12 @@ def explain(
     pictures = open_pictures(images, size, fit)
     classes = names_for(pictures, explained.classes, getattr(explained.head, "names", []))
     hardened = load(model, **parts, tokens=tokens) if tokens else None
-    known = ATTACKS.entry(attack).facts["defaults"] if attack else {"steps": 0}
+    attack = attack or attack_for(explained)
+    settings = parse_settings(setting or [], ATTACKS.entry(attack).facts["defaults"], attack)
     subject = Subject(
         explained, pictures.x, Threat.parse(norm, eps), pictures.names, _truth(pictures, explained),
         classes=classes, hardened=hardened, beside=load(beside, img_size=size) if beside else None,
-        attack=attack, settings=parse_settings(setting or [], known, attack or "the attack"), seed=seed,
+        attack=attack, settings=settings, seed=seed,
     )  # fmt: skip
     command = " ".join(["robvit", *sys.argv[1:]])
     with progress(f"explaining {model}", total=len(figure or FIGURES.split(", "))) as advance:

@@ -67,7 +67,7 @@ def _asked(attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
     return attention[:, 0] if tokens.prefix.shape[1] else attention.mean(1)
 
 
-def class_attention(model: Model, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def attention_by_block(model: Model, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the class token attends to in each block, over all heads, and its rollout: (B rows columns)."""
     maps, tokens = attention_maps(model, x)
     found = {f"block {i + 1}": over_patches(_asked(m.mean(1), tokens), tokens) for i, m in maps.items()}
@@ -86,7 +86,7 @@ def attention(subject: Subject) -> dict[str, Any]:
     """Some blocks and the rollout, for the first pictures, clean and attacked, and attacked with tokens."""
     views = [view for view in subject.views() if view.name != "clean, tokens"]
     few = slice(0, 2 if subject.hardened else SHOWN)
-    found = [class_attention(view.model, view.x[few]) for view in views]
+    found = [attention_by_block(view.model, view.x[few]) for view in views]
     blocks = [name for name in found[0] if name != "rollout"]
     names = spread(blocks, BLOCKS) + ["rollout"] * ("rollout" in found[0])
     rows = []

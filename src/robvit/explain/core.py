@@ -26,6 +26,18 @@ STEPS = 20
 SHOWN = 3  # pictures in a figure with several tiles for each
 
 
+def task_of(model: Model) -> str:
+    """What a model returns: "classes", "pixels" (a mask) or "features", if it has no head."""
+    if getattr(model.head, "kind", "") == "segmentation":
+        return "pixels"
+    return "classes" if model.classes else "features"
+
+
+def attack_for(model: Model) -> str:
+    """The attack for what a model returns."""
+    return DEFAULTS[task_of(model)]
+
+
 class View(NamedTuple):
     """A model that looks at pictures (B 3 H W), clean or attacked, under a name."""
 
@@ -61,23 +73,26 @@ class Subject:
         self.names = self.names or [f"picture {i + 1}" for i in range(len(self.x))]
         if len(self.names) != len(self.x):
             raise InputError(f"expected a name for each of {len(self.x)} pictures, got {len(self.names)}")
-        self.attack = self.attack or DEFAULTS[self.task]
+        self.attack = self.attack or attack_for(self.model)
         wanted = ATTACKS.entry(self.attack).facts["task"]
         if wanted != self.task:
             raise InputError(
                 f"{self.attack} attacks {wanted}, {self.model.name} returns {self.task}; "
-                f"choose another attack, {DEFAULTS[self.task]} say, or another head"
+                f"choose another attack, {attack_for(self.model)} say, or another head"
             )
-        self.settings = {"steps": STEPS, "seed": self.seed} | self.settings
+        if self.beside is not None and self.beside.classes != self.model.classes:
+            raise InputError(
+                f"both models must tell the same classes apart, {self.model.name} has {self.model.classes}, "
+                f"{self.beside.name} {self.beside.classes}"
+            )
         known = ATTACKS.entry(self.attack).facts["defaults"]
-        self.settings = {name: value for name, value in self.settings.items() if name in known}
+        usual = {"steps": STEPS, "seed": self.seed}
+        self.settings = {name: usual[name] for name in usual if name in known} | self.settings
 
     @property
     def task(self) -> str:
-        """What the model returns: "classes", "pixels" (a mask) or "features", if it has no head."""
-        if getattr(self.model.head, "kind", "") == "segmentation":
-            return "pixels"
-        return "classes" if self.model.classes else "features"
+        """What the model returns."""
+        return task_of(self.model)
 
     @cached_property
     def adv(self) -> torch.Tensor:

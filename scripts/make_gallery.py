@@ -1,0 +1,68 @@
+"""Make the pictures in docs/gallery from what is bundled, and from dinov2-small where it is.
+
+    make gallery
+
+Every picture is a figure of `robvit explain` with fewer colours; the commands are printed as they run.
+Steps whose result is in runs/gallery already are not run again; remove the folder to start afresh.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from PIL import Image
+
+from robvit.backbones.weights import state_dict
+from robvit.cli import app
+from robvit.errors import WeightsUnavailable
+from robvit.explain.run import save_png
+
+WORK, GALLERY = Path("runs/gallery"), Path("docs/gallery")
+COLOURS = 160
+PICTURES = "sample:3 sample:5 sample:8"
+
+# The folder of a step, its command, and the figures that are taken from it.
+BUNDLED = (
+    ("mini", f"explain robvit-mini {PICTURES} --beside robvit-mini-robust",
+     ("perturbation", "accumulation", "landscape")),
+    ("tora", "train tora --data sample --set trade=0.5", ()),
+    ("gates", f"explain robvit-mini {PICTURES} --adapters {WORK}/tora/adapters.safetensors", ("gates",)),
+)  # fmt: skip
+FOUNDATION = (
+    ("tokens", "robustify dinov2-small sample --img-size 112 --limit 192 --steps 100 --batch 16 "
+     "--attack-steps 10 --psnr 0 --seed 0", ()),
+    ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/tokens/tokens.safetensors",
+     ("activations", "massive", "attention", "attending", "gaps", "features")),
+)  # fmt: skip
+
+
+def run(folder: str, command: str, figures: tuple[str, ...]) -> None:
+    """One step, unless it is done, and its figures into the gallery."""
+    out = WORK / folder
+    wanted = "".join(f" --figure {name}" for name in figures)
+    whole = f"{command}{wanted} --out {out}"
+    print(f"robvit {whole}", flush=True)
+    if not (out / "record.json").exists():
+        app(shlex.split(whole), standalone_mode=False)
+    for name in figures:
+        with Image.open(out / f"{name}.png") as picture:
+            save_png(picture.convert("RGB"), GALLERY / f"{name}.png", colours=COLOURS)
+
+
+def main() -> None:
+    for step in BUNDLED:
+        run(*step)
+    try:
+        state_dict("dinov2-small")
+    except WeightsUnavailable as error:
+        print(f"without dinov2-small its pictures stay as they are: {error}")
+    else:
+        for step in FOUNDATION:
+            run(*step)
+    size = sum(file.stat().st_size for file in GALLERY.glob("*.png"))
+    print(f"written: {GALLERY} ({size / 1e6:.1f} MB)\nnext: look at every one of them")
+
+
+if __name__ == "__main__":
+    main()
