@@ -19,7 +19,7 @@ from robvit.errors import WeightsUnavailable
 from robvit.explain.run import save_png
 
 WORK, GALLERY = Path("runs/gallery"), Path("docs/gallery")
-COLOURS = 160
+COLOURS = 256
 PICTURES = "sample:3 sample:5 sample:8"
 
 # The folder of a step, its command, and the figures that are taken from it.
@@ -33,7 +33,7 @@ FOUNDATION = (
     ("tokens", "robustify dinov2-small sample --img-size 112 --limit 192 --steps 100 --batch 16 "
      "--attack-steps 10 --psnr 0 --seed 0", ()),
     ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/tokens/tokens.safetensors",
-     ("activations", "massive", "attention", "attending", "gaps", "features")),
+     ("massive", "attention", "attending", "gaps", "features")),
 )  # fmt: skip
 
 

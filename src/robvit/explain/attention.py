@@ -105,7 +105,10 @@ def spread(items: list[str], count: int) -> list[str]:
 
 
 def group_shares(attention: torch.Tensor, tokens: Tokens) -> dict[str, float]:
-    """The part of the patches' attention (B A T T) that each kind of token receives, and the top patch."""
+    """The part of the patches' attention (B A T T) that each kind of token receives, and the top patch.
+
+    A kind that is not there receives nothing.
+    """
     first, patches = tokens.prefix.shape[1], tokens.patch.shape[1]
     received = attention.mean((0, 1))[first : first + patches].mean(0)  # (T,), the mean over patches that ask
     groups = {
@@ -114,7 +117,7 @@ def group_shares(attention: torch.Tensor, tokens: Tokens) -> dict[str, float]:
         "extra tokens": received[first + patches :],
         "the most attended patch": received[first : first + patches].max()[None],
     }
-    return {name: float(part.sum()) for name, part in groups.items() if len(part)}
+    return {name: float(part.sum()) for name, part in groups.items()}
 
 
 @figure(
@@ -140,6 +143,7 @@ def attending(subject: Subject) -> dict[str, Any]:
     curves = [
         Curve(f"attention on {group}", "block", "fraction of the patches' attention", held)
         for group, held in lines.items()
+        if any(share for line in held.values() for _, share in line)
     ]
     return {"picture": grid(rows, heads), "curves": curves}
 

@@ -167,6 +167,8 @@ def _axis(values: list[float], start: float, end: float) -> _Axis:
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 0.5, high + 0.5
+    if 0 < low < 0.1 * high:
+        low = 0.0
     return _Axis(low, high, start, end)
 
 
@@ -186,7 +188,7 @@ def _ticks_across(points: list[list[float]], across: _Axis, width: int) -> list[
     if len(values) <= 13 and all(float(v).is_integer() for v in values):
         step = 1 if width > 380 else 2 if len(values) > 6 else 1
         return values[::step]
-    return round_ticks(across.low, across.high, max(3, width // 110))
+    return round_ticks(across.low, across.high, max(3, width // 75))
 
 
 # --- text and sheets ---------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from robvit.evaluate.record import Curve
 from robvit.explain.core import Subject, figure
 from robvit.report.plates import Relief
 
-POINTS = 17  # along each direction; odd, so that the picture itself is one
+POINTS = 19  # along each direction: both the picture and the end of the attack are among them
 ATTACK, RANDOM = (-1.0, 2.0), (-1.5, 1.5)  # how far, in lengths of the attack
-BATCH = 17
+BATCH = 19
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 

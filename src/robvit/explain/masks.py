@@ -57,4 +57,5 @@ def _right(mask: torch.Tensor, subject: Subject, place: int) -> str:
     assert subject.target is not None
     wanted = subject.target[place]
     counted = (wanted >= 0) & (wanted != 255)
-    return f"{float((mask == wanted)[counted].float().mean()):.0%} of pixels"
+    share = float((mask == wanted)[counted].float().mean())
+    return f"{share:.0%} {'as the clean mask' if subject.truth is None else 'right'}"
