@@ -44,6 +44,7 @@ NAVIGATION = {
         "tora": "TORA adapters",
         "evaluation": "Evaluation",
         "doctor": "The doctor",
+        "explain": "Explanations",
         "deployment": "Deployment",
     },
     "Extending": {
@@ -77,6 +78,14 @@ PYTHON = {
     "Training": (
         "robvit.training",
         ["robvit.training.recipe.Inner", "robvit.data.augment.Augment"],
+    ),
+    "Explanations": (
+        "robvit.explain",
+        [f"robvit.explain.{name}" for name in
+         ("activations.largest_activations", "attention.attention_by_block", "attention.rollout",
+          "attention.group_shares", "gaps.gaps", "features.Rainbow", "landscape.loss_landscape",
+          "gradients.grey_perturbation", "gradients.accumulate_gradient", "masks.coloured_mask",
+          "gates.gate_maps")],
     ),
     "Errors": (
         "",
