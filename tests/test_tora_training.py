@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import robvit
 from robvit.backbones.model import Model
+from robvit.cli.tora import _plan
 from robvit.data import open_data
 from robvit.defenses.adapters import Adapters
 from robvit.defenses.adapters_store import adapted, fresh, load_adapters
@@ -195,3 +196,9 @@ def test_states_are_joined_in_their_order(model: Model) -> None:
     both = joined(states)
     assert both.fusions[0].weight[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.9])
     assert both.trade_off == pytest.approx(0.5)
+
+
+def test_several_trades_from_the_command_line_make_a_path_unless_states_are_wanted() -> None:
+    assert _plan("tora", ["trades=[0.1,0.9]"]).knob == "path"
+    assert _plan("tora", ["trades=[0.1,0.9]", "knob=states"]).knob == "states"
+    assert _plan("tora", ["trade=0.5"]).knob == "states"
