@@ -63,6 +63,15 @@ def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: P
     assert Record.load(out / "record.json").model["identity"] == record.model["identity"]
 
 
+def test_a_tracker_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no server\nat all")
+
+    monkeypatch.setattr("accelerate.Accelerator.init_trackers", refuse)
+    done = robvit_(*SMALL, "--out", tmp_path / "run", "--set", "epochs=1")
+    assert "tensorboard could not start: no server; set it up" in str(done.exception)
+
+
 def test_a_forecast_trains_nothing(tmp_path: Path) -> None:
     done = robvit_(*SMALL, "--out", tmp_path / "run", "--dry-run")
     assert done.exit_code == 0, done.output

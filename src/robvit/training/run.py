@@ -117,8 +117,7 @@ def train(
         model, course, job.recipe, folder=out, about=about_model(job, model),
         trackers=trackers_of(job.recipe), **{k: v for k, v in hears.items() if v},
     )  # fmt: skip
-    plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in job.recipe if v is not None}
-    fit.accelerator.init_trackers("robvit", config=plain)
+    _start_trackers(fit, job.recipe)
     progress = fit.run()
     fit.accelerator.end_training()
     record = _record(job, fit, model, command)
@@ -128,6 +127,18 @@ def train(
         record.save(out / "record.json")
     assert progress.finished
     return record
+
+
+def _start_trackers(fit: Fit, recipe: Recipe) -> None:
+    plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in recipe if v is not None}
+    try:
+        fit.accelerator.init_trackers("robvit", config=plain)
+    except Exception as error:  # a tracker fails in whatever way it likes: no login, no server, another store
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{', '.join(trackers_of(recipe))} could not start: {reason}; set it up, or train without it: "
+            "--set 'track=[]'"
+        ) from error
 
 
 def trackers_of(recipe: Recipe) -> list[str]:
