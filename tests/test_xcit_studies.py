@@ -81,6 +81,7 @@ def test_trainings_are_shared_between_studies_and_judged_on_pictures_nobody_lear
     assert first.tables[0].rows[1] == again.tables[0].rows[0]
     assert len(again.tables) == 2  # without its partner the claim is not told
     assert all(name.startswith("test/") for name in first.data["names"])
+    assert first.model["name"] == "tiny-xcit-s, 20 epochs"
     clean, one_step, strongest = (trial for trial in first.trials if not trial.control)
     assert sum(clean.right) >= sum(one_step.right)
     assert [t.threat for t in (one_step, strongest)] == ["linf 4/255"] * 2

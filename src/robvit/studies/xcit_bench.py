@@ -230,6 +230,7 @@ class Judged:
         trials += [replace(row.standard, control=True) for row in self.rows if row.standard]
         spec = self.request.data or chosen.variant.small_data
         record = study_record(replace(self.request, data=spec), chosen.model, self.pictures, trials=trials)
+        record.model["name"] = f"{chosen.course.model['name']}, {chosen.variant.label}"
         pairs = claims_table(self.rows, claims)
         record.tables = [table, *([pairs] if pairs.rows else []), _commands(self.rows)]
         for row in self.rows:
