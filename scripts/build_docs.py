@@ -41,6 +41,7 @@ NAVIGATION = {
         "attacks": "Attacks",
         "aas": "Attention scaling",
         "training": "Training",
+        "xcit": "The XCiT thesis",
         "tora": "TORA adapters",
         "evaluation": "Evaluation",
         "doctor": "The doctor",
