@@ -411,6 +411,19 @@ def test_what_cannot_be_served_is_refused_before_it_listens(tmp_path: Path) -> N
         Answering(model)
 
 
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])  # noqa: S104
+def test_another_host_than_this_one_is_pointed_out(
+    host: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served_at: list[Any] = []
+    monkeypatch.setattr("robvit.serve.server.listen", lambda _, port: listen("127.0.0.1", port))
+    monkeypatch.setattr("robvit.serve.server.run", lambda service, door: served_at.append(door.close()))
+    done = CliRunner().invoke(app, ["serve", "robvit-mini", "--host", host, "--port", "0"])
+    assert done.exit_code == 0, done.output
+    assert ("warning: whoever can reach" in done.output) == warned
+    assert len(served_at) == 1
+
+
 def test_loopback_is_what_only_this_machine_reaches() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.1", "example.org")] == [False] * 4  # noqa: S104

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, Fit, Force, ImageSize, ModelName, free_place
+from robvit.cli.options import Architecture, Fit, Force, Head, ImageSize, ModelName, free_place
 
 if TYPE_CHECKING:
     from robvit.exporting import Parity
@@ -28,7 +28,7 @@ def export(
     with_secret: Annotated[
         bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
     ] = False,
-    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    head: Head = None,
     adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
     trade_off: Annotated[
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, Fit, ImageSize, ModelName
+from robvit.cli.options import Architecture, Fit, Head, ImageSize, ModelName
 
 
 def serve(
@@ -16,7 +16,7 @@ def serve(
         Path | None,
         typer.Option(help="Tokens that harden it, or a pool of which every request draws a set."),
     ] = None,
-    head: Annotated[Path | None, typer.Option(help="A head from `robvit train head`.")] = None,
+    head: Head = None,
     adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; only this machine unless you say so.")
