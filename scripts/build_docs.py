@@ -47,6 +47,7 @@ NAVIGATION = {
         "doctor": "The doctor",
         "explain": "Explanations",
         "deployment": "Deployment",
+        "app": "The playground",
     },
     "Extending": {
         "extending/attack": "Add an attack",

@@ -24,6 +24,7 @@ from robvit.app.session import Bench, Limits
 from robvit.app.subjects import subjects
 
 RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
+LEFT = "a visitor left early"  # what the server says of it
 
 
 def token_file(folder: Path) -> Path:
@@ -88,7 +89,11 @@ def main() -> None:
     def attack(self: Bench, order: Order) -> Iterator[Step]:
         if (folder / BREAK).exists():
             raise KeyError("/secret/path/of/the/server")
-        return genuine(self, order)
+        try:
+            yield from genuine(self, order)
+        except GeneratorExit:
+            print(LEFT, file=sys.stderr, flush=True)
+            raise
 
     def wait() -> None:
         while not (folder / RELEASE).exists():

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from app_bench import BREAK, RELEASE, Playground, bench, served
+from app_bench import BREAK, LEFT, RELEASE, Playground, bench, served
 from robvit.app.session import Bench
 
 pytestmark = pytest.mark.slow  # servers start in processes of their own
@@ -252,6 +253,24 @@ def test_other_sites_can_not_use_a_visitors_browser(address: str) -> None:
         assert http.get("/", headers={"host": "evil.example"}).status_code == 421
         answer = http.get("/config", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_leaves_or_stops_frees_the_machine(server: Playground, enter: Enter, leaves: bool) -> None:
+    visitor = enter(Visitor(server.address, f"brief{leaves}"))
+    before, number = server.log.count(LEFT), visitor.event("attack", "click")
+    body = {"data": [None, "robvit-mini", "off", "apgd_t", 8, 100], "fn_index": number, "event_data": None}
+    joined = visitor.http.post(f"{API}/queue/join", json={**body, "session_hash": visitor.name}).json()
+    with visitor.http.stream("GET", f"{API}/queue/data", params={"session_hash": visitor.name}) as stream:
+        next(line for line in stream.iter_lines() if "process_generating" in line)
+        if not leaves:
+            asked = {"fn_index": number, "session_hash": visitor.name, "event_id": joined["event_id"]}
+            assert visitor.http.post(f"{API}/cancel", json=asked).json()["success"]
+    end = time.monotonic() + 60
+    while server.log.count(LEFT) == before and time.monotonic() < end:
+        time.sleep(0.1)
+    assert server.log.count(LEFT) == before + 1
+    assert enter(Visitor(server.address, f"next{leaves}")).attack()["success"]
 
 
 def test_a_password_a_full_queue_and_nothing_left_behind(tmp_path: Path, enter: Enter) -> None:

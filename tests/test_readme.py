@@ -61,5 +61,5 @@ def test_the_demo_runs_on_the_real_backbone(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "dinov2-small" in done.stdout
-    for name in ("record.json", "sheet.png", "report.html", "tokens.safetensors"):
+    for name in ("record.json", "sheet.png", "report.html", "tokens.safetensors", "head.safetensors"):
         assert (tmp_path / name).stat().st_size > 1000

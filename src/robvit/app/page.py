@@ -26,6 +26,11 @@ _CLICKED = """element.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (button) trigger('click', {index: Number(button.dataset.index)});
 });"""
+# On a phone the result is far below the button.
+_TO_RESULT = """() => {
+  const result = document.getElementById('result');
+  if (result.getBoundingClientRect().top > 0.8 * innerHeight) result.scrollIntoView({behavior: 'smooth'});
+}"""
 TOOLTIPS = {
     "upload": "A picture of your own: PNG, JPEG, WebP, GIF, BMP, TIFF or PPM. Its middle is used.",
     "attack": "Attack the chosen picture with these settings.",
@@ -95,7 +100,9 @@ def _lay_out(bench: Bench, pictures: list[Picture]) -> Parts:
             controls = _controls(bench, first)
             note = gr.Markdown(first.note)
         with gr.Column(scale=3, min_width=300):
-            shown = gr.HTML("<p class='verdict'>Choose a picture and press Attack.</p>", min_height=120)
+            shown = gr.HTML(
+                "<p class='verdict'>Choose a picture and press Attack.</p>", min_height=120, elem_id="result"
+            )
             curve = gr.HTML("")
             script = gr.Button("Python lines for this", elem_id="lines", interactive=False)
             code = gr.Code(language="python", visible=False, interactive=False, show_line_numbers=False)
@@ -147,9 +154,11 @@ def _connect(bench: Bench, pictures: list[Picture], parts: Parts) -> None:
     model.change(friendly(changed), model, [tokens, attack, parts.note], **light)
     parts.script.click(friendly(told), done, parts.code, **light)
     running: list[Any] = [
-        parts.attack.click(friendly_steps(attacking), wants, results, scroll_to_output=True, **heavy),
+        parts.attack.click(friendly_steps(attacking), wants, results, **heavy),
         parts.sweep.click(friendly_steps(sweeping), wants, parts.curve, **heavy),
     ]
+    for button in (parts.attack, parts.sweep):
+        button.click(None, None, None, js=_TO_RESULT, **shared)
     parts.stop.click(None, None, None, cancels=running, **shared)
 
 
