@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -224,8 +225,13 @@ def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Reco
         figures=figures,
         curves=[Curve("Learning tokens", "step", "cosine with the original features", lines, note)],
         notes=["These figures are from the training; what attackers can do is another question."],
-        command=" ".join(["robvit", *sys.argv[1:]]),
+        command=_command(),
     )
+
+
+def _command() -> str:
+    """What was typed, but for the seed: whoever has it can make the same tokens."""
+    return re.sub(r"--seed[ =]\S+", "--seed ...", " ".join(["robvit", *sys.argv[1:]]))
 
 
 def _secret(trainings: list[Training]) -> str:

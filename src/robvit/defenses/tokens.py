@@ -40,7 +40,7 @@ class RobustTokens:
     values: torch.Tensor = field(repr=False)
     fingerprint: str = ""
     key_id: str = field(default_factory=lambda: secrets.token_hex(6))
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)  # the seed is among them
     layers: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
