@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format docs bench conformance gallery clean
+.PHONY: demo test quick check format docs bench conformance gallery beating fuzz sbom audit oldest newest clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
 	$(BIN)/robvit demo --out runs/demo
@@ -36,6 +36,24 @@ conformance: .venv/ready  ## strength of the attacks beside other libraries, pic
 
 gallery: .venv/weights  ## the figures in docs/gallery, from bundled pictures
 	$(BIN)/python scripts/make_gallery.py
+beating: .venv/ready  ## kill long commands at random points, fifty times, and compare what they end with
+	$(BIN)/python scripts/beating.py --kills 50
+
+fuzz: .venv/ready  ## loaders under damaged files, more and other ones than the tests try
+	ROBVIT_FUZZ=2000 $(BIN)/python -m pytest -q tests/test_fuzz.py
+
+sbom: .venv/ready  ## the software bill of materials: sbom.json, CycloneDX
+	$(BIN)/python scripts/sbom.py sbom.json
+
+audit: .venv/ready  ## known vulnerabilities of the pinned versions; asks a database on the network
+	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
+	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
+
+oldest:  ## the quick tests of what versions differ in, with the oldest versions that pyproject.toml allows
+	$(PYTHON) scripts/versions.py oldest
+
+newest:  ## the same with the newest versions there are
+	$(PYTHON) scripts/versions.py newest
 
 clean:  ## remove what make made
 	rm -rf .venv runs site

@@ -1,0 +1,57 @@
+"""Test robvit with the oldest versions of its dependencies that pyproject.toml allows, or with the newest.
+
+    python scripts/versions.py oldest        # make oldest
+    python scripts/versions.py newest        # make newest
+
+An environment of its own is made in .venv-oldest or .venv-newest (several gigabytes, torch is one of them),
+and the tests run that touch every dependency once: loading, attacks, tokens, training, records, reports,
+pictures, files and the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = ("test_loading", "test_attacks", "test_tokens", "test_heads", "test_data_pictures", "test_report",
+         "test_evaluate", "test_robustify", "test_training", "test_hostile", "test_cli")  # fmt: skip
+TOOLS = ("pytest", "hypothesis")
+
+
+def wanted(which: str) -> list[str]:
+    """The dependencies as pip takes them: pinned to their lower bounds, or free."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["track"]]
+    named += [line for line in extras["dev"] if re.split(r"[<>=~! ]", line)[0] in TOOLS]
+    return [line.replace(">=", "==") for line in named] if which == "oldest" else [
+        re.split(r"[<>=~! ]", line)[0] for line in named
+    ]  # fmt: skip
+
+
+def main(which: str) -> int:
+    """Make the environment where there is none, run the tests, and say with what."""
+    place = ROOT / f".venv-{which}"
+    python = place / "bin/python"
+    if not python.exists():
+        venv.create(place, with_pip=True)
+        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "hatchling"]
+        subprocess.run([*install, *wanted(which)], check=True)
+        subprocess.run([*install, "--no-deps", "-e", ROOT], check=True)
+    subprocess.run([python, "-m", "pip", "list", "--disable-pip-version-check"], check=True)
+    files = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
+    # Old versions warn of what newer ones have mended; a warning is no failure here.
+    options = ["-q", "-m", "not slow and not weights and not browser", "-W", "default"]
+    return subprocess.run([python, "-m", "pytest", *options, *files], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("which", choices=("oldest", "newest"))
+    sys.exit(main(parser.parse_args().which))
