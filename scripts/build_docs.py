@@ -48,6 +48,7 @@ NAVIGATION = {
         "explain": "Explanations",
         "deployment": "Deployment",
         "app": "The playground",
+        "robust-runs": "What a run survives",
     },
     "Extending": {
         "extending/attack": "Add an attack",
