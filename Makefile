@@ -36,6 +36,7 @@ conformance: .venv/ready  ## strength of the attacks beside other libraries, pic
 
 gallery: .venv/weights  ## the figures in docs/gallery, from bundled pictures
 	$(BIN)/python scripts/make_gallery.py
+
 beating: .venv/ready  ## kill long commands at random points, fifty times, and compare what they end with
 	$(BIN)/python scripts/beating.py --kills 50
 

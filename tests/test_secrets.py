@@ -10,10 +10,12 @@ import io
 import json
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import traceback
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -75,9 +77,11 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     "tokens bake": ([MINI, "T", "--with-secret"], [""]),
     "train head": ([MINI, "sample", "--limit", "20", "--tokens", "T"], []),
 }  # fmt: skip
-# Commands that never meet tokens; `serve` has a test of its own.
+# What is asked of the commands that answer requests; tests/test_app_server.py attacks through the second.
+SERVERS = {"serve": ["metrics", "healthz", "readyz", "predict", "features"], "app": ["", "config"]}
+# Commands that never meet tokens.
 WITHOUT = {"models", "attacks", "weights list", "weights get", "weights verify", "data list", "data cifar10",
-           "data cifar100", "data show", "train recipes", "train recipe", "train tora", "serve"}  # fmt: skip
+           "data cifar100", "data show", "train recipes", "train recipe", "train tora"}  # fmt: skip
 NO_OUT = {"compare", "tokens show"}  # commands that write nothing
 
 
@@ -98,8 +102,8 @@ def commands() -> dict[str, Any]:
 
 def test_every_command_is_searched_or_never_meets_tokens() -> None:
     there = commands()
-    assert there.keys() == RUNS.keys() | WITHOUT
-    for name in WITHOUT - {"serve"}:
+    assert there.keys() == RUNS.keys() | SERVERS.keys() | WITHOUT
+    for name in WITHOUT:
         assert "tokens" not in {parameter.name for parameter in there[name].params}, name
 
 
@@ -250,34 +254,41 @@ def test_errors_and_representations_hold_no_tokens(place: Place, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_service_and_the_process_list_hold_no_tokens(place: Place) -> None:
-    pytest.importorskip("uvicorn")
+@pytest.mark.parametrize("command", SERVERS)
+def test_answers_and_the_process_list_hold_no_tokens(command: str, place: Place) -> None:
+    pytest.importorskip({"serve": "uvicorn", "app": "gradio"}[command])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    what = [MINI] if command == "serve" else ["--demo", place.folder / "none"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "robvit", "serve", MINI, "--tokens", place.tokens, "--port", "0"],
+        [sys.executable, "-m", "robvit", command, *what, "--tokens", place.tokens, "--port", str(port)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout
     heard = ""
     try:
-        while " at http://" not in heard:
-            line = process.stdout.readline()
+        while f"http://127.0.0.1:{port}" not in heard:
+            heard += (line := process.stdout.readline())
             assert line, heard
-            heard += line
-        address = re.search(r"http://\S+", heard)[0]  # type: ignore[index]
+        data = b"".join(Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
         picture = io.BytesIO()
         Image.new("RGB", (32, 32), "teal").save(picture, "PNG")
-        data = b"".join(Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
-        asked: list[tuple[str, bytes | None]] = [(path, None) for path in ("metrics", "healthz", "readyz")]
-        asked += [(p, body) for p in ("predict", "features") for body in (picture.getvalue(), b"junk")]
-        for path, body in asked:
-            request = urllib.request.Request(f"{address}/{path}", body)  # noqa: S310
-            try:
-                with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
-                    data += str(reply.headers).encode() + reply.read()
-            except urllib.error.HTTPError as error:
-                with error:
-                    data += str(error.headers).encode() + error.read()
+        for path in SERVERS[command]:
+            posted = [picture.getvalue(), b"junk"] if path in ("predict", "features") else [None]
+            data += b"".join(answer(f"http://127.0.0.1:{port}/{path}", body) for body in posted)
     finally:
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
+    assert len(data) > 1000
     assert place.needles().found_in(data + heard.encode() + rest.encode()) == []
+
+
+def answer(address: str, body: bytes | None) -> bytes:
+    """Headers and body of an answer, be it yes or no."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, body), timeout=60) as reply:  # noqa: S310
+            return str(reply.headers).encode() + reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(error.headers).encode() + error.read()
