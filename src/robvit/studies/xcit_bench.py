@@ -236,14 +236,17 @@ class Judged:
         for row in self.rows:
             doubts = [finding.evidence for finding in row.course.findings if finding.status == "red"]
             record.findings += [Finding(row.variant.label, "amber", doubt) for doubt in doubts]
+        chance = 100 / len(self.pictures.classes)
+        record.notes.append(f"Chance is {chance:.3g} %: a network that learned nothing withstands as much.")
         if self.effort.is_small:
             learned, size = chosen.course.data["learned from"], chosen.model.input_size[0]
             epochs = chosen.course.model["recipe"]["epochs"]
+            more = " and --data cifar10" if spec == "sample" else ""
             record.notes.append(
                 f"A small run, not the paper's: {learned} pictures of {spec} at {size} pixels, {epochs:g} "
                 "epochs, one seed, small networks in place of the paper's. Its figures are not to be "
                 "compared with the paper's, only directions, where an interval tells them. "
-                "More: --data cifar10 --set learn=5000 --set epochs=20 --images 1000."
+                f"More with --set learn=5000, --set epochs=20, --images 1000{more}."
             )
         return record
 
@@ -262,7 +265,7 @@ def claims_table(rows: Sequence[Row], claims: Sequence[Claim]) -> Table:
         theirs = None if claim.points is None else f"{claim.points:+.2f}"
         told.append([claim.text, theirs, f"{points:+.1f} ({low:+.1f} to {high:+.1f})", says])
     columns = ["claim on robust accuracy", "paper, points", "ours, points (95 % interval)", "here"]
-    return Table("What the thesis claims, pair by pair", columns, told)
+    return Table("Claims, pair by pair", columns, told)
 
 
 def _commands(rows: Sequence[Row]) -> Table:
