@@ -30,8 +30,8 @@ BUNDLED = (
     ("gates", f"explain robvit-mini {PICTURES} --adapters {WORK}/tora/adapters.safetensors", ("gates",)),
 )  # fmt: skip
 FOUNDATION = (
-    ("tokens", "robustify dinov2-small sample --img-size 112 --limit 192 --steps 100 --batch 16 "
-     "--attack-steps 10 --psnr 0 --seed 0", ()),
+    ("tokens", "robustify dinov2-small sample --img-size 112 --limit 96 --steps 60 --batch 8 "
+     "--attack-steps 6 --psnr 0 --seed 0", ()),
     ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/tokens/tokens.safetensors",
      ("massive", "attention", "attending", "gaps", "features")),
 )  # fmt: skip

@@ -161,6 +161,16 @@ def test_a_relief_holds_the_highest_stems_where_they_stand() -> None:
     assert held.row_names[0] == "class token"
 
 
+def test_what_secret_tokens_become_inside_is_not_drawn() -> None:
+    model, held = robvit.load("robvit-mini"), pictures(1)
+    subject = Subject(
+        model, held.x, settings={"steps": 1}, hardened=model.with_tokens(torch.full((1, 3, 128), 50.0))
+    )
+    reliefs = FIGURES["massive"](subject).reliefs
+    assert [one.rows for one in reliefs] == [65] * 4
+    assert all(stem[1] < 65 for one in reliefs for stem in one.stems)
+
+
 def test_the_landscape_of_a_linear_loss_is_a_plane_through_the_picture_and_the_attack() -> None:
     weights = torch.randn(3, 4, 4)
     x = torch.full((3, 4, 4), 0.5)

@@ -37,11 +37,9 @@ def largest_activations(model: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 def token_names(tokens: Tokens) -> list[str]:
-    """What each token of a sequence is: class, register, patch by row and column, or extra."""
-    prefix, extra = tokens.prefix.shape[1], tokens.extra.shape[1]
-    names = [f"register {i}" if i else "class token" for i in range(prefix)]
-    names += [f"patch {r + 1}/{c + 1}" for r in range(tokens.grid[0]) for c in range(tokens.grid[1])]
-    return names + [f"extra {i + 1}" for i in range(extra)]
+    """What each token of a sequence is, without extra ones: class, register, or patch by row and column."""
+    names = [f"register {i}" if i else "class token" for i in range(tokens.prefix.shape[1])]
+    return names + [f"patch {r + 1}/{c + 1}" for r in range(tokens.grid[0]) for c in range(tokens.grid[1])]
 
 
 @figure(
@@ -64,14 +62,18 @@ def activations(subject: Subject) -> dict[str, Any]:
     caption="Look for channels that tower over all others on a few tokens, and how an attack changes them.",
 )
 def massive(subject: Subject) -> dict[str, Any]:
-    """The first picture, in the block whose clean activations are largest; one scale for all."""
-    first, tokens = streams(subject.model, subject.x[:1])
+    """The first picture, in the block whose clean activations are largest; one scale for all.
+
+    Extra tokens are left out: what they become inside says something of the secret that they are.
+    """
+    first, _ = streams(subject.model, subject.x[:1])
     peaks = [float(stream.abs().max()) for stream in first]
     block = peaks.index(max(peaks))
     found = []
     for view in subject.views():
         stream, tokens = streams(view.model, view.x[:1])
-        found.append((view.name, stream[block].flatten(1, -2)[0].abs(), tokens))
+        values = stream[block].flatten(1, -2)[0].abs()
+        found.append((view.name, values[: len(values) - tokens.extra.shape[1]], tokens))
     reach = max(float(values.max()) for _, values, _ in found)
     title = f"block {block + 1} of {len(first)}"
     return {"reliefs": [relief(f"{name}, {title}", v, t, reach) for name, v, t in found]}

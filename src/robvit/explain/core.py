@@ -1,8 +1,8 @@
 """What is explained, and the registry of figures: from a subject to a plate.
 
-To add a figure, write a function under `@FIGURES.add(name, title=..., caption=...)` in a file of this
-folder; the command line, the report and the documentation read the table. A figure that the subject
-lacks something for raises `Unsupported` and says which option brings it.
+To add a figure, write a function under `@figure(name, title=..., caption=...)` in a file of this folder and
+name it in the help of `robvit explain`. A figure that the subject lacks something for raises `Unsupported`
+and says which option brings it.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Subject:
     @cached_property
     def target(self) -> torch.Tensor | None:
         """What the attack leads away from: truth, or what the model says; nothing for features."""
-        if self.task == "features" or self.truth is not None:
-            return None if self.task == "features" else self.truth
-        return self.said(self.model, self.x)
+        if self.task == "features":
+            return None
+        return self.said(self.model, self.x) if self.truth is None else self.truth
 
     @torch.no_grad()
     def said(self, model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -134,8 +134,10 @@ class Subject:
 
     def models(self) -> dict[str, Model]:
         """The model, and the one beside it, by name."""
-        beside = {} if self.beside is None else {self.beside.name: self.beside}
-        return {self.model.name: self.model} | beside
+        if self.beside is None:
+            return {self.model.name: self.model}
+        other = self.beside.name if self.beside.name != self.model.name else f"{self.beside.name}, the other"
+        return {self.model.name: self.model, other: self.beside}
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
