@@ -26,13 +26,12 @@ PICTURES = "sample:3 sample:5 sample:8"
 BUNDLED = (
     ("mini", f"explain robvit-mini {PICTURES} --beside robvit-mini-robust",
      ("perturbation", "accumulation", "landscape")),
-    ("tora", "train tora --data sample --set trade=0.5", ()),
+    ("tora", "train tora --data sample --set trade=0.5 --set epochs=2", ()),
     ("gates", f"explain robvit-mini {PICTURES} --adapters {WORK}/tora/adapters.safetensors", ("gates",)),
 )  # fmt: skip
 FOUNDATION = (
-    ("tokens", "robustify dinov2-small sample --img-size 112 --limit 96 --steps 60 --batch 8 "
-     "--attack-steps 6 --psnr 0 --seed 0", ()),
-    ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/tokens/tokens.safetensors",
+    ("demo", "demo", ()),
+    ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/demo/tokens.safetensors",
      ("massive", "attention", "attending", "gaps", "features")),
 )  # fmt: skip
 

@@ -167,7 +167,7 @@ def _axis(values: list[float], start: float, end: float) -> _Axis:
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 0.5, high + 0.5
-    if 0 < low < 0.1 * high:
+    if 0 < low < 0.05 * high:
         low = 0.0
     return _Axis(low, high, start, end)
 
