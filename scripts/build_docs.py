@@ -115,6 +115,8 @@ SETTINGS: dict[str, Any] = {
     "default_role": "code",  # docstrings say `name`, as in Markdown
     "autodoc_member_order": "bysource",
     "autodoc_typehints_format": "short",
+    "autodoc_preserve_defaults": True,
+    "smartquotes": False,  # an option's two dashes are no long one
     "python_use_unqualified_type_names": True,
     "add_module_names": False,
     "toc_object_entries_show_parents": "hide",
@@ -124,6 +126,7 @@ SETTINGS: dict[str, Any] = {
 STYLE = """
 /* Wide tables scroll by themselves, so that a page never does. */
 table.docutils { font-size: 0.9em; }
+table.docutils td:first-child code { white-space: nowrap; }
 table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
 """
 
