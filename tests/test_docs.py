@@ -53,12 +53,14 @@ STANDS_FOR = {
     "IMAGENET": "pictures", "IMAGENET_FOLDER": "pictures", "PICTURES": "pictures", "ANIMALS": "animals",
     "camvid:PATH": "shapes", "segmentation_data=camvid:FOLDER": "segmentation_data=shapes",
     "HEAD": "head.safetensors", "tokens=dinov2_small.pt": "tokens=published.pt",
+    "scale=paper": "scale=small",
     "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
 }  # fmt: skip
 
 TRAINING = (
     "--model robvit-mini --data sample --limit 64 --set batch=16 --set epochs=1 --set warmup=0 "
-    "--set eps_warmup=0 --set workers=0 --set inner.steps=1 --set judge_steps=1 --set validation=16 --set cooldown=0"
+    "--set eps_warmup=0 --set cooldown=0 --set workers=0 --set inner.steps=1 --set judge_steps=1 "
+    "--set validation=16"
 )
 SMALLER = {
     "demo": "--head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
@@ -66,6 +68,7 @@ SMALLER = {
     "attack": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
     "doctor": "--limit 6 --steps 4 --restarts 2 --queries 4 --draws 2",
+    "explain": "--set steps=1",
     "export": "--limit 2",
     "reproduce": "--images 2 --model robvit-mini",
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
@@ -184,6 +187,8 @@ def smaller(arguments: list[str]) -> list[str]:
         added += _settings(STUDIES.entry(given["name"]).facts["defaults"])
         added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
         added += ["--data", "sample"] if given["data"] is None else []
+    if names == ["explain"] and not given["figure"]:
+        added += ["--figure", "attention", "--figure", "perturbation"]
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
