@@ -162,6 +162,20 @@ def test_every_control_explains_itself(browser: Browser, server: Playground) -> 
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: airplane")
 
 
+def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: Playground) -> None:
+    with Visit(browser, server) as first, Visit(browser, server) as second:
+        first.get_by_label("Attack", exact=True).click()
+        first.get_by_role("option", name="apgd_t").click()
+        first.get_by_label("number input for Steps").fill("100")
+        first.locator("#attack").click()
+        expect(first.locator(".verdict.busy")).to_be_visible()
+        second.locator("#attack").click()
+        expect(second.get_by_text("queue: 1/1")).to_be_visible()
+        first.locator("#stop").click()
+        expect(second.locator(".numbers")).to_be_visible(timeout=PATIENCE)
+        expect(first.locator(".numbers")).to_have_count(0)
+
+
 def test_the_phone_has_no_sideways_scrolling(browser: Browser, server: Playground) -> None:
     with Visit(browser, server, viewport=PHONE, is_mobile=True, has_touch=True) as page:
         attack(page)

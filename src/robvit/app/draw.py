@@ -10,6 +10,7 @@ from html import escape
 from PIL import Image
 
 from robvit.app.order import Answer, Picture, Result, Step, Sweep, png
+from robvit.app.work import SWEPT
 from robvit.report.gallery import factor, views
 from robvit.report.panels import Pixels
 
@@ -48,7 +49,7 @@ def step(news: Step, measure: str) -> str:
         f"{escape(measure)} {news.course[-1]:.2f}</p>"
         f"<progress max='{news.expected}' value='{news.passes}'></progress>"
         f"<div class='pictures'>{_figure(png(news.point), 'the point it just tried')}</div>"
-        + chart({measure: course}, "passes of the attack", measure)
+        + chart({measure: course}, "passes of the attack", measure, until=news.expected)
     )
 
 
@@ -75,13 +76,15 @@ def result(found: Result, measure: str) -> str:
 
 def sweep(found: Sweep) -> str:
     """How much is left at each budget so far."""
-    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True)
+    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True, until=SWEPT[-1])
 
 
-def chart(lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, marks: bool = False) -> str:
-    """Lines over x, from 0 (or less, for a cosine) to 1, as SVG."""
+def chart(
+    lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, marks: bool = False, until: float = 1.0
+) -> str:
+    """Lines over x, at least `until`, from 0 (or less, for a cosine) to 1, as SVG."""
     points = [point for line in lines.values() for point in line]
-    most = max([1.0] + [at for at, _ in points])
+    most = max([until] + [at for at, _ in points])
     least = min([0.0] + [value for _, value in points])
 
     def place(at: float, value: float) -> str:
@@ -93,7 +96,7 @@ def chart(lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, marks:
         down = place(0, level).split(",")[1]
         parts.append(f"<path class='grid' d='M{LEFT},{down}H{WIDE - 8}'/>")
         parts.append(f"<text x='{LEFT - 6}' y='{down}' text-anchor='end' dy='.35em'>{level:.1f}</text>")
-    ticks = sorted({at for at, _ in points}) if marks else [0.0, float(round(most / 2)), most]
+    ticks = [0, *SWEPT] if marks else [0, round(most / 2), most]
     for at in ticks:
         across = place(at, 0).split(",")[0]
         parts.append(f"<text x='{across}' y='{HIGH - BELOW + 14}' text-anchor='middle'>{at:g}</text>")

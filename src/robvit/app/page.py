@@ -26,11 +26,6 @@ _CLICKED = """element.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (button) trigger('click', {index: Number(button.dataset.index)});
 });"""
-# On a phone the result is far below the button.
-_TO_RESULT = """() => {
-  const result = document.getElementById('result');
-  if (result.getBoundingClientRect().top > 0.8 * innerHeight) result.scrollIntoView({behavior: 'smooth'});
-}"""
 TOOLTIPS = {
     "upload": "A picture of your own: PNG, JPEG, WebP, GIF, BMP, TIFF or PPM. Its middle is used.",
     "attack": "Attack the chosen picture with these settings.",
@@ -116,7 +111,7 @@ def _connect(bench: Bench, pictures: list[Picture], parts: Parts) -> None:
     picture, done = gr.State(pictures[0]), gr.State("")
     shared: dict[str, Any] = {"api_visibility": "private"}
     light = {**shared, "concurrency_limit": 8, "concurrency_id": "light", "show_progress": "hidden"}
-    heavy = {**shared, "concurrency_limit": 1, "concurrency_id": "turn", "show_progress": "minimal"}
+    heavy = {**shared, "concurrency_limit": 1, "concurrency_id": "turn", "show_progress_on": parts.shown}
 
     def choose(event: gr.EventData) -> tuple[Picture, str]:
         found = pictures[_whole(event.index) % len(pictures)]
@@ -157,8 +152,6 @@ def _connect(bench: Bench, pictures: list[Picture], parts: Parts) -> None:
         parts.attack.click(friendly_steps(attacking), wants, results, **heavy),
         parts.sweep.click(friendly_steps(sweeping), wants, parts.curve, **heavy),
     ]
-    for button in (parts.attack, parts.sweep):
-        button.click(None, None, None, js=_TO_RESULT, **shared)
     parts.stop.click(None, None, None, cancels=running, **shared)
 
 

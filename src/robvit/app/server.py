@@ -21,10 +21,15 @@ OVERHEAD = 10_000  # bytes that an upload has around the file
 SESSIONS = 256  # visitors whose picture is kept, at most some hundred kilobytes each
 SYSTEM_FONTS = ["system-ui", "sans-serif"]  # no font comes from elsewhere
 
-_TITLES = """() => Object.entries(%s).forEach(([id, text]) => {
-  const found = document.getElementById(id);
-  if (found) found.title = text;
-})"""
+# On a phone the result is far below the buttons that lead to it.
+_ON_LOAD = """() => {
+  for (const [id, text] of Object.entries(%s)) document.getElementById(id).title = text;
+  document.addEventListener('click', event => {
+    const result = document.getElementById('result');
+    if (event.target.closest('#attack, #sweep') && result.getBoundingClientRect().top > 0.8 * innerHeight)
+      result.scrollIntoView({behavior: 'smooth'});
+  });
+}"""
 
 
 @contextmanager
@@ -51,7 +56,7 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
                 allowed_paths=[], ssr_mode=False, pwa=False, mcp_server=False,
                 state_session_capacity=SESSIONS, max_file_size=bench.limits.upload_bytes,
                 app_kwargs={"middleware": [gate], "docs_url": None, "redoc_url": None, "openapi_url": None},
-                css_paths=Path(__file__).with_name("style.css"), js=_TITLES % json.dumps(TOOLTIPS),
+                css_paths=Path(__file__).with_name("style.css"), js=_ON_LOAD % json.dumps(TOOLTIPS),
                 theme=gr.themes.Base(font=SYSTEM_FONTS, font_mono=["ui-monospace", "monospace"]),
             )  # fmt: skip
             yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
