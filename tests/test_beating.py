@@ -211,7 +211,7 @@ def test_a_killed_run_leaves_its_folder_free_and_its_half_files_go(tmp_path: Pat
     assert holder.stdout
     assert holder.stdout.readline() == "ready\n"
     (half,) = tmp_path.rglob(".*.part")
-    assert half.stat().st_mode & 0o777 == 0o600
+    assert half.stat().st_mode & 0o777 == 0o700  # nobody else may look inside
     with pytest.raises(Busy), alone_in(tmp_path):
         pass
     remove_remains(tmp_path)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import stat
 import tempfile
 import zipfile
@@ -38,18 +39,17 @@ def cache_dir(*parts: str) -> Path:
 
 @contextmanager
 def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
-    """Yield a name beside `path`; what is written there takes its place only if nothing fails.
+    """Yield a name near `path`; what is written there takes its place only if nothing fails.
 
-    The file reaches the disk before it gets its name, so a crash leaves the old file or the new one.
+    The file reaches the disk before it gets its name, so a crash leaves the old file or the new one. Until
+    then it lies in a folder beside it that only its owner may enter.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=f".{path.name}.{_OURS}{os.getpid()}-", suffix=".part", dir=path.parent
-        )
-        os.close(handle)
-        aside = Path(name)
+        # A folder, for safetensors writes a file of its own beside the one it is asked for.
+        room = tempfile.mkdtemp(prefix=f".{path.name}.{_OURS}{os.getpid()}-", suffix=".part", dir=path.parent)
+        aside = Path(room, path.name)
         try:
             yield aside
             with aside.open("rb") as done:
@@ -57,7 +57,7 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
             aside.chmod(mode)
             aside.replace(path)
         finally:
-            aside.unlink(missing_ok=True)
+            shutil.rmtree(room, ignore_errors=True)
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise  # safetensors tells of a full disk by an error of its own
@@ -72,7 +72,7 @@ def remove_remains(folder: Path) -> None:
     for aside in folder.rglob(f".*.{glob.escape(_OURS)}*.part"):
         process = aside.name.rpartition(_OURS)[2].partition("-")[0]
         if process.isdecimal() and not _is_alive(int(process)):
-            aside.unlink(missing_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_alive(process: int) -> bool:
