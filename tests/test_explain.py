@@ -32,6 +32,7 @@ from robvit.explain.gradients import accumulate_gradient, grey_perturbation, noi
 from robvit.explain.landscape import loss_landscape, random_like
 from robvit.explain.masks import coloured_mask
 from robvit.explain.pictures import Pictures, names_for, open_pictures
+from robvit.explain.run import save_png
 from robvit.threat import Threat
 
 
@@ -208,6 +209,15 @@ def test_a_chart_is_as_high_as_its_values() -> None:
     assert lowest_ink(8.0) < lowest_ink(5.0) < lowest_ink(2.0)
     spacing = lowest_ink(2.0) - lowest_ink(5.0), lowest_ink(5.0) - lowest_ink(8.0)
     assert abs(spacing[0] - spacing[1]) <= 2
+
+
+def test_a_png_keeps_black_and_white_whatever_its_levels(tmp_path: Path) -> None:
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2))
+    save_png(ramp, tmp_path / "all.png")
+    assert Image.open(tmp_path / "all.png").tobytes() == ramp.tobytes()
+    save_png(ramp, tmp_path / "few.png", levels=6)
+    found = np.unique(np.asarray(Image.open(tmp_path / "few.png")))
+    assert found.tolist() == [0, 51, 102, 153, 204, 255]
 
 
 def pictures(count: int) -> Pictures:

@@ -70,12 +70,12 @@ def as_picture(plate: Plate) -> Image.Image:
     return sheet(plate.title, plate.caption, parts)
 
 
-def save_png(picture: Image.Image, path: Path, *, colours: int | None = None) -> None:
-    """Write a PNG, whole or not at all; with so many `colours` it is smaller and hardly less true."""
-    if colours is not None:
-        picture = picture.quantize(colours, dither=Image.Dither.NONE)
+def save_png(picture: Image.Image, path: Path, *, levels: int = 256) -> None:
+    """Write a PNG, whole or not at all; with fewer `levels` of each colour it is smaller."""
+    step = 255 / (levels - 1)
+    shown = picture.point([round(round(value / step) * step) for value in range(256)] * 3)
     with written_whole(path) as aside:
-        picture.save(aside, format="PNG", optimize=colours is not None)
+        shown.save(aside, format="PNG", optimize=levels < 256)
 
 
 def _record(subject: Subject, plates: list[Plate], left_out: dict[str, str]) -> Record:
