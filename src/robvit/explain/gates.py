@@ -40,26 +40,32 @@ def coloured(values: torch.Tensor, reach: float) -> Image.Image:
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
-def gate_grid(x: torch.Tensor, maps: dict[str, torch.Tensor]) -> tuple[Image.Image, float]:
-    """For each picture (B 3 H W) and name of `maps` (blocks B rows columns) a row of blocks; and the scale.
+def gate_grid(pictures: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) -> Image.Image:
+    """For each picture (B 3 H W) and name of `maps` (blocks B rows columns) a row of blocks.
 
-    Maps are differences from the block's own mean gate; the scale is that of the deepest colours.
+    Maps are differences from the block's own mean gate; the deepest colours stand for the number in a row's
+    name.
     """
-    blocks = len(next(iter(maps.values())))
     apart = {name: m - m.mean((2, 3), keepdim=True) for name, m in maps.items()}
     reach = max(float(m.abs().max()) for m in apart.values()) or 1.0
+    blocks, count = next(iter(maps.values())).shape[:2]
     rows = [
-        Row(name, [photo(picture), *(coloured(values[block, place], reach) for block in range(blocks))])
-        for place, picture in enumerate(x)
+        Row(
+            f"{name}, ±{reach:.2g}",
+            [
+                photo(pictures[name][place]),
+                *(coloured(values[block, place], reach) for block in range(blocks)),
+            ],
+        )
+        for place in range(count)
         for name, values in apart.items()
     ]
-    return grid(rows, ["picture", *(f"block {i + 1}" for i in range(blocks))]), reach
+    return grid(rows, ["picture", *(f"block {i + 1}" for i in range(blocks))])
 
 
 def gate_sheet(x: torch.Tensor, maps: dict[str, torch.Tensor], path: Path) -> None:
-    """Write the grid of `gate_grid` as a PNG."""
-    drawn, reach = gate_grid(x, maps)
-    page = sheet("Gates of the adapters", f"{CAPTION} The deepest colours stand for {reach:.2g}.", [drawn])
+    """Write maps of the same pictures (B 3 H W) as a PNG."""
+    page = sheet("Gates of the adapters", CAPTION, [gate_grid(dict.fromkeys(maps, x), maps)])
     with written_whole(path) as aside:
         page.save(aside, format="PNG")
 
@@ -71,15 +77,12 @@ def gate_figure(subject: Subject) -> dict[str, Any]:
         raise Unsupported(
             f"{subject.model.name} has no adapters; `robvit train tora` makes them, then give --adapters"
         )
-    few = slice(0, SHOWN)
-    maps = {
-        "clean": gate_maps(subject.model, subject.x[few]),
-        "attacked": gate_maps(subject.model, subject.adv[few]),
-    }
-    drawn, _ = gate_grid(subject.x[few], maps)
+    pictures = {"clean": subject.x[:SHOWN], "attacked": subject.adv[:SHOWN]}
+    maps = {name: gate_maps(subject.model, x) for name, x in pictures.items()}
     blocks = range(1, len(maps["clean"]) + 1)
     lines = {
         name: [[float(b), v] for b, v in zip(blocks, m.mean((1, 2, 3)).tolist(), strict=True)]
         for name, m in maps.items()
     }
+    drawn = gate_grid(pictures, maps)
     return {"picture": drawn, "curves": [Curve("mean gate of the accuracy adapter", "block", "gate", lines)]}
