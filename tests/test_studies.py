@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import robvit
 from robvit.attention import watch
@@ -14,6 +15,7 @@ from robvit.errors import DataError, InputError, UnknownName
 from robvit.evaluate.record import Record, Table
 from robvit.explain.activations import largest_activations
 from robvit.studies import Request
+from robvit.studies.hardening import parts
 
 
 def test_unknown_studies_and_settings_are_refused_by_name() -> None:
@@ -120,3 +122,15 @@ def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:
             segmentation_data="sample",
             scenes=2,
         )
+
+
+def test_one_folder_is_shared_out_between_learning_and_judging(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.new("RGB", (8, 8), (i * 60, 0, 0)).save(tmp_path / name / f"{i}.png")
+    learn, judge = parts(Request(data=str(tmp_path)), 8, 5, 3)
+    assert (len(learn), len(judge)) == (5, 3)
+    assert not set(learn.names) & set(judge.names)
+    with pytest.raises(InputError, match="learning takes 9"):
+        parts(Request(data=str(tmp_path)), 8, 9, 3)

@@ -14,7 +14,7 @@ from robvit.data import PictureSet
 from robvit.defenses.robustify import Recipe, Training, train
 from robvit.defenses.store import AttackSetting, AttackStore
 from robvit.defenses.tokens import RobustTokens, import_published
-from robvit.errors import InputError
+from robvit.errors import DataError, InputError
 from robvit.evaluate.knowledge import random_tokens
 from robvit.progress import progress
 from robvit.studies.core import Request
@@ -52,7 +52,7 @@ def parts(request: Request, size: int, learn: int, images: int) -> tuple[Picture
     spec = request.data or "sample"
     try:
         return (request.pictures(spec, "train", size, learn), request.pictures(spec, "test", size, images))
-    except InputError:
+    except (DataError, InputError):  # no such parts
         together = request.pictures(spec, None, size, learn + images)
         if len(together) <= learn:
             raise InputError(
