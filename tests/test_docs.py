@@ -43,7 +43,7 @@ from robvit.attacks import ATTACKS, AttackWarning
 from robvit.backbones.families import FAMILIES
 from robvit.cli import app
 from robvit.evaluate import protocol
-from robvit.studies import STUDIES
+from robvit.studies import STUDIES, aas_bench
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import make_recipe
 
@@ -253,6 +253,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(aas_bench, "LEARN", 2)  # pictures on which studies of AAS choose a factor
     _write_placeholders(tmp_path)
     loaded, families = set(sys.modules), list(FAMILIES)
     entries = [(registry, dict(registry._entries)) for registry in (ATTACKS, LOSSES)]
