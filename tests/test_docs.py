@@ -63,7 +63,7 @@ TRAINING = (
     "--set validation=16"
 )
 SMALLER = {
-    "demo": "--head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
+    "demo": "--model robvit-mini --head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
     "robustify": "--limit 16 --steps 1 --attack-steps 1 --inner-steps 1",
     "attack": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
