@@ -91,7 +91,7 @@ def check_command(text: str, whole: bool) -> None:
     else:
         given = command.make_parser(Context(command, info_name=names[-1])).parse_args(list(arguments))[0]
     settings = given.get("setting") or []
-    if names == ["reproduce"] and given["name"]:
+    if names == ["reproduce"] and given.get("name"):
         parse_settings(settings, STUDIES.entry(given["name"]).facts["defaults"], given["name"])
     if names == ["attack"] and given.get("attack") in ATTACKS:
         parse_settings(settings, ATTACKS.entry(given["attack"]).facts["defaults"], given["attack"])
@@ -99,4 +99,4 @@ def check_command(text: str, whole: bool) -> None:
         load_recipe(given["name"], **changes_of(settings))
     if names == ["train", "tora"]:
         changes = {key: value for key, value in changes_of(settings).items() if key not in TORA}
-        load_recipe(given["recipe"] or "tora", **changes)
+        load_recipe(given.get("recipe") or "tora", **changes)
