@@ -156,8 +156,8 @@ UNTRAINED: tuple[Known, ...] = (
     Known("tiny-deit", "deit_tiny_patch16_224", "deit", "", 0.5, options={**_TINY, "embed_dim": 96}),
     Known("tiny-cait", "cait_xxs24_224", "cait", "", 0.7, options={**_TINY, "embed_dim": 96}),
     Known("tiny-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 0.8, options={**_TINY, "embed_dim": 96}),
-    Known("tiny-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 1.4, options={**_TINY, "embed_dim": 128}),
-    Known("tiny-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 3.2, options={**_TINY, "embed_dim": 192}),
+    Known("tiny-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 1.3, options={**_TINY, "embed_dim": 128}),
+    Known("tiny-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 2.9, options={**_TINY, "embed_dim": 192}),
 )
 
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
