@@ -104,3 +104,6 @@ def test_text_and_bad_values():
     for norm, eps in (("l7", "1"), ("linf", "-1"), ("linf", "nan"), ("linf", "8/0")):
         with pytest.raises(InputError):
             Threat.parse(norm, eps)
+    for strange in (None, [8], "9" * 400 + "/1", 10**400):
+        with pytest.raises(InputError, match="expected a number"):
+            parse_number(strange)

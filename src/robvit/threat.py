@@ -136,11 +136,11 @@ def parse_number(text: str | float) -> float:
     """A number from text: "8/255", "0.03", "1e-3" or "inf"."""
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         pass
     try:
         return float(Fraction(str(text).replace(" ", "")))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise InputError(f"expected a number such as 8/255 or 0.03, got {text!r}") from None
 
 

@@ -155,7 +155,8 @@ class Labels:
     def __init__(self, record: Record) -> None:
         count = max([len(t.right) for t in record.trials] + [0])
         self.pictures = _listed(record.data.get("names"), count) or [f"picture {i}" for i in range(count)]
-        self.labels = _listed(record.data.get("labels"), count)
+        labels = _listed(record.data.get("labels"), count)
+        self.labels = labels if all(isinstance(label, int) for label in labels) else []
         named = record.data.get("classes")
         self.classes = [str(name) for name in named] if isinstance(named, list) else []
 
