@@ -345,3 +345,16 @@ def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Pat
     record = Record.load(tmp_path / "record.json")
     shown = list(Beside(record, shard_folders(record, tmp_path)))
     assert [e.attention is not None and len(e.attention) for e in shown] == [2, 2, 2]
+
+
+def test_pictures_whose_names_differ_by_their_ending_are_all_written(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for number, label in enumerate(open_data("sample").classes):
+        (folder / label).mkdir(parents=True)
+        for ending in ("png", "jpg"):
+            Image.new("RGB", (32, 32), (20 * number, 90, 0)).save(folder / label / f"a.{ending}")
+    model = robvit.load("robvit-mini")
+    pictures = open_data(folder, size=32).take(range(4))
+    robvit.attack_data(Job("fgsm", LINF, {}, model, model.identity(), pictures), tmp_path / "out")
+    names = sorted(p.name for p in (tmp_path / "out" / "pictures").rglob("*.png"))
+    assert names == ["a.jpg.png", "a.jpg.png", "a.png.png", "a.png.png"]

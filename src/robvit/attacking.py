@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,13 @@ def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
 
 def _write_pictures(job: Job, out: Path, record: Record) -> None:
     panels: list[Panel] = []
+    alike = Counter(Path(name).with_suffix(".png") for name in job.pictures.names)
     for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
         for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
-            path = (out / "pictures" / some.names[place]).with_suffix(".png")
-            with written_whole(path) as aside:
+            name = Path(some.names[place]).with_suffix(".png")
+            if alike[name] > 1:  # a.jpg and a.png may lie side by side
+                name = Path(f"{some.names[place]}.png")
+            with written_whole(out / "pictures" / name) as aside:
                 Image.fromarray(pixels).save(aside, format="PNG")
             if len(panels) < SHOWN:
                 clean = levels(some[place][0]).permute(1, 2, 0).numpy()
