@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -86,6 +87,14 @@ def trial(model: Model, x: torch.Tensor, pictures: PictureSet, rung: str, attack
     )
 
 
+def described(pictures: PictureSet) -> dict[str, Any]:
+    """What a record says of its pictures, so that `robvit compare` can set two settings side by side."""
+    return {
+        "spec": "sample", "digest": pictures.digest(), "count": len(pictures), "labels": pictures.labels,
+        "names": pictures.names,
+    }  # fmt: skip
+
+
 def left(trial: Trial) -> float:
     """The share of pictures that the model still gets right."""
     return sum(trial.right) / len(trial.right)
@@ -118,7 +127,7 @@ def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, opt
     return Record(
         kind="search",
         model={"name": model.name, "setting": name, "fingerprint": model.fingerprint()},
-        data={"spec": "sample", "digest": judge.digest(), "count": len(judge), "labels": judge.labels},
+        data=described(judge),
         trials=trials,
         figures=figures
         | {"cosine, clean": clean, "cosine, attacked": withstood, "cosine, no tokens": training.baseline},
@@ -139,7 +148,7 @@ def without_tokens(model: Model, judge: PictureSet, public: torch.Tensor) -> Rec
     trials = [trial(model, judge.arrays()[0], judge, "un-hardened", "clean")]
     trials.append(trial(model, public, judge, "un-hardened, without tokens"))
     facts = {"name": model.name, "setting": BARE, "fingerprint": model.fingerprint()}
-    data = {"spec": "sample", "digest": judge.digest(), "count": len(judge), "labels": judge.labels}
+    data = described(judge)
     return Record("search", facts, data, trials, command=" ".join(["python", *sys.argv]))
 
 

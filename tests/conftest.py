@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 import timm
 import torch
 
 import robvit.backbones.mini  # noqa: F401  registers the bundled network with timm
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 torch.set_num_threads(1)  # the networks here are small; threads would only wait for each other
 
@@ -49,3 +56,16 @@ def small_net(family: str) -> torch.nn.Module:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; a test that needs it fails where it is missing."""
+    from playwright.sync_api import sync_playwright
+
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "the browser tests need Chromium: apt-get install chromium"
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

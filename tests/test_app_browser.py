@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from app_bench import Playground, served
+from browsing import Visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 90_000  # milliseconds; the machine may be busy
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "the browser tests need Chromium: apt-get install chromium"
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
         yield running
 
 
-class Visit:
-    """The opened page, and everything it complained of or asked others for."""
-
-    def __init__(self, browser: Browser, server: Playground, **settings: object) -> None:
-        self.complaints: list[str] = []
-        self.address = server.address
-        self.page: Page = browser.new_context(**{"viewport": DESKTOP, **settings}).new_page()
-        self.page.set_default_timeout(PATIENCE)
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", self.note)
-        self.page.goto(self.address)
-        expect(self.page.locator("#attack")).to_be_visible(timeout=PATIENCE)
-
-    def note(self, request: object) -> None:
-        if not request.url.startswith((f"{self.address}/", "data:", "blob:")):
-            self.complaints.append(request.url)
-
-    def __enter__(self) -> Page:
-        return self.page
-
-    def __exit__(self, *_: object) -> None:
-        self.page.context.close()
-        assert self.complaints == []
+def visit(browser: Browser, server: Playground, **settings: object) -> Visit:
+    """The playground, which asks nobody but its own server."""
+    settings = {"viewport": DESKTOP, **settings}
+    allowed = (f"{server.address}/", "blob:")
+    opened = Visit(browser, server.address, allowed=allowed, patience=PATIENCE, **settings)
+    expect(opened.page.locator("#attack")).to_be_visible(timeout=PATIENCE)
+    return opened
 
 
 def seen(image: Locator) -> np.ndarray:
@@ -84,7 +57,7 @@ def attack(page: Page) -> None:
 def test_a_picture_is_attacked_slid_over_and_downloaded(
     browser: Browser, server: Playground, tmp_path: Path
 ) -> None:
-    with Visit(browser, server) as page:
+    with visit(browser, server) as page:
         expect(page.get_by_text("has no tokens here")).to_have_count(0)
         page.locator(".thumbs button").nth(6).click()
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: cat")
@@ -108,7 +81,7 @@ def test_a_picture_is_attacked_slid_over_and_downloaded(
 
 
 def test_tokens_are_toggled_and_the_budget_is_swept(browser: Browser, server: Playground) -> None:
-    with Visit(browser, server) as page:
+    with visit(browser, server) as page:
         page.get_by_label("on, secret").check()
         attack(page)
         expect(page.locator(".answers section")).to_have_count(2)
@@ -130,7 +103,7 @@ def test_good_and_bad_uploads(browser: Browser, server: Playground, tmp_path: Pa
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     Image.fromarray(pixels).resize((64, 64)).save(good)
     bad.write_bytes(b"this is no picture")
-    with Visit(browser, server) as page:
+    with visit(browser, server) as page:
         chooser = page.locator("input[type=file]")
         chooser.set_input_files(bad)
         expect(page.get_by_text("not a picture in any of the formats")).to_be_visible(timeout=PATIENCE)
@@ -145,7 +118,7 @@ def test_good_and_bad_uploads(browser: Browser, server: Playground, tmp_path: Pa
 
 
 def test_every_control_explains_itself(browser: Browser, server: Playground) -> None:
-    with Visit(browser, server) as page:
+    with visit(browser, server) as page:
         for name in ("upload", "attack", "sweep", "stop", "lines"):
             assert len(str(page.locator(f"#{name}").get_attribute("title"))) > 20
         for text in (
@@ -163,7 +136,7 @@ def test_every_control_explains_itself(browser: Browser, server: Playground) -> 
 
 
 def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: Playground) -> None:
-    with Visit(browser, server) as first, Visit(browser, server) as second:
+    with visit(browser, server) as first, visit(browser, server) as second:
         first.get_by_label("Attack", exact=True).click()
         first.get_by_role("option", name="apgd_t").click()
         first.get_by_label("number input for Steps").fill("100")
@@ -177,7 +150,7 @@ def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: Pl
 
 
 def test_the_phone_has_no_sideways_scrolling(browser: Browser, server: Playground) -> None:
-    with Visit(browser, server, viewport=PHONE, is_mobile=True, has_touch=True) as page:
+    with visit(browser, server, viewport=PHONE, is_mobile=True, has_touch=True) as page:
         attack(page)
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         expect(page.locator(".verdict")).to_be_in_viewport(timeout=PATIENCE)

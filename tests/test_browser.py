@@ -5,14 +5,13 @@ These tests fail, and do not skip, where Chromium is missing: apt-get install ch
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from browsing import Visit
 from report_samples import exhibits, poisoned, rich_record
 from robvit.evaluate.record import Curve
 from robvit.report import Exhibit, write_report
@@ -23,47 +22,19 @@ DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "the browser tests need Chromium: apt-get install chromium"
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(rich_record(), path, exhibits=[list(exhibits(60, 48, attention=True))])
     return path
 
 
-class Visit:
-    """A page that was opened, and everything that it complained of or asked the network for."""
-
-    def __init__(self, browser: Browser, path: Path, **settings: object) -> None:
-        self.complaints: list[str] = []
-        self.page: Page = browser.new_context(**{"viewport": DESKTOP, **settings}).new_page()
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", self.note)
-        self.page.goto(path.as_uri())
-
-    def note(self, request: object) -> None:
-        if not request.url.startswith(("file:", "data:")):
-            self.complaints.append(request.url)
-
-    def __enter__(self) -> Page:
-        return self.page
-
-    def __exit__(self, *_: object) -> None:
-        self.page.context.close()
-        assert self.complaints == []
+def visit(browser: Browser, path: Path, **settings: object) -> Visit:
+    """A page from the disk, which asks nobody for anything."""
+    return Visit(browser, path.as_uri(), allowed=("file:",), **{"viewport": DESKTOP, **settings})
 
 
 def test_filters_choose_pictures_and_pages_turn(browser: Browser, report: Path) -> None:
-    with Visit(browser, report) as page:
+    with visit(browser, report) as page:
         count = page.locator(".gallery output")
         expect(count).to_have_text("1–24 of 60")
         page.get_by_role("button", name="next").click()
@@ -82,7 +53,7 @@ def test_filters_choose_pictures_and_pages_turn(browser: Browser, report: Path) 
 
 
 def test_a_picture_can_be_enlarged_and_the_keys_move_on(browser: Browser, report: Path) -> None:
-    with Visit(browser, report) as page:
+    with visit(browser, report) as page:
         page.locator(".item button").first.click()
         viewer = page.locator("#viewer")
         expect(viewer.locator("strong")).to_have_text("test/0000")
@@ -95,7 +66,7 @@ def test_a_picture_can_be_enlarged_and_the_keys_move_on(browser: Browser, report
 
 
 def test_a_plot_reads_its_figures_and_its_legend_hides_lines(browser: Browser, report: Path) -> None:
-    with Visit(browser, report) as page:
+    with visit(browser, report) as page:
         budget = page.locator(".chart").first
         budget.scroll_into_view_if_needed()
         box = budget.locator("svg").bounding_box()
@@ -114,7 +85,7 @@ def test_a_plot_reads_its_figures_and_its_legend_hides_lines(browser: Browser, r
 
 
 def test_the_phone_has_no_sideways_scrolling(browser: Browser, report: Path) -> None:
-    with Visit(browser, report, viewport=PHONE, is_mobile=True, has_touch=True) as page:
+    with visit(browser, report, viewport=PHONE, is_mobile=True, has_touch=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         wide = "[...document.querySelectorAll('.stack')].filter(t => t.scrollWidth > innerWidth).length"
         assert page.evaluate(wide) == 0
@@ -125,7 +96,7 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser: Browser, repor
     def ground(page: Page) -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
-    with Visit(browser, report, color_scheme="light") as page:
+    with visit(browser, report, color_scheme="light") as page:
         light = ground(page)
         page.locator("#theme").click()
         dark = ground(page)
@@ -133,12 +104,12 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser: Browser, repor
         assert ground(page) == dark != light
         page.emulate_media(media="print")
         assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
-    with Visit(browser, report, color_scheme="dark") as page:
+    with visit(browser, report, color_scheme="dark") as page:
         assert ground(page) == dark
 
 
 def test_tables_sort_and_commands_are_copied(browser: Browser, report: Path) -> None:
-    with Visit(browser, report) as page:
+    with visit(browser, report) as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.locator(".copy").click()
         assert page.evaluate("navigator.clipboard.readText()") == rich_record().command
@@ -152,7 +123,7 @@ def test_tables_sort_and_commands_are_copied(browser: Browser, report: Path) -> 
 def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "evil.html"
     write_report(poisoned(rich_record()), path, exhibits=[list(exhibits(30, 16))])
-    with Visit(browser, path) as page:
+    with visit(browser, path) as page:
         expect(page.locator(".item")).to_have_count(24)
         page.locator(".item button").first.click()
         page.keyboard.press("Escape")
@@ -192,7 +163,7 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
     ]
     write_report(rich_record(), tmp_path / "plates.html", plates=plates)
     drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter(v => v).length"
-    with Visit(browser, tmp_path / "plates.html", color_scheme="light") as page:
+    with visit(browser, tmp_path / "plates.html", color_scheme="light") as page:
         towers = page.locator(".plate", has_text="Towers <b>")
         first, second = towers.locator("canvas").all()
         first.scroll_into_view_if_needed()
@@ -219,7 +190,7 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
         assert first.evaluate(POINTED_AT) == ["class token, channel 12", "patch 1/2, channel 35"]
         page.locator("#theme").click()
         assert towers.locator("img").evaluate("i => i.naturalWidth") == 40
-    with Visit(browser, tmp_path / "plates.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
+    with visit(browser, tmp_path / "plates.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
@@ -230,7 +201,7 @@ def test_a_thousand_pictures_open_at_once(browser: Browser, tmp_path: Path) -> N
     many = [Exhibit(i, 7, few[i % 20].adversarial, few[i % 20].clean) for i in range(1000)]
     write_report(record, path, exhibits=[many])
     assert 5e6 < path.stat().st_size < 15e6
-    with Visit(browser, path) as page:
+    with visit(browser, path) as page:
         expect(page.locator(".gallery output")).to_have_text("1–24 of 1000")
         assert page.evaluate("document.querySelectorAll('*').length") < 6000
         page.get_by_label("name").fill("test/0999")
