@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import robvit
 from robvit.attacks import find_scales
 from robvit.data import open_data
-from robvit.training.inner import Inner, InnerAttack
+from robvit.training.inner_attack import Inner, InnerAttack
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ import sys
 import torch
 from attacks_peers import arguments, clock_for, prepared
 
-from robvit.attacks import Count, fooled, worst_of
+from robvit.attacks import Count, misclassified, worst_of
 from robvit.attacks.ensemble import FAR, PACE
 
 LEVELS = 64  # of a masked model's pixels
@@ -39,7 +39,7 @@ def main() -> None:
     for some, labels in zip(x.split(20), y.split(20), strict=True):
         first = worst_of(model, some, labels, threat, attacks=("apgd_ce", "apgd_t"))
         with torch.no_grad():
-            left = ~fooled(model(first), labels)
+            left = ~misclassified(model(first), labels)
         stands, passes, seconds = [], [], []
         for settings in ({}, GIVING_UP):
             counted, start = Count(model), clock()
@@ -49,7 +49,7 @@ def main() -> None:
             seconds.append(clock() - start)
             passes.append(counted.forward + counted.backward)
             with torch.no_grad():
-                stands.append(~fooled(model(adv), labels[left]))
+                stands.append(~misclassified(model(adv), labels[left]))
         a, b = stands
         row = [len(some), left.sum(), a.sum(), b.sum(), (a & ~b).sum(), (b & ~a).sum(), *passes, *seconds]
         totals += torch.tensor([float(v) for v in row])

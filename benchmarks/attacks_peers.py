@@ -19,7 +19,7 @@ import pyautoattack
 import torch
 
 import robvit
-from robvit.attacks import ATTACKS, Count, certify, fooled, frozen
+from robvit.attacks import ATTACKS, Count, certify, frozen, misclassified
 from robvit.attacks.losses import cosine
 from robvit.files import cache_dir
 from robvit.threat import Threat, parse_number
@@ -93,7 +93,7 @@ def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, t
     pictures = robvit.data.open_data(options.data, limit=options.skip + options.count)
     x, y = pictures.take(range(options.skip, len(pictures))).arrays()
     with torch.no_grad():
-        right = ~fooled(model(x), y)
+        right = ~misclassified(model(x), y)
     eps = USUAL[options.norm] if options.eps is None else options.eps
     return model, x[right], y[right], Threat(options.norm, eps)
 
@@ -112,7 +112,7 @@ def measured(
     adv = work(counted)
     seconds = clock() - start
     with torch.no_grad(), frozen(model):
-        standing = -cosine(model(adv), model(x)) if y is None else ~fooled(model(adv), y)
+        standing = -cosine(model(adv), model(x)) if y is None else ~misclassified(model(adv), y)
     return Result(standing, counted.forward / len(x), counted.backward / len(x), seconds)
 
 

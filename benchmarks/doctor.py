@@ -2,7 +2,7 @@
 
 python benchmarks/doctor.py --count 16
 
-Rows are honest models and the deliberately broken defences of `robvit.doctor.patients`, each around
+Rows are honest models and the deliberately broken defences of `robvit.diagnosis.broken_defenses`, each around
 robvit-mini; R is red, a is amber, a dot green. The checks that must catch a defence stand in brackets.
 Exit code 1 if an honest model is red or a defence is not caught by its check.
 """
@@ -17,9 +17,9 @@ import torch
 
 import robvit
 from robvit.data import open_data
-from robvit.doctor.exam import Effort
-from robvit.doctor.patients import PATIENTS
-from robvit.doctor.run import CHECKS  # whole only once every file of checks is imported
+from robvit.diagnosis.broken_defenses import PATIENTS
+from robvit.diagnosis.context import Effort
+from robvit.diagnosis.doctor import CHECKS  # whole only once every file of checks is imported
 
 SIGNS = {"red": "R", "amber": "a", "green": "·"}
 

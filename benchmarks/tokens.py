@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 
 import robvit
-from robvit.defenses.examples import order
+from robvit.defenses.attack_cache import TensorImages
+from robvit.defenses.batches import order
 from robvit.defenses.recipe import Recipe
 from robvit.defenses.robustify import train
-from robvit.defenses.store import TensorPictures
 
 
 @dataclass
@@ -58,7 +58,7 @@ def counted(model: robvit.Model) -> Iterator[Cost]:
     cost.seconds = time.process_time() - start
 
 
-def published(model: robvit.Model, pictures: TensorPictures, recipe: Recipe, attack_steps: int = 30) -> None:
+def published(model: robvit.Model, pictures: TensorImages, recipe: Recipe, attack_steps: int = 30) -> None:
     """The passes of the published recipe, weights' gradients included."""
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -98,7 +98,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = robvit.load(options.model, pretrained=False, img_size=options.img_size)
     x = (torch.rand(options.pictures, 3, options.img_size, options.img_size) * 255).round() / 255
-    pictures, recipe, rows = TensorPictures(x), Recipe(steps=options.steps), {}
+    pictures, recipe, rows = TensorImages(x), Recipe(steps=options.steps), {}
     model.features(x[:8])  # warm up
     with counted(model) as rows["published recipe"]:
         published(model, pictures, recipe)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 import robvit
 from robvit.data import open_data
-from robvit.training.fit import Course, Fit
+from robvit.training.fit import Fit, Splits
 from robvit.training.recipe import make_recipe
 
 EPS = 8 / 255
@@ -58,7 +58,7 @@ def loop(pictures: Any, batch: int, steps: int) -> None:
     keys = {"inner": {"steps": steps, "step": 0.25}, "batch": batch, "epochs": 1, "validate_every": 99,
             "judge_steps": 1, "augment": {"crop": "pad", "flip": True}, "clip": 1.0}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        fit = Fit(network(), Course(pictures, pictures.take([0])), make_recipe(keys), folder=Path(folder))
+        fit = Fit(network(), Splits(pictures, pictures.take([0])), make_recipe(keys), folder=Path(folder))
         fit.run()
 
 

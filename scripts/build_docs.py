@@ -22,7 +22,7 @@ import typer
 from sphinx.application import Sphinx
 
 from robvit.cli import app
-from robvit.evaluate.record import PARTS
+from robvit.evaluation.record import PARTS
 from robvit.studies import STUDIES
 from robvit.training.recipe import load_recipe, names
 
@@ -65,18 +65,18 @@ NAVIGATION = {
 
 # Section of the Python reference: what stands in it besides a module's own public names.
 PYTHON = {
-    "The door": ("robvit", ["robvit.evaluate.crafting.Job", "robvit.defenses.recipe.Recipe"]),
+    "The door": ("robvit", ["robvit.evaluation.attack_shards.Job", "robvit.defenses.recipe.Recipe"]),
     "Records": (
         "",
-        ["robvit.evaluate.record.Record", *(f"robvit.evaluate.record.{p.__name__}" for p in PARTS.values()),
-         "robvit.evaluate.compare.compare", "robvit.evaluate.protocol.Protocol"],
+        ["robvit.evaluation.record.Record", *(f"robvit.evaluation.record.{p.__name__}" for p in PARTS.values()),
+         "robvit.evaluation.compare.compare", "robvit.evaluation.protocol.Protocol"],
     ),
     "Attacks": ("robvit.attacks", []),
     "Data": ("robvit.data", []),
     "Backbones": (
         "",
-        ["robvit.backbones.families.family", "robvit.backbones.families.Family", "robvit.attention.watch",
-         "robvit.attention.scaled"],
+        ["robvit.backbones.families.family", "robvit.backbones.families.Family", "robvit.attention.hooks.watch",
+         "robvit.attention.hooks.scaled"],
     ),
     "Training": (
         "robvit.training",

@@ -16,7 +16,7 @@ import torch
 
 import robvit
 from robvit.data import open_data
-from robvit.evaluate.metrics import interval
+from robvit.evaluation.metrics import interval
 from robvit.files import write_json
 from robvit.progress import progress
 

@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 from robvit.attacks import run
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.data import PictureSet, open_data
+from robvit.data import ImageDataset, open_data
+from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import Adaptive, Recipe
 from robvit.defenses.robustify import train
-from robvit.defenses.store import AttackSetting
-from robvit.evaluate.metrics import interval, mcnemar
-from robvit.evaluate.record import Record, Trial
+from robvit.evaluation.metrics import interval, mcnemar
+from robvit.evaluation.record import Record, Trial
 from robvit.files import read_tensors, written_whole
 from robvit.loading import load
 from robvit.progress import progress
@@ -66,7 +66,7 @@ SETTINGS = {
 }
 
 
-def crafted(source: Model, pictures: PictureSet, steps: int) -> torch.Tensor:
+def crafted(source: Model, pictures: ImageDataset, steps: int) -> torch.Tensor:
     """PGD to its full objective on every picture, as 8-bit values (N 3 H W)."""
     parts = []
     with progress("attack", total=len(pictures)) as advance:
@@ -77,7 +77,7 @@ def crafted(source: Model, pictures: PictureSet, steps: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def trial(model: Model, x: torch.Tensor, pictures: PictureSet, rung: str, attack: str = "pgd") -> Trial:
+def trial(model: Model, x: torch.Tensor, pictures: ImageDataset, rung: str, attack: str = "pgd") -> Trial:
     """What the model says to pictures x (N 3 H W), clean or attacked."""
     predicted = [p for part in x.split(32) for p in model(part).argmax(1).tolist()]
     right = [p == y for p, y in zip(predicted, pictures.labels, strict=True)]
@@ -87,7 +87,7 @@ def trial(model: Model, x: torch.Tensor, pictures: PictureSet, rung: str, attack
     )
 
 
-def described(pictures: PictureSet) -> dict[str, Any]:
+def described(pictures: ImageDataset) -> dict[str, Any]:
     """What a record says of its pictures, so that `robvit compare` can set two settings side by side."""
     return {
         "spec": "sample", "digest": pictures.digest(), "count": len(pictures), "labels": pictures.labels,
@@ -100,7 +100,7 @@ def left(trial: Trial) -> float:
     return sum(trial.right) / len(trial.right)
 
 
-def judged(name: str, model: Model, labelled: PictureSet, judge: PictureSet, options: Options) -> Record:
+def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset, options: Options) -> Record:
     """Learn one setting's tokens and judge them with every head there is for them."""
     learn = labelled.take(range(options.learn))
     with progress(name, total=1) as advance:
@@ -143,7 +143,7 @@ def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     return read_tensors(path, "attacked pictures")[0]["adv"]
 
 
-def without_tokens(model: Model, judge: PictureSet, public: torch.Tensor) -> Record:
+def without_tokens(model: Model, judge: ImageDataset, public: torch.Tensor) -> Record:
     """The bare model on the same pictures."""
     trials = [trial(model, judge.arrays()[0], judge, "un-hardened", "clean")]
     trials.append(trial(model, public, judge, "un-hardened, without tokens"))

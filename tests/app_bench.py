@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 import robvit
-from robvit.app.order import Order, Step
+from robvit.app.request import Order, Step
 from robvit.app.session import Bench, Limits
 from robvit.app.subjects import subjects
 

@@ -26,17 +26,17 @@ from safetensors.torch import save, save_file
 
 import robvit
 from report_samples import rich_record
+from robvit.backbones.download import read_member
 from robvit.backbones.heads import load_head
-from robvit.backbones.sources import read_member
 from robvit.data import cifar, open_data
 from robvit.data.archives import member, opened_tar, unpickle
 from robvit.data.imagenet import _list_in
-from robvit.defenses.adapters_store import load_adapters
 from robvit.defenses.pool import load_tokens
 from robvit.defenses.tokens import import_published
-from robvit.evaluate.compare import open_record
-from robvit.evaluate.protocol import find
-from robvit.evaluate.record import Record
+from robvit.defenses.tora.io import load_adapters
+from robvit.evaluation.compare import open_record
+from robvit.evaluation.protocol import find
+from robvit.evaluation.record import Record
 from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe
 

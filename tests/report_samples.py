@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from robvit.evaluate.record import PARTS, Curve, Finding, Record, Table, Trial
-from robvit.report import Exhibit
+from robvit.evaluation.record import PARTS, Curve, Finding, Record, Table, Trial
+from robvit.report import GalleryItem
 
 # Whatever of this became markup would change the page's title or break the content policy.
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}"
@@ -89,7 +89,7 @@ def poisoned(record: Record) -> Record:
     return Record(**held)
 
 
-def exhibits(count: int, side: int, number: int = 7, attention: bool = False) -> Iterator[Exhibit]:
+def exhibits(count: int, side: int, number: int = 7, attention: bool = False) -> Iterator[GalleryItem]:
     """Smooth coloured pictures with grain, and a signed noise of eight grey levels."""
     rng = np.random.default_rng(3)
     across = np.linspace(0, 3, side)
@@ -100,4 +100,4 @@ def exhibits(count: int, side: int, number: int = 7, attention: bool = False) ->
         noise = 8 * rng.choice([-1, 1], (side, side, 3))
         looks = [rng.random((8, 8), dtype=np.float32) for _ in range(2)] if attention else None
         pixels = clean.astype(np.uint8)
-        yield Exhibit(place, number, (pixels + noise).clip(0, 255).astype(np.uint8), pixels, looks)
+        yield GalleryItem(place, number, (pixels + noise).clip(0, 255).astype(np.uint8), pixels, looks)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import robvit
-from robvit.attention import keep_scales, kept_scales
+from robvit.attention.hooks import keep_scales, kept_scales
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.errors import InputError
-from robvit.training.fit import WEIGHTS, Course, Fit
+from robvit.training.fit import WEIGHTS, Fit, Splits
 from robvit.training.losses import make_loss
 from robvit.training.recipe import load_recipe, make_recipe, names
 
@@ -29,7 +29,7 @@ def fit_of(folder: Path, **keys: Any) -> Fit:
         "inner": {"eps": 0.03, "steps": 1}, "batch": 8, "epochs": 3, "lr": 1e-3, "judge_steps": 1,
         "save_seconds": 0, **keys,
     }  # fmt: skip
-    course = Course(learned, open_data("sample", split="test", limit=8))
+    course = Splits(learned, open_data("sample", split="test", limit=8))
     return Fit(model, course, make_recipe(recipe), folder=folder, about={"arch": "robvit-mini"}, trackers=[])
 
 

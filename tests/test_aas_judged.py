@@ -9,11 +9,17 @@ import torch
 
 import robvit
 from robvit.attacks import run
-from robvit.attention import attention_layers
-from robvit.data import PictureSet, open_data
+from robvit.attention.comparison import (
+    Comparison,
+    ScalingMethod,
+    compare_scaling,
+    control_of,
+    universal_scales,
+)
+from robvit.attention.hooks import attention_layers
+from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluate.record import Trial
-from robvit.evaluate.scaling import Comparison, Way, compare_scaling, control_of, universal_scales
+from robvit.evaluation.record import Trial
 from robvit.threat import Threat
 from test_aas import planted
 
@@ -36,7 +42,7 @@ class Few:
 def test_on_the_planted_model_the_effect_appears():
     net, x, y = planted(1e4)
     found = compare_scaling(
-        net, Few(x, y), Threat("linf", 16 / 255), settings={"steps": 5}, way=Way(settings={"starts": 4})
+        net, Few(x, y), Threat("linf", 16 / 255), settings={"steps": 5}, way=ScalingMethod(settings={"starts": 4})
     )
     assert sum(found.plain.right) == sum(found.control.right) == 8
     assert sum(found.scaled.right) == sum(found.both) == 0
@@ -51,7 +57,7 @@ def test_a_picture_that_withstands_gets_no_fewer_passes_from_the_control(base, s
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=2).arrays()
     y = model(x).argmax(1)
-    way = Way(name, settings={"factors": (1.0, 0.1, 0.01)} if name == "scale" else {"steps": 3})
+    way = ScalingMethod(name, settings={"factors": (1.0, 0.1, 0.01)} if name == "scale" else {"steps": 3})
     found = compare_scaling(model, Few(x, y), Threat("linf", 0.0), base=base, settings=settings, way=way)
     spent = {n: t.forward + t.backward for n, t in vars(found).items() if isinstance(t, Trial)}
     ours = spent["plain"] + spent["scaled"]
@@ -63,7 +69,7 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=8).arrays()
     scales = [0.05] * len(attention_layers(model))
-    found = compare_scaling(model, Few(x, y), LINF, settings={"steps": 3}, way=Way(scales=scales), batch=5)
+    found = compare_scaling(model, Few(x, y), LINF, settings={"steps": 3}, way=ScalingMethod(scales=scales), batch=5)
     assert found.clean.right == (model(x).argmax(1) == y).tolist()
     assert len(found.scales) == 2
     for trial in found.trials[1:]:
@@ -100,7 +106,7 @@ def test_attacks_that_take_no_restarts_have_no_control():
 
 def test_universal_scales_come_from_pictures_that_are_not_judged():
     model = robvit.load("robvit-mini")
-    learned: PictureSet = open_data("sample", split="train", limit=6)
+    learned: ImageDataset = open_data("sample", split="train", limit=6)
     scales = universal_scales(model, learned, batch=3, steps=2)
     assert len(scales) == len(attention_layers(model))
     assert scales == universal_scales(model, learned, batch=3, steps=2)
@@ -108,7 +114,7 @@ def test_universal_scales_come_from_pictures_that_are_not_judged():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [Way(), Way(settings={"space": "log", "starts": 2})], ids=["linear", "log"])
+@pytest.mark.parametrize("way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"])
 def test_without_underflow_scaling_is_never_reported_better_than_its_control(way):
     model = robvit.load("robvit-mini-robust")
     pictures = open_data("sample", limit=64)

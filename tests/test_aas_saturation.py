@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from conftest import small_net
-from robvit.attention import attention_layers, watch
-from robvit.backbones.model import Model
-from robvit.evaluate.saturation import (
+from robvit.attention.hooks import attention_layers, watch
+from robvit.attention.saturation import (
     DTYPES,
     delta_curve,
     gradient_quality,
@@ -16,6 +15,7 @@ from robvit.evaluate.saturation import (
     saturation_table,
     smallest_exponent,
 )
+from robvit.backbones.model import Model
 from test_aas import planted
 
 

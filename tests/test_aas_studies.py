@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import robvit.studies.aas_bench as shared
+import robvit.studies.aas.common as shared
 from robvit.studies import STUDIES, reproduce
 
 QUICK = {

@@ -22,14 +22,14 @@ from typer.testing import CliRunner
 import robvit
 from app_bench import bench, token_file
 from robvit.app import gate
-from robvit.app.lines import lines
-from robvit.app.order import Order, Picture, Result, Step, pixels_of, png
+from robvit.app.compute import SWEPT
+from robvit.app.request import Order, Picture, Result, Step, pixels_of, png
+from robvit.app.script import lines
 from robvit.app.session import Bench, Limits, OutOfTime
 from robvit.app.subjects import KNOWN, OFF, SECRET, subjects
-from robvit.app.work import SWEPT
 from robvit.cli import app as commands
 from robvit.data import open_data
-from robvit.data.pictures import PictureError, read_picture
+from robvit.data.decode import ImageError, read_picture
 from robvit.errors import InputError, RobvitError, UnknownName, WrongBackbone
 
 NAME = "test/02529"
@@ -201,13 +201,13 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def test_uploads_are_bounded_before_they_are_decoded(play: Bench) -> None:
-    with pytest.raises(PictureError, match="not a picture in any of the formats"):
+    with pytest.raises(ImageError, match="not a picture in any of the formats"):
         play.upload(b"<svg onload=alert(1)>")
-    with pytest.raises(PictureError, match="empty"):
+    with pytest.raises(ImageError, match="empty"):
         play.upload(b"")
-    with pytest.raises(PictureError, match=r"10\.0 MB, at most 10 MB"):
+    with pytest.raises(ImageError, match=r"10\.0 MB, at most 10 MB"):
         play.upload(bytes(10_000_001))
-    with pytest.raises(PictureError, match="decompression bomb: 6000 x 5000"):
+    with pytest.raises(ImageError, match="decompression bomb: 6000 x 5000"):
         play.upload(bomb(6000, 5000))
 
 

@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks.pixels import eight_bit
-from robvit.attention import class_attention
+from robvit.attention.hooks import class_attention
 from robvit.cli import app, main
 from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_picture
 from robvit.errors import DataError, InputError
-from robvit.evaluate.crafting import Job, craft, shards
-from robvit.evaluate.metrics import interval
-from robvit.evaluate.record import Record
-from robvit.report.beside import Beside, shard_folders
+from robvit.evaluation.attack_shards import Job, craft, shards
+from robvit.evaluation.metrics import interval
+from robvit.evaluation.record import Record
+from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.threat import Threat
 
 LINF = Threat("linf", 8 / 255)
@@ -266,7 +266,7 @@ def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
 
 def test_a_job_in_python_leaves_pictures_sheet_and_record(tmp_path: Path) -> None:
     work = job(count=4, batch=3)
-    record = robvit.attack_data(work, tmp_path)
+    record = robvit.attack_dataset(work, tmp_path)
     assert Record.load(tmp_path / "record.json") == record
     assert record.model["judged"] == "robvit-mini-robust"
     assert (tmp_path / "sheet.png").exists()
@@ -341,9 +341,9 @@ def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Pat
     looks = class_attention(work.model, work.pictures.arrays()[0])
     assert looks is not None
     assert torch.equal(looks.flatten(1).argmax(1), kept[:, 0].flatten(1).argmax(1))
-    robvit.attack_data(work, tmp_path)
+    robvit.attack_dataset(work, tmp_path)
     record = Record.load(tmp_path / "record.json")
-    shown = list(Beside(record, shard_folders(record, tmp_path)))
+    shown = list(AdversarialImages(record, shard_folders(record, tmp_path)))
     assert [e.attention is not None and len(e.attention) for e in shown] == [2, 2, 2]
 
 
@@ -355,6 +355,6 @@ def test_pictures_whose_names_differ_by_their_ending_are_all_written(tmp_path: P
             Image.new("RGB", (32, 32), (20 * number, 90, 0)).save(folder / label / f"a.{ending}")
     model = robvit.load("robvit-mini")
     pictures = open_data(folder, size=32).take(range(4))
-    robvit.attack_data(Job("fgsm", LINF, {}, model, model.identity(), pictures), tmp_path / "out")
+    robvit.attack_dataset(Job("fgsm", LINF, {}, model, model.identity(), pictures), tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "pictures").rglob("*.png"))
     assert names == ["a.jpg.png", "a.jpg.png", "a.png.png", "a.png.png"]

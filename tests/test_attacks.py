@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, run
-from robvit.attacks.core import draw, fooled
+from robvit.attacks.core import draw, misclassified
 from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.threat import NORMS, Threat
 
@@ -193,7 +193,7 @@ def test_a_run_reports_what_happened():
     assert result.success.all()
     assert result.robust_accuracy == 0
     assert torch.equal(result.adv[0], x[0]), "what is wrong already is left alone"
-    assert torch.equal(result.success, fooled(model.eval()(result.adv), y))
+    assert torch.equal(result.success, misclassified(model.eval()(result.adv), y))
     assert result.forward >= 3 * len(x)
     assert result.warnings == ()
 
@@ -202,7 +202,7 @@ def test_transfer_is_judged_by_the_victim_and_runs_to_the_end():
     model, victim, x = tiny(seed=0), tiny(seed=1), pictures()
     y = labelled(victim, x)
     result = run("pgd", model, x, y, Threat("linf", 0.2), victim=victim, steps=5)
-    assert torch.equal(result.success, fooled(victim.eval()(result.adv), y))
+    assert torch.equal(result.success, misclassified(victim.eval()(result.adv), y))
     assert result.forward == len(x) * (1 + 6 + 2), "a probe, the whole attack, and two looks at the victim"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from robvit.attacks import ATTACKS, Count, fab_t, fooled, run
+from robvit.attacks import ATTACKS, Count, fab_t, misclassified, run
 from robvit.threat import Threat
 from test_attacks import EPS, EVERY, labelled, pictures, prepared, quick, tiny
 from test_attacks_oracle import DUAL, linear, setting
@@ -76,7 +76,7 @@ def test_fab_gives_up_only_what_is_far():
         with Count(model) as counted:
             adv = fab_t(counted, x, y, threat, give_up=give_up)
         passes.append(counted.forward)
-        broken.append(fooled(model.eval()(adv), y))
+        broken.append(misclassified(model.eval()(adv), y))
     assert torch.equal(*broken)
     assert broken[0].any()
     assert passes[1] < passes[0]

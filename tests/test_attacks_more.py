@@ -21,7 +21,7 @@ from robvit.attacks import (
     eot,
     feature,
     feature_reference,
-    fooled,
+    misclassified,
     pgd,
     run,
     segmentation,
@@ -193,7 +193,7 @@ def test_a_run_can_return_pictures_that_survive_saving():
     result = run("pgd", model, x, y, Threat("l2", 0.8), eight_bit=True)
     certify(x, result.adv, Threat("l2", 0.8), eight_bit=True)
     saved = (result.adv * 255).round().to(torch.uint8).float() / 255
-    assert torch.equal(fooled(model.eval()(saved), y), result.success)
+    assert torch.equal(misclassified(model.eval()(saved), y), result.success)
 
 
 # Segmentation
@@ -274,7 +274,7 @@ def test_bpda_gives_a_gradient_to_what_has_none():
     threat = Threat("linf", 0.1)
     blind = pgd(lambda z: model(coarse(z)), x, y, threat, random_start=False)
     seeing = pgd(lambda z: model(bpda(coarse)(z)), x, y, threat)
-    assert fooled(model(coarse(seeing)), y).sum() > fooled(model(coarse(blind)), y).sum()
+    assert misclassified(model(coarse(seeing)), y).sum() > misclassified(model(coarse(blind)), y).sum()
     leaf = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(bpda(coarse, lambda z: 3 * z)(leaf).sum(), leaf)
     assert torch.equal(grad, torch.full_like(x, 3))

@@ -51,7 +51,7 @@ def of_kind(kind: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_budget_attack_reaches_the_best_margin(name, norm, kept):
     x, y = setting()
-    # Unless kept, a fooled picture stops early: there the model must be one that can't be fooled.
+    # Unless kept, a misclassified picture stops early: there the model must be one that can't be misclassified.
     model, weight = linear(2, 0.1 if kept else 10.0)
     clean = model(x)[:, 1] - model(x)[:, 0]
     best = EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])

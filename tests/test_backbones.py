@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import SMALL_NETS, small_net
-from robvit.attention import attention_blocks, attention_layers, class_attention, scaled, watch
+from robvit.attention.hooks import attention_blocks, attention_layers, class_attention, scaled, watch
 from robvit.backbones.model import Model
 from robvit.errors import InputError, Unsupported
 

@@ -24,11 +24,11 @@ import pytest
 import robvit
 from robvit.cli import main
 from robvit.data import cifar, open_data
+from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import Recipe
 from robvit.defenses.robustify import train as learn
-from robvit.defenses.store import AttackSetting
 from robvit.errors import Busy, CannotWrite, DataError
-from robvit.evaluate.record import Record
+from robvit.evaluation.record import Record
 from robvit.files import alone_in, read_tensors, remove_remains, write_json, written_whole
 from robvit.threat import Threat
 from test_data_cifar import mini as mini

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from browsing import Visit
 from report_samples import exhibits, poisoned, rich_record
-from robvit.evaluate.record import Curve
-from robvit.report import Exhibit, write_report
-from robvit.report.plates import Plate, Relief
+from robvit.evaluation.record import Curve
+from robvit.report import GalleryItem, write_report
+from robvit.report.figure import Figure, Surface
 
 pytestmark = pytest.mark.browser
 DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
@@ -152,14 +152,14 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
     stems = [[3.0, 2.0, 5.0], [1.0, 0.0, 2.0]]
     names = ["class token", "patch 1/1", "patch 1/2"]
     pair = [
-        Relief(title, "channel", "token", "height", 8, 3, 5.0, stems, row_names=names)
+        Surface(title, "channel", "token", "height", 8, 3, 5.0, stems, row_names=names)
         for title in ("before", "after")
     ]
-    hills = Relief("loss", "way", "other", "loss", 3, 3, 2.0, mesh=[[0.0, 1.0, 2.0]] * 3, x_ends=(-1.0, 2.0))
+    hills = Surface("loss", "way", "other", "loss", 3, 3, 2.0, mesh=[[0.0, 1.0, 2.0]] * 3, x_ends=(-1.0, 2.0))
     curve = Curve("course", "block", "value", {"one": [[1.0, 2.0], [2.0, 3.0]]})
     plates = [
-        Plate("towers", "Towers <b>", "Look up.", Image.new("RGB", (40, 20), "red"), [curve], pair),
-        Plate("hills", "Hills", "Look around.", reliefs=[hills]),
+        Figure("towers", "Towers <b>", "Look up.", Image.new("RGB", (40, 20), "red"), [curve], pair),
+        Figure("hills", "Hills", "Look around.", reliefs=[hills]),
     ]
     write_report(rich_record(), tmp_path / "plates.html", plates=plates)
     drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter(v => v).length"
@@ -198,7 +198,7 @@ def test_a_thousand_pictures_open_at_once(browser: Browser, tmp_path: Path) -> N
     path = tmp_path / "thousand.html"
     record = rich_record(count=1000)
     few = list(exhibits(20, 112))
-    many = [Exhibit(i, 7, few[i % 20].adversarial, few[i % 20].clean) for i in range(1000)]
+    many = [GalleryItem(i, 7, few[i % 20].adversarial, few[i % 20].clean) for i in range(1000)]
     write_report(record, path, exhibits=[many])
     assert 5e6 < path.stat().st_size < 15e6
     with visit(browser, path) as page:

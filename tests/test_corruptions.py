@@ -144,7 +144,7 @@ def test_the_sheet(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accuracy_falls_with_the_severity() -> None:
-    from robvit.evaluate.clean import clean_score
+    from robvit.evaluation.clean import clean_score
     from robvit.loading import load
 
     model = load("robvit-mini")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from robvit.data import DATASETS, PictureError, PictureSet, SkippedPictures, imagenet, open_data
+from robvit.data import DATASETS, ImageDataset, ImageError, SkippedImages, imagenet, open_data
 from robvit.errors import DataError, InputError, UnknownName
 from robvit.files import sha256
 
@@ -171,7 +171,7 @@ class TestBroken:
         return pets
 
     def test_left_out_counted_and_named_once(self, broken: Path) -> None:
-        with pytest.warns(SkippedPictures, match="2 of 7 pictures were skipped") as caught:
+        with pytest.warns(SkippedImages, match="2 of 7 pictures were skipped") as caught:
             found = open_data(broken)
         assert len(caught) == 1
         assert caught[0].filename == __file__
@@ -182,7 +182,7 @@ class TestBroken:
 
     def test_a_limit_replaces_them(self, broken: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SkippedPictures)
+            warnings.simplefilter("ignore", SkippedImages)
             for seed in range(5):
                 found = open_data(broken, limit=4, seed=seed)
                 assert Counter(found.labels) == {0: 2, 1: 2}
@@ -190,7 +190,7 @@ class TestBroken:
     def test_unchecked_they_are_errors_when_read(self, broken: Path) -> None:
         found = open_data(broken, check=False)
         assert len(found) == 7
-        with pytest.raises(PictureError, match=r"2\.png"):
+        with pytest.raises(ImageError, match=r"2\.png"):
             found[2]
 
     def test_nothing_left_is_an_error(self, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ class TestBatches:
 
     def test_travels_to_workers(self, pets: Path) -> None:
         found = pickle.loads(pickle.dumps(open_data(pets, size=8)))  # noqa: S301  (our own bytes)
-        assert isinstance(found, PictureSet)
+        assert isinstance(found, ImageDataset)
         assert found.arrays()[0].shape == (5, 3, 8, 8)
 
 
@@ -400,7 +400,7 @@ class TestMasks:
         with pytest.raises(DataError, match=r"no mask for .*b\.jpg; expected .*b\.png"):
             open_data(f"masks:{tmp_path}")
         paint_mask(tmp_path / "masks/b.png", [[0, 1], [0, 1]])
-        with pytest.warns(SkippedPictures, match=r"the mask is \(2, 2\), the picture \(2, 4\)"):
+        with pytest.warns(SkippedImages, match=r"the mask is \(2, 2\), the picture \(2, 4\)"):
             assert open_data(f"masks:{tmp_path}").names == ["a.jpg"]
 
 
@@ -459,7 +459,7 @@ class TestHub:
         return table
 
     def test_pictures_labels_and_splits(self, hub: Table) -> None:
-        with pytest.warns(SkippedPictures, match="2 of 5"):
+        with pytest.warns(SkippedImages, match="2 of 5"):
             found = open_data("hf:someone/pets")
         assert found.names == ["validation/00000000", "validation/00000001", "validation/00000002"]
         assert found.skipped["validation/00000004"] == "the data set has no picture in this row"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from robvit.data import IGNORE, PictureError, read_picture
-from robvit.data.pictures import MaskValues, check_picture, fit, picture_size, read_mask
+from robvit.data import IGNORE, ImageError, read_picture
+from robvit.data.decode import MaskValues, check_picture, fit, picture_size, read_mask
 
 RNG = np.random.default_rng(0)
 
@@ -107,12 +107,12 @@ def test_floats_in_the_unit_interval_or_refused() -> None:
     assert pixel(tiff(0.5)) == [128] * 3
     assert pixel(tiff(1.0)) == [255] * 3
     for wrong in (2.0, -0.1, float("nan")):
-        with pytest.raises(PictureError, match="float grey"):
+        with pytest.raises(ImageError, match="float grey"):
             read_picture(tiff(wrong))
 
 
 def test_thirty_two_bit_grey_is_refused() -> None:
-    with pytest.raises(PictureError, match="16-bit"):
+    with pytest.raises(ImageError, match="16-bit"):
         read_picture(encoded(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"))
 
 
@@ -159,13 +159,13 @@ def test_truncated_pictures_are_refused(kind: str) -> None:
     data = encoded(NOISE, kind)
     check_picture(data)
     for refuse in (read_picture, check_picture):
-        with pytest.raises(PictureError):
+        with pytest.raises(ImageError):
             refuse(data[: len(data) // 2])
 
 
 def test_progressive_jpeg_cut_short_is_found_by_the_quick_check() -> None:
     data = encoded(NOISE, "JPEG", progressive=True)
-    with pytest.raises(PictureError, match="truncated"):
+    with pytest.raises(ImageError, match="truncated"):
         check_picture(data[: len(data) // 3])
 
 
@@ -177,11 +177,11 @@ def test_what_is_not_a_picture_is_refused_by_name(tmp_path: Path) -> None:
     ]:
         path = tmp_path / name
         path.write_bytes(data)
-        with pytest.raises(PictureError, match=f"{name}: .*{reason}"):
+        with pytest.raises(ImageError, match=f"{name}: .*{reason}"):
             read_picture(path)
-    with pytest.raises(PictureError, match="no such file"):
+    with pytest.raises(ImageError, match="no such file"):
         read_picture(tmp_path / "nowhere.png")
-    with pytest.raises(PictureError):
+    with pytest.raises(ImageError):
         read_picture(tmp_path)
 
 
@@ -189,9 +189,9 @@ def test_a_decompression_bomb_is_refused_before_decoding() -> None:
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     for side in (9_700, 10_100, 60_000):  # Pillow warns of the first; its own error comes at the last
         bomb = png(side, side, 8, 0, b"\0")
-        with pytest.raises(PictureError, match="decompression bomb" if side > 10_000 else "truncated"):
+        with pytest.raises(ImageError, match="decompression bomb" if side > 10_000 else "truncated"):
             read_picture(bomb)
-    with pytest.raises(PictureError, match="at most 99 are"):
+    with pytest.raises(ImageError, match="at most 99 are"):
         read_picture(encoded(Image.new("RGB", (10, 10))), max_pixels=99)
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
@@ -207,7 +207,7 @@ def test_any_bytes_are_a_picture_or_refused(head: bytes, keep: int, junk: bytes)
     data = head[:keep] + junk + head[keep + len(junk) :]
     try:
         picture = read_picture(data, max_pixels=100_000)
-    except PictureError:
+    except ImageError:
         return
     assert picture.dtype == torch.uint8
     assert picture.ndim == 3
@@ -235,7 +235,7 @@ def test_mask_values(tmp_path: Path) -> None:
     path = tmp_path / "m.png"
     Image.fromarray(np.array([[0, 1, 150, 255]], np.uint8)).save(path)
     assert read_mask(path, MaskValues(150, first=1, void=0)).tolist() == [[IGNORE, 0, 149, IGNORE]]
-    with pytest.raises(PictureError, match=r"mask value 150 .*0\.\.10"):
+    with pytest.raises(ImageError, match=r"mask value 150 .*0\.\.10"):
         read_mask(path, MaskValues(11, void=77))
     palette = Image.fromarray(np.array([[0, 1, 2]], np.uint8), "L").convert("P")
     palette.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200])
@@ -243,7 +243,7 @@ def test_mask_values(tmp_path: Path) -> None:
     palette.save(path)
     assert read_mask(path, MaskValues(2, void=2)).tolist() == [[0, 1, IGNORE]]
     Image.new("RGB", (2, 2)).save(path)
-    with pytest.raises(PictureError, match="one whole number"):
+    with pytest.raises(ImageError, match="one whole number"):
         read_mask(path, MaskValues(2))
 
 

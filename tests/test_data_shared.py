@@ -11,8 +11,8 @@ import torch
 
 from robvit.data import CORRUPTIONS, IGNORE
 from robvit.errors import InputError
-from robvit.evaluate.masks import image_miou, pixel_counts
-from robvit.evaluate.natural import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
+from robvit.evaluation.corruption_error import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
+from robvit.evaluation.masks import image_miou, pixel_counts
 
 FETCH = """
 import sys, time

@@ -42,7 +42,7 @@ from docs_blocks import (
 from robvit.attacks import ATTACKS, AttackWarning
 from robvit.backbones.families import FAMILIES
 from robvit.cli import app
-from robvit.evaluate import protocol
+from robvit.evaluation import protocol
 from robvit.studies import STUDIES, aas_bench
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import make_recipe

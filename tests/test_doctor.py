@@ -12,12 +12,12 @@ import robvit
 from robvit.attacks import Count
 from robvit.cli import app
 from robvit.data import open_data
-from robvit.doctor.exam import Effort, Exam
-from robvit.doctor.patients import PATIENTS
-from robvit.doctor.run import CHECKS, doctor
-from robvit.doctor.verdict import graded, surely_more
+from robvit.diagnosis.broken_defenses import PATIENTS
+from robvit.diagnosis.context import CheckContext, Effort
+from robvit.diagnosis.doctor import CHECKS, doctor
+from robvit.diagnosis.grading import graded, surely_more
 from robvit.errors import DataError, InputError, UnknownName
-from robvit.evaluate.record import Record
+from robvit.evaluation.record import Record
 from robvit.threat import Threat
 
 SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)
@@ -136,7 +136,7 @@ def test_a_randomised_model_is_averaged_and_a_steady_mean_is_no_red() -> None:
     def noisy(z: torch.Tensor) -> torch.Tensor:
         return model(z) + 0.1 * torch.randn(len(z), 2)
 
-    exam = Exam(noisy, x, y, EIGHT)
+    exam = CheckContext(noisy, x, y, EIGHT)
     assert exam.randomised
     answers = torch.stack([exam.logits(x) for _ in range(200)])
     assert answers.std(0).mean() == pytest.approx(0.1 / 2, rel=0.1)  # the mean of four passes
@@ -146,7 +146,7 @@ def test_a_randomised_model_is_averaged_and_a_steady_mean_is_no_red() -> None:
 def test_attacks_are_run_once_however_many_checks_ask() -> None:
     model, x, y = plane_and_pictures()
     counted = Count(model)
-    exam = Exam(counted, x, y, EIGHT, effort=SMALL)
+    exam = CheckContext(counted, x, y, EIGHT, effort=SMALL)
     first = exam.pgd()
     passes = counted.forward
     assert exam.pgd() is first
@@ -158,7 +158,7 @@ def test_attacks_are_run_once_however_many_checks_ask() -> None:
 def test_the_white_box_is_the_worst_of_its_losses_for_each_picture(
     pictures: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    exam = Exam(robvit.load("robvit-mini-robust"), *pictures, EIGHT, effort=SMALL)
+    exam = CheckContext(robvit.load("robvit-mini-robust"), *pictures, EIGHT, effort=SMALL)
     parts = [exam.on_loss(loss) for loss in ("cross_entropy", "margin", "dlr")]
     assert torch.equal(exam.white.broken, torch.stack([p.broken for p in parts]).any(0))
     assert torch.equal(exam.logits(exam.white.adv).argmax(1) != exam.y, exam.white.broken)
@@ -204,7 +204,7 @@ def test_the_command_tells_writes_and_exits_with_one_on_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hot_model.py").write_text(
-        "import robvit\nfrom robvit.doctor.patients import hot_logits\n"
+        "import robvit\nfrom robvit.diagnosis.broken_defenses import hot_logits\n"
         'def build():\n    return hot_logits(robvit.load("robvit-mini"))\n'
     )
     monkeypatch.syspath_prepend(tmp_path)

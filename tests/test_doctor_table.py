@@ -7,9 +7,9 @@ import torch
 
 import robvit
 from robvit.data import open_data
-from robvit.doctor.exam import Effort
-from robvit.doctor.patients import PATIENTS
-from robvit.doctor.run import CHECKS, doctor
+from robvit.diagnosis.broken_defenses import PATIENTS
+from robvit.diagnosis.context import Effort
+from robvit.diagnosis.doctor import CHECKS, doctor
 
 SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)
 # What the first two find is a weakness of the attack, not of the model; the third has a test of its own.

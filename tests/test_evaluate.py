@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 import robvit
 from robvit.attacks import run
 from robvit.cli import app
-from robvit.data import PictureSet, open_data
+from robvit.data import ImageDataset, open_data
 from robvit.errors import DataError, InputError
-from robvit.evaluate import protocol as protocols
-from robvit.evaluate.forecast import _Steadfast, forecast
-from robvit.evaluate.protocol import Protocol
-from robvit.evaluate.record import Record
-from robvit.evaluate.robustbench import model_info
+from robvit.evaluation import protocol as protocols
+from robvit.evaluation.forecast import _Steadfast, forecast
+from robvit.evaluation.protocol import Protocol
+from robvit.evaluation.record import Record
+from robvit.evaluation.robustbench import model_info
 
 HEAD = "name: mine@1\nabout: for a test\n"
 LINF = HEAD + "threat: {norm: linf, eps: 8/255}\n"
@@ -125,7 +125,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
     record = robvit.evaluate(model, pictures, protocol=rules, batch=16)
     whole = run("autoattack", model, *pictures.arrays(), rules.threat_of(rules.attacks[0]), steps=steps,
                 targets=3, queries=queries, eight_bit=True)  # fmt: skip
-    assert record.still_right() == (~whole.success).tolist()
+    assert record.still_correct() == (~whole.success).tolist()
     clean, *attacks = record.trials
     assert sum(clean.right) > sum(attacks[0].right)  # else nothing was skipped and nothing shown
     before = clean
@@ -169,13 +169,13 @@ def test_the_pictures_are_the_protocols(tmp_path: Path) -> None:
 
 def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    arrays = PictureSet.arrays
+    arrays = ImageDataset.arrays
 
-    def watched(self: PictureSet) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(self: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
         held.append(len(self))
         return arrays(self)
 
-    monkeypatch.setattr(PictureSet, "arrays", watched)
+    monkeypatch.setattr(ImageDataset, "arrays", watched)
     rules = Protocol.model_validate(SHORT)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, say=print)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path)

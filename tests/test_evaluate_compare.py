@@ -18,12 +18,12 @@ from robvit.cli import app
 from robvit.data import open_data
 from robvit.data.imagenet import labels_by_id, variant_labels
 from robvit.errors import InputError, RobvitError
-from robvit.evaluate.classifiers import check_fit, open_classifier
-from robvit.evaluate.compare import compare, differences
-from robvit.evaluate.metrics import mcnemar, paired_interval
-from robvit.evaluate.natural import ALEXNET_ERRORS
-from robvit.evaluate.protocol import Protocol
-from robvit.evaluate.record import Record, Trial
+from robvit.evaluation.classifiers import check_fit, open_classifier
+from robvit.evaluation.compare import compare, differences
+from robvit.evaluation.corruption_error import ALEXNET_ERRORS
+from robvit.evaluation.metrics import mcnemar, paired_interval
+from robvit.evaluation.protocol import Protocol
+from robvit.evaluation.record import Record, Trial
 
 
 def record(*outcomes: str, names: str = "abcdef") -> Record:

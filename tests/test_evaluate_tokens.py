@@ -14,12 +14,12 @@ import torch.nn.functional as F
 import robvit
 from robvit.attacks import run
 from robvit.backbones.model import Model
-from robvit.data import PictureSet, open_data
+from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluate.crafting import shards
-from robvit.evaluate.knowledge import FIRST_SEED, KNOWLEDGE, Situation, Together, random_tokens
-from robvit.evaluate.protocol import ATTACKERS, Attacker, Protocol, find
-from robvit.evaluate.record import Record
+from robvit.evaluation.attack_shards import shards
+from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
+from robvit.evaluation.protocol import ATTACKERS, Attacker, Protocol, find
+from robvit.evaluation.record import Record
 from robvit.threat import Threat
 
 RULES: dict[str, Any] = {
@@ -57,7 +57,7 @@ def rung(record: Record, knowledge: str) -> list[Any]:
 
 
 def test_every_attacker_is_on_the_ladder() -> None:
-    assert {entry.name for entry in KNOWLEDGE} == set(ATTACKERS)
+    assert {entry.name for entry in ATTACKERS} == set(ATTACKERS)
     assert {entry.knowledge for entry in find("rob-tokens@1").attacks} == set(ATTACKERS)
     assert find("rob-tokens@1").attacker.sets >= 5
 
@@ -104,13 +104,13 @@ def test_who_trains_tokens_crafts_on_each_set_and_on_all(judged: tuple[Record, P
     assert [t.crafted for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
     worst = [all(t.right[i] for t in trials) for i in range(COUNT)]
     clean = next(t for t in record.trials if t.rung == trials[0].rung)
-    assert record.still_right(trials[0].rung) == [a and b for a, b in zip(worst, clean.right, strict=True)]
+    assert record.still_correct(trials[0].rung) == [a and b for a, b in zip(worst, clean.right, strict=True)]
 
 
 def test_models_together_are_the_mean_of_their_logits(hardened: Model) -> None:
     x = torch.rand(2, 3, 32, 32)
     pair = [hardened, hardened.with_tokens(None)]
-    torch.testing.assert_close(Together(pair)(x), (pair[0](x) + pair[1](x)) / 2)
+    torch.testing.assert_close(LogitEnsemble(pair)(x), (pair[0](x) + pair[1](x)) / 2)
 
 
 def test_random_tokens_have_the_mean_length_of_the_real_ones() -> None:
@@ -120,14 +120,14 @@ def test_random_tokens_have_the_mean_length_of_the_real_ones() -> None:
     assert F.cosine_similarity(noise, real, dim=-1).abs().max() < 0.99
 
 
-def situation(hardened: Model, folder: Path, **means: int) -> Situation:
-    def public(count: int) -> PictureSet:
+def situation(hardened: Model, folder: Path, **means: int) -> AttackerContext:
+    def public(count: int) -> ImageDataset:
         return open_data("sample", split="train", limit=count)
 
     def watch(label: str, total: float) -> Any:
         return nullcontext(lambda *_, **__: None)
 
-    return Situation(hardened, public, Threat("linf", 3 / 255), Attacker(**means), folder, watch)
+    return AttackerContext(hardened, public, Threat("linf", 3 / 255), Attacker(**means), folder, watch)
 
 
 def test_own_tokens_go_where_the_real_ones_go(
@@ -135,7 +135,7 @@ def test_own_tokens_go_where_the_real_ones_go(
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     case = situation(hardened, tmp_path, sets=2, pictures=4, steps=1, batch=4, attack_steps=1)
-    first, second, _ = (source.net for source in KNOWLEDGE["own-tokens"](case))
+    first, second, _ = (source.net for source in ATTACKERS["own-tokens"](case))
     assert isinstance(first, Model)
     assert isinstance(second, Model)
     assert first.layers == second.layers == hardened.layers
@@ -147,7 +147,7 @@ def test_own_tokens_go_where_the_real_ones_go(
 
 def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
     case = situation(hardened, tmp_path, pictures=4, batch=4, leak_steps=50)
-    (source,) = KNOWLEDGE["leak"](case)
+    (source,) = ATTACKERS["leak"](case)
     far, near = (
         1 - case.figures[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
     )

@@ -13,26 +13,26 @@ from typer.testing import CliRunner, Result
 
 import robvit
 from conftest import SMALL_NETS, small_net
-from robvit.attention import watch
+from robvit.attention.hooks import watch
+from robvit.attention.saturation import score_gaps
 from robvit.backbones.heads import SegmentationHead
 from robvit.cli import app
 from robvit.cli.explain import FIGURES as named
-from robvit.defenses.adapters_store import adapted, fresh
+from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import DataError, InputError, Unsupported
-from robvit.evaluate.record import Curve, Record
-from robvit.evaluate.saturation import score_gaps
-from robvit.explain import FIGURES, Subject, gradients, landscape
-from robvit.explain.activations import relief
-from robvit.explain.attention import attention_by_block, attention_maps, group_shares, rollout
-from robvit.explain.drawing import charts, heat
-from robvit.explain.features import Rainbow
-from robvit.explain.gaps import gaps
-from robvit.explain.gates import gate_maps
-from robvit.explain.gradients import accumulate_gradient, grey_perturbation, noise, rescaled_perturbation
-from robvit.explain.landscape import loss_landscape, random_like
-from robvit.explain.masks import coloured_mask
-from robvit.explain.pictures import Pictures, names_for, open_pictures
-from robvit.explain.run import save_png
+from robvit.evaluation.record import Curve, Record
+from robvit.explanation import FIGURES, Subject, gradients, landscape
+from robvit.explanation.activations import relief
+from robvit.explanation.attention import attention_by_block, attention_maps, group_shares, rollout
+from robvit.explanation.drawing import charts, heat
+from robvit.explanation.explain import save_png
+from robvit.explanation.features import Rainbow
+from robvit.explanation.gaps import gaps
+from robvit.explanation.gates import gate_maps
+from robvit.explanation.gradients import accumulate_gradient, grey_perturbation, noise, rescaled_perturbation
+from robvit.explanation.inputs import Pictures, names_for, open_pictures
+from robvit.explanation.landscape import loss_landscape, random_like
+from robvit.explanation.masks import coloured_mask
 from robvit.threat import Threat
 
 

@@ -22,9 +22,9 @@ from robvit import exporting
 from robvit.backbones.heads import NearestHead, SegmentationHead
 from robvit.backbones.model import Model
 from robvit.cli import app
-from robvit.defenses.adapters_store import adapted, fresh
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import InputError, Unsupported
 from robvit.exporting import BrokenExport, Parity, checked, compare, export
 

@@ -28,14 +28,14 @@ from report_samples import rich_record
 from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.weights import read_local
 from robvit.data.archives import unpickle
-from robvit.data.pictures import read_picture
-from robvit.defenses.adapters import Adapters, Shape
-from robvit.defenses.adapters_store import load_adapters, save_adapters
+from robvit.data.decode import read_picture
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
+from robvit.defenses.tora.io import load_adapters, save_adapters
+from robvit.defenses.tora.modules import Adapters, Shape
 from robvit.errors import RobvitError
-from robvit.evaluate.compare import compare, differences, open_record
-from robvit.evaluate.protocol import find
+from robvit.evaluation.compare import compare, differences, open_record
+from robvit.evaluation.protocol import find
 from robvit.report.html import write_report
 from robvit.training.recipe import load_recipe
 

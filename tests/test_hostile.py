@@ -19,7 +19,7 @@ from hostile_files import CASES
 from report_samples import rich_record
 from robvit.cli import main
 from robvit.errors import RobvitError
-from robvit.evaluate.record import Record
+from robvit.evaluation.record import Record
 
 SECONDS = 30  # far more than any takes; a hang ends here
 MEGABYTES = 300  # more than a case may take beside what is there already

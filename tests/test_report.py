@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from report_samples import EVIL, exhibits, poisoned, rich_record, trial
 from robvit.cli import app
 from robvit.errors import InputError
-from robvit.evaluate import claims
-from robvit.evaluate.record import Record, Trial
-from robvit.report import Exhibit, write_report
-from robvit.report.beside import Beside, shard_folders
+from robvit.evaluation import claims
+from robvit.evaluation.record import Record, Trial
+from robvit.report import GalleryItem, write_report
+from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
 from robvit.report.gallery import Small, factor, gallery
 from robvit.report.html import figures_in
-from robvit.report.view import Labels, class_rows, headlines, ladder, share
+from robvit.report.summary import Labels, class_rows, headlines, ladder, share
 
 
 def small_record() -> Record:
@@ -91,9 +91,9 @@ def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
     (standing,) = ladder(record)
     assert standing.stages[1].withstood[:2] == (1, 2)
     (exhibit,) = exhibits(1, 8)
-    shown = gallery(record, [standing], [Exhibit(place, 1, exhibit.adversarial) for place in (0, 1, 3)])
-    assert [item["fooled"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
-    assert [item["outcome"] for item in shown.items] == ["fooled", "fooled", "wrong"]
+    shown = gallery(record, [standing], [GalleryItem(place, 1, exhibit.adversarial) for place in (0, 1, 3)])
+    assert [item["misclassified"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
+    assert [item["outcome"] for item in shown.items] == ["misclassified", "misclassified", "wrong"]
     assert [len(item["said"]) for item in shown.items] == [3, 2, 2]
 
 
@@ -209,7 +209,7 @@ def test_pictures_shrink_until_they_fit_on_the_average() -> None:
 def test_what_is_missing_is_empty_and_attention_adds_two_pictures() -> None:
     (exhibit,) = exhibits(1, 32, attention=True)
     assert len(Small(10**6).pictures(exhibit)) == 5
-    alone = Exhibit(0, 7, exhibit.adversarial)
+    alone = GalleryItem(0, 7, exhibit.adversarial)
     assert [bool(address) for address in Small(10**6).pictures(alone)] == [False, True, False]
 
 
@@ -221,7 +221,7 @@ def test_exhibits_that_the_record_does_not_know_are_refused(place: int, number: 
     record = rich_record()
     (exhibit,) = exhibits(1, 8)
     with pytest.raises(InputError, match=message):
-        gallery(record, ladder(record), [Exhibit(place, number, exhibit.adversarial)])
+        gallery(record, ladder(record), [GalleryItem(place, number, exhibit.adversarial)])
 
 
 def robvit_(*arguments: object) -> str:
@@ -239,7 +239,7 @@ def attacked(out: Path) -> Record:
 def test_the_command_shows_attacked_pictures_with_their_originals(tmp_path: Path) -> None:
     record = attacked(tmp_path)
     assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}
-    shown = list(Beside(record, {1: tmp_path / "shards"}))
+    shown = list(AdversarialImages(record, {1: tmp_path / "shards"}))
     for exhibit, name in zip(shown, record.data["names"], strict=True):
         saved = np.asarray(Image.open((tmp_path / "pictures" / name).with_suffix(".png")))
         assert np.array_equal(exhibit.adversarial, saved)
@@ -262,8 +262,8 @@ def test_attacks_on_survivors_find_their_pictures(tmp_path: Path) -> None:
     ]
     longer[1]["skipped"] = [1]  # a picture in between that the attack did not see
     later = Record("evaluate", {}, {"count": 7}, [Trial(**t) for t in longer])
-    whole = [e.adversarial for e in Beside(record, shard_folders(record, tmp_path))]
-    parts = [e.adversarial for e in Beside(later, shard_folders(later, tmp_path))]
+    whole = [e.adversarial for e in AdversarialImages(record, shard_folders(record, tmp_path))]
+    parts = [e.adversarial for e in AdversarialImages(later, shard_folders(later, tmp_path))]
     assert parts.pop(1) is None
     assert np.array_equal(whole, parts)
 

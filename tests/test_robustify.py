@@ -17,10 +17,10 @@ import robvit
 from conftest import small_net
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
-from robvit.defenses.examples import order
-from robvit.defenses.learner import Learner
+from robvit.defenses.attack_cache import PER_SHARD, AttackCache, AttackSetting, TensorImages
+from robvit.defenses.batches import order
 from robvit.defenses.robustify import REFERENCE, Diverged, Recipe, train
-from robvit.defenses.store import PER_SHARD, AttackSetting, AttackStore, TensorPictures
+from robvit.defenses.token_trainer import Learner
 from robvit.errors import InputError, Unsupported
 from robvit.threat import Threat
 
@@ -34,18 +34,18 @@ def model() -> Model:
 
 
 @pytest.fixture
-def pictures() -> TensorPictures:
-    return TensorPictures((torch.rand(20, 3, 32, 32) * 255).round() / 255)
+def pictures() -> TensorImages:
+    return TensorImages((torch.rand(20, 3, 32, 32) * 255).round() / 255)
 
 
 def learned(
-    model: Model, pictures: TensorPictures, recipe: Recipe, tmp_path: Path, **paths: Path
+    model: Model, pictures: TensorImages, recipe: Recipe, tmp_path: Path, **paths: Path
 ) -> torch.Tensor:
     return train(model, pictures, recipe, store=tmp_path / "store", **paths).tokens.values
 
 
 def test_tokens_raise_what_they_are_trained_for(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     done = train(model, pictures, replace(QUICK, steps=60), store=tmp_path)
     first, last = sum(done.history[0]), sum(done.history[-1])
@@ -56,7 +56,7 @@ def test_tokens_raise_what_they_are_trained_for(
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     once, again = (learned(model, pictures, QUICK, tmp_path) for _ in range(2))
     other = learned(model, pictures, replace(QUICK, seed=1), tmp_path)
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(
-    model: Model, pictures: TensorPictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, pictures: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
     whole = learned(model, pictures, QUICK, tmp_path)
@@ -82,7 +82,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
 
 
 def test_a_state_of_another_training_is_refused(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.safetensors"
     learned(model, pictures, QUICK, tmp_path, state=state)
@@ -91,7 +91,7 @@ def test_a_state_of_another_training_is_refused(
 
 
 def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     first = train(model, pictures, QUICK, store=tmp_path)
     second = train(model, pictures, replace(QUICK, count=9, seed=3), store=tmp_path)
@@ -105,7 +105,7 @@ def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
 
 
 def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_path: Path) -> None:
-    class SameNames(TensorPictures):
+    class SameNames(TensorImages):
         def digest(self) -> str:
             return "the same"
 
@@ -115,7 +115,7 @@ def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_p
 
 
 def test_a_step_is_one_pass_and_leaves_the_weights_alone(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     learned(model, pictures, QUICK, tmp_path)
     passes = []
@@ -129,10 +129,10 @@ def test_a_step_is_one_pass_and_leaves_the_weights_alone(
 
 
 def test_the_step_follows_the_papers_objective(
-    model: Model, pictures: TensorPictures, tmp_path: Path
+    model: Model, pictures: TensorImages, tmp_path: Path
 ) -> None:
     """One step of Adam moves every value by lr against the sign of the objective's gradient."""
-    store = AttackStore(model, pictures, ATTACK, tmp_path / "store")
+    store = AttackCache(model, pictures, ATTACK, tmp_path / "store")
     recipe = replace(QUICK, steps=1, lr=1e-3)
     after = learned(model, pictures, recipe, tmp_path)
     places = order(20, recipe)[0]
@@ -150,14 +150,14 @@ def test_the_step_follows_the_papers_objective(
     torch.testing.assert_close(moved[sure].abs(), torch.full_like(moved[sure], 1e-3), rtol=0.02, atol=0)
 
 
-def test_the_published_choices_run(model: Model, pictures: TensorPictures, tmp_path: Path) -> None:
+def test_the_published_choices_run(model: Model, pictures: TensorImages, tmp_path: Path) -> None:
     attack = replace(REFERENCE.attack, settings={"steps": 2})
     tokens = learned(model, pictures, replace(REFERENCE, steps=2, attack=attack), tmp_path)
     assert tokens.shape == (1, 10, 48)
 
 
 def test_divergence_stops_and_keeps_the_last_good_state(
-    model: Model, pictures: TensorPictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, pictures: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
     state = tmp_path / "state.safetensors"
@@ -178,13 +178,13 @@ def test_divergence_stops_and_keeps_the_last_good_state(
     assert torch.isfinite(learned(model, pictures, QUICK, tmp_path, state=state)).all()
 
 
-def test_the_public_door_and_its_refusals(model: Model, pictures: TensorPictures, tmp_path: Path) -> None:
+def test_the_public_door_and_its_refusals(model: Model, pictures: TensorImages, tmp_path: Path) -> None:
     tokens = robvit.robustify(model, pictures.x, recipe=QUICK, store=tmp_path)
     tokens.check(model)
     with pytest.raises(Unsupported, match="cannot take extra tokens"):
         train(Model(small_net("swin")).eval(), pictures, QUICK, store=tmp_path)
     with pytest.raises(InputError, match="got none"):
-        train(model, TensorPictures(pictures.x[:0]), QUICK, store=tmp_path)
+        train(model, TensorImages(pictures.x[:0]), QUICK, store=tmp_path)
     with pytest.raises(InputError, match="steps must be at least 1"):
         Recipe(steps=0)
     model.extra = tokens.values

@@ -15,12 +15,12 @@ from conftest import small_net
 from robvit.attacks import pgd
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.defenses.examples import Examples
-from robvit.defenses.learner import Learner
+from robvit.defenses.attack_cache import AttackCache, AttackSetting
+from robvit.defenses.batches import Examples
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.recipe import Adaptive, Recipe
 from robvit.defenses.robustify import train, train_pool
-from robvit.defenses.store import AttackSetting, AttackStore
+from robvit.defenses.token_trainer import Learner
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.threat import Threat
@@ -160,7 +160,7 @@ def test_stores_of_features_do_not_depend_on_the_head_but_task_attacks_do(
     other = model.with_tokens(None)
     other.head = LinearHead(96, 5, model.fingerprint())
     for attack, same in ((FEATURE, True), (LABELS, False)):
-        keys = {AttackStore(one, pictures, attack, tmp_path).key for one in (model, other)}
+        keys = {AttackCache(one, pictures, attack, tmp_path).key for one in (model, other)}
         assert (len(keys) == 1) == same
 
 
@@ -268,7 +268,7 @@ def test_every_call_draws_a_set_and_a_fixed_one_stays(model: Model) -> None:
     assert random.identity() not in (model.identity(), fixed.identity())
     assert random.with_tokens(None).identity() == model.identity()
     with pytest.raises(InputError, match="token-free"):
-        AttackStore(random, Labelled(), FEATURE)
+        AttackCache(random, Labelled(), FEATURE)
 
 
 def test_a_pool_loads_by_path_as_a_randomised_model(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from robvit.cli import app
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.robustify import Recipe
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluate.record import Record
+from robvit.evaluation.record import Record
 from robvit.files import read_tensors
 
 SMALL = ("robustify", "robvit-mini", "sample", "--limit", "32", "--attack-steps", "2", "--batch", "4")

@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 import robvit
-from robvit.attention import watch
+from robvit.attention.hooks import watch
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError, UnknownName
-from robvit.evaluate.record import Record, Table
-from robvit.explain.activations import largest_activations
+from robvit.evaluation.record import Record, Table
+from robvit.explanation.activations import largest_activations
 from robvit.studies import Request
-from robvit.studies.hardening import parts
+from robvit.studies.rob.common import parts
 
 
 def test_unknown_studies_and_settings_are_refused_by_name() -> None:

@@ -13,12 +13,12 @@ from conftest import small_net
 from robvit.attacks import frozen, run
 from robvit.backbones.model import Model
 from robvit.cli import app
-from robvit.defenses.adapters import TUNINGS, Adapters, Fusion
-from robvit.defenses.adapters_attack import Goal, _logits_and_gate, gate_aware, gates
-from robvit.defenses.adapters_store import adapted, fresh, load_adapters, save_adapters
+from robvit.defenses.tora.attack import Goal, _logits_and_gate, gate_aware, gates
+from robvit.defenses.tora.io import adapted, fresh, load_adapters, save_adapters
+from robvit.defenses.tora.modules import TUNINGS, Adapters, Fusion
 from robvit.errors import InputError, Unsupported, WrongBackbone
-from robvit.evaluate.record import Record
-from robvit.studies.tora_cost import cost
+from robvit.evaluation.record import Record
+from robvit.studies.tora.cost import cost
 
 
 def model_of(family: str) -> Model:

@@ -9,9 +9,9 @@ import torch
 
 import robvit
 from robvit.data import open_data
-from robvit.defenses.adapters_store import adapted, fresh
-from robvit.explain.gates import gate_maps, gate_sheet
-from robvit.training.fit import Course
+from robvit.defenses.tora.io import adapted, fresh
+from robvit.explanation.gates import gate_maps, gate_sheet
+from robvit.training.fit import Splits
 from robvit.training.recipe import load_recipe
 from robvit.training.tora import Plan, train_adapters
 
@@ -27,7 +27,7 @@ def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path
     recipe = load_recipe(
         "tora-imagenet", **{"batch": 2, "epochs": 1, "warmup": 0, "inner.steps": 1, "judge_steps": 1}
     )
-    course = Course(pictures.take(range(2)), pictures.take(range(2, 4)))
+    course = Splits(pictures.take(range(2)), pictures.take(range(2, 4)))
     _, phases = train_adapters(model, course, Plan(recipe), tmp_path)
     assert [phase.progress.step for phase in phases] == [1, 1, 1]
     twin = robvit.load("vit-base", adapters=tmp_path / "adapters.safetensors")

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 import robvit
-from robvit.defenses.adapters_attack import gates
-from robvit.defenses.adapters_store import adapted, fresh
-from robvit.evaluate.record import Record
-from robvit.explain.gates import coloured, gate_maps, gate_sheet
-from robvit.studies.tora import _trades_off
-from robvit.studies.tora_paper import HEADS, TABLE1, TUNINGS
+from robvit.defenses.tora.attack import gates
+from robvit.defenses.tora.io import adapted, fresh
+from robvit.evaluation.record import Record
+from robvit.explanation.gates import coloured, gate_maps, gate_sheet
+from robvit.studies.tora.paper import HEADS, TABLE1, TUNINGS
+from robvit.studies.tora.tables import _trades_off
 
 QUICK = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
 

@@ -13,20 +13,20 @@ import robvit
 from robvit.backbones.model import Model
 from robvit.cli.tora import _plan
 from robvit.data import open_data
-from robvit.defenses.adapters import Adapters
-from robvit.defenses.adapters_store import adapted, fresh, load_adapters
+from robvit.defenses.tora.io import adapted, fresh, load_adapters
+from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError
 from robvit.files import read_tensors
-from robvit.training.fit import Course, Fit
-from robvit.training.inner import InnerAttack
+from robvit.training.fit import Fit, Splits
+from robvit.training.inner_attack import InnerAttack
 from robvit.training.recipe import Inner, Recipe, load_recipe
 from robvit.training.tora import Learner, Plan, TradeOff, joined, take_over, train_adapters
 
 
 @pytest.fixture(scope="module")
-def course() -> Course:
+def course() -> Splits:
     pictures = open_data("sample", split="train", limit=24)
-    return Course(pictures.take(range(16)), pictures.take(range(16, 24)))
+    return Splits(pictures.take(range(16)), pictures.take(range(16, 24)))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def changed(before: Adapters, after: Adapters) -> set[str]:
 
 
 def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
-    model: Model, course: Course, tmp_path: Path
+    model: Model, course: Splits, tmp_path: Path
 ) -> None:
     weights = model.identity()
     plan = Plan(recipe(), trades=(0.1,))
@@ -78,12 +78,12 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
     assert kept.shape.trades == (0.1, 0.9)
 
 
-def _start(model: Model, course: Course) -> Adapters:
+def _start(model: Model, course: Splits) -> Adapters:
     torch.manual_seed(0)
     return fresh(model, len(course.train.classes), trades=(0.5,))
 
 
-def _kept(model: Model, course: Course, folder: Path) -> Adapters:
+def _kept(model: Model, course: Splits, folder: Path) -> Adapters:
     learner = Learner(model, _start(model, course), "joint", ("fusions",))
     state, _ = read_tensors(folder / "model.safetensors", "a state")
     learner.load_state_dict(state)
@@ -109,7 +109,7 @@ def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> 
     assert not alone.fusions[0].weight[:, 2].any()
 
 
-def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, course: Course) -> None:
+def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, course: Splits) -> None:
     x, y = course.train.take(range(6)).arrays()
     learner = Learner(model, fresh(model), "joint", ("fusions",))
     inner = Inner(eps=4 / 255, steps=2)
@@ -126,7 +126,7 @@ def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, cou
 
 @pytest.mark.slow
 def test_a_path_trains_both_ends_on_trade_offs_between_them(
-    model: Model, course: Course, tmp_path: Path
+    model: Model, course: Splits, tmp_path: Path
 ) -> None:
     plan = Plan(recipe(), trades=(0.1, 0.5, 0.9), knob="path")
     made, phases = train_adapters(model, course, plan, tmp_path)
@@ -139,7 +139,7 @@ def test_a_path_trains_both_ends_on_trade_offs_between_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["heads", "single", "adapterfusion"])
-def test_the_baselines_train_too(model: Model, course: Course, tmp_path: Path, tuning: str) -> None:
+def test_the_baselines_train_too(model: Model, course: Splits, tmp_path: Path, tuning: str) -> None:
     made, _ = train_adapters(model, course, Plan(recipe(), tuning=tuning), tmp_path)
     torch.manual_seed(0)
     start = fresh(model, 10, tuning=tuning)
@@ -154,7 +154,7 @@ class Killed(Exception):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(
-    model: Model, course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, course: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(recipe(epochs=2, save_seconds=0), trades=(0.5,))
     whole, _ = train_adapters(model, course, plan, tmp_path / "whole")
@@ -176,7 +176,7 @@ def test_a_killed_run_ends_with_the_same_bits(
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_plans_that_cannot_be_are_refused(model: Model, course: Course, tmp_path: Path) -> None:
+def test_plans_that_cannot_be_are_refused(model: Model, course: Splits, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rising numbers"):
         Plan(recipe(), trades=(0.9, 0.1))
     with pytest.raises(InputError, match="path with two trades"):

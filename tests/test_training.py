@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from robvit.data import PictureSet, open_data
-from robvit.data.sets import Listing
+from robvit.data import ImageDataset, open_data
+from robvit.data.dataset import Listing
 from robvit.defenses.robustify import Diverged
 from robvit.errors import CannotWrite, InputError, UnknownName
 from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.awp import awp
-from robvit.training.fit import STATE, WEIGHTS, Course, Fit
-from robvit.training.inner import InnerAttack, ascend
+from robvit.training.fit import STATE, WEIGHTS, Fit, Splits
+from robvit.training.inner_attack import InnerAttack, ascend
 from robvit.training.losses import LOSSES, Loss, make_loss
 from robvit.training.recipe import Inner, Recipe, changes_of, load_recipe, make_recipe, names
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.stream import Sharing, Stream
-from robvit.training.watch import Seen
+from robvit.training.validation import Seen
 
 
 class Tiny(nn.Module):
@@ -45,7 +45,7 @@ def tiny() -> Tiny:
     return Tiny()
 
 
-def pictures(count: int = 40, seed: int = 0, classes: int = 2) -> PictureSet:
+def pictures(count: int = 40, seed: int = 0, classes: int = 2) -> ImageDataset:
     """Pictures 8x8 whose brightness tells their class."""
     labels = [i % classes for i in range(count)]
     noise = torch.randint(0, 120, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
@@ -53,7 +53,7 @@ def pictures(count: int = 40, seed: int = 0, classes: int = 2) -> PictureSet:
     listing = Listing(
         [f"{seed}/{i}" for i in range(count)], images, labels, classes=[str(k) for k in range(classes)]
     )
-    return PictureSet(listing, list(range(count)))
+    return ImageDataset(listing, list(range(count)))
 
 
 BASE: dict[str, Any] = {
@@ -63,9 +63,9 @@ BASE: dict[str, Any] = {
 
 
 def fit_of(
-    folder: Path, model: nn.Module | None = None, *, train: PictureSet | None = None, **keys: Any
+    folder: Path, model: nn.Module | None = None, *, train: ImageDataset | None = None, **keys: Any
 ) -> Fit:
-    course = Course(train or pictures(), pictures(12, seed=1))
+    course = Splits(train or pictures(), pictures(12, seed=1))
     return Fit(model or tiny(), course, make_recipe({**BASE, **keys}), folder=folder, trackers=[])
 
 
@@ -318,7 +318,7 @@ class Counting(Loss):
 
     calls: torch.Tensor
 
-    def __init__(self, model: nn.Module, data: PictureSet, *, rest: int = 1) -> None:
+    def __init__(self, model: nn.Module, data: ImageDataset, *, rest: int = 1) -> None:
         super().__init__()
         self.rest = rest
         self.register_buffer("calls", torch.zeros(2))
@@ -363,7 +363,7 @@ def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> Non
     encoder = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 6))
     unlabelled = Listing([str(i) for i in range(40)], pictures().listing.pictures)
     fit = fit_of(
-        tmp_path, encoder, loss="fare", epochs=15, train=PictureSet(unlabelled, list(range(40))),
+        tmp_path, encoder, loss="fare", epochs=15, train=ImageDataset(unlabelled, list(range(40))),
         inner={"eps": 0.1, "steps": 3},
     )  # fmt: skip
     history = fit.run().history
@@ -466,7 +466,7 @@ def test_recipe_names_what_decides_the_weights() -> None:
 
 
 def test_held_out_pictures_are_balanced_and_apart() -> None:
-    from robvit.training.run import held_out
+    from robvit.training.train import held_out
 
     data = open_data("sample", split="train", limit=200)
     train, validation = held_out(data, 0.1, seed=0)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-import robvit.studies.xcit_bench as bench
+import robvit.studies.xcit.common as bench
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluate.record import Record, Trial
+from robvit.evaluation.record import Record, Trial
 from robvit.loading import load
 from robvit.studies import STUDIES, Request, reproduce
 from robvit.studies import xcit_paper as paper
-from robvit.studies.xcit_bench import Claim, Effort, Row, Variant, claims_table
-from robvit.studies.xcit_semantic import correlation, edges
+from robvit.studies.xcit.common import Claim, Effort, Row, Variant, claims_table
+from robvit.studies.xcit.semantic import correlation, edges
 from robvit.training.recipe import changes_of, load_recipe
 
 TABLES = [f"xcit-table{n}" for n in range(1, 9)]

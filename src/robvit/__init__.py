@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from robvit import attacks as attacks
     from robvit import backbones as backbones
     from robvit import data as data
-    from robvit.attacking import attack_data as attack_data
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
     from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
-    from robvit.doctor.run import doctor as doctor
+    from robvit.diagnosis.doctor import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
-    from robvit.evaluate.run import evaluate as evaluate
-    from robvit.explain.run import explain as explain
+    from robvit.evaluation.attack import attack_dataset as attack_dataset
+    from robvit.evaluation.evaluate import evaluate as evaluate
+    from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
     from robvit.loading import load as load
-    from robvit.studies.core import reproduce as reproduce
+    from robvit.studies.common import reproduce as reproduce
     from robvit.threat import Threat as Threat
 
 # Public name: where it lives; an empty second part is a module.
@@ -36,7 +36,7 @@ _PUBLIC = {
     "RobvitError": ("robvit.errors", "RobvitError"),
     "Threat": ("robvit.threat", "Threat"),
     "Tokens": ("robvit.backbones.families", "Tokens"),
-    "attack_data": ("robvit.attacking", "attack_data"),
+    "attack_dataset": ("robvit.evaluation.attack", "attack_dataset"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
@@ -54,7 +54,7 @@ __all__ = [
     "RobvitError",
     "Threat",
     "Tokens",
-    "attack_data",
+    "attack_dataset",
     "attacks",
     "backbones",
     "data",

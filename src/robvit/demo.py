@@ -15,19 +15,19 @@ import torch.nn.functional as F
 
 from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
-from robvit.attention import class_attention
+from robvit.attention.hooks import class_attention
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.data import PictureSet, open_data
+from robvit.data import ImageDataset, open_data
+from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.robustify import Recipe, train
-from robvit.defenses.store import AttackSetting
-from robvit.evaluate.crafting import levels
-from robvit.evaluate.knowledge import random_tokens
-from robvit.evaluate.record import Record, Trial
+from robvit.evaluation.attack_shards import levels
+from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.record import Record, Trial
 from robvit.loading import load
 from robvit.progress import progress
-from robvit.report import Exhibit, write_report
-from robvit.report.panels import Panel, attack_sheet
+from robvit.report import GalleryItem, write_report
+from robvit.report.contact_sheet import Panel, attack_sheet
 from robvit.threat import Threat
 
 
@@ -87,7 +87,7 @@ def demo(
 
 
 def _harden(
-    model: Model, pictures: PictureSet, threat: Threat, scale: Scale, out: Path
+    model: Model, pictures: ImageDataset, threat: Threat, scale: Scale, out: Path
 ) -> tuple[torch.Tensor, float]:
     """Ten tokens learned from pictures alone, saved for the owner's eyes; the baseline cosine."""
     attack = AttackSetting("feature", threat, {"steps": 8, "psnr": None})
@@ -101,7 +101,7 @@ def _harden(
 
 
 def _rungs(
-    model: Model, trained: torch.Tensor, pictures: PictureSet, threat: Threat, steps: int
+    model: Model, trained: torch.Tensor, pictures: ImageDataset, threat: Threat, steps: int
 ) -> list[Rung]:
     """The controls and the two attackers: random tokens have the trained ones' mean length."""
     hardened = model.with_tokens(trained)
@@ -116,7 +116,7 @@ def _rungs(
 
 
 def _attack(
-    model: Model, pictures: PictureSet, threat: Threat, steps: int, label: str
+    model: Model, pictures: ImageDataset, threat: Threat, steps: int, label: str
 ) -> tuple[torch.Tensor, tuple[int, int], float]:
     """PGD on the classifier, to its full objective: 8-bit pictures, passes and seconds."""
     parts, forward, backward, start = [], 0, 0, time.monotonic()
@@ -131,7 +131,7 @@ def _attack(
 
 
 @torch.no_grad()
-def _record(model: Model, rungs: list[Rung], pictures: PictureSet, threat: Threat, scale: Scale) -> Record:
+def _record(model: Model, rungs: list[Rung], pictures: ImageDataset, threat: Threat, scale: Scale) -> Record:
     """What each rung's model says to clean and attacked pictures, and how far its features moved."""
     x, y = pictures.arrays()
     original = torch.cat([model.features(part) for part in x.split(32)])
@@ -187,7 +187,7 @@ def _claims(trials: list[Trial]) -> list[str]:
 
 
 @torch.no_grad()
-def _exhibits(record: Record, rungs: list[Rung], pictures: PictureSet) -> list[Exhibit]:
+def _exhibits(record: Record, rungs: list[Rung], pictures: ImageDataset) -> list[GalleryItem]:
     """Every picture as each of the two attackers on the hardened model left it, and where it looks."""
     x, _ = pictures.arrays()
     found = []
@@ -199,11 +199,11 @@ def _exhibits(record: Record, rungs: list[Rung], pictures: PictureSet) -> list[E
         looks = [class_attention(rung.model, t) for t in (x, rung.adv)]
         for place, (before, after) in enumerate(zip(*sides, strict=True)):
             seen = [look[place].numpy() for look in looks if look is not None]
-            found.append(Exhibit(place, number, after, before, seen or None))
+            found.append(GalleryItem(place, number, after, before, seen or None))
     return found
 
 
-def _sheet(record: Record, rungs: list[Rung], pictures: PictureSet, path: Path) -> None:
+def _sheet(record: Record, rungs: list[Rung], pictures: ImageDataset, path: Path) -> None:
     """The public attack's pictures, with what the bare and the hardened model see in them."""
     x, y = pictures.take(range(min(8, len(pictures)))).arrays()
     before, after = (levels(t).permute(0, 2, 3, 1).numpy() for t in (x, rungs[0].adv))

@@ -24,12 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from robvit import __version__
-from robvit.attention import KEPT
+from robvit.attention.hooks import KEPT
 from robvit.backbones import zoo
 from robvit.backbones.model import Model
-from robvit.defenses.adapters import Adapters
 from robvit.defenses.bake import save_baked
 from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError, Unsupported, check_images
 from robvit.files import written_whole
 

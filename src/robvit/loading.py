@@ -11,14 +11,15 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from robvit.attention import KEPT, attention_layers, keep_scales
-from robvit.backbones import checked, weights, zoo
+from robvit.attention.hooks import KEPT, attention_layers, keep_scales
+from robvit.backbones import validate as checked
+from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
-from robvit.defenses.adapters import Adapters
-from robvit.defenses.adapters_store import adapted, load_adapters
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tora.io import adapted, load_adapters
+from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError, Unsupported
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]

@@ -9,10 +9,10 @@ from html import escape
 
 from PIL import Image
 
-from robvit.app.order import Answer, Picture, Result, Step, Sweep, png
-from robvit.app.work import SWEPT
+from robvit.app.compute import SWEPT
+from robvit.app.request import Answer, Picture, Result, Step, Sweep, png
+from robvit.report.contact_sheet import Pixels
 from robvit.report.gallery import factor, views
-from robvit.report.panels import Pixels
 
 WIDE, HIGH, LEFT, BELOW, TOP = 480, 190, 40, 34, 12  # of a chart, in units of its own
 COLOURS = ("#c2410c", "#0f766e")

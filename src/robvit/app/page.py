@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from robvit.app import draw
-from robvit.app.lines import lines
-from robvit.app.order import Order, Picture, Result, png
+from robvit.app.request import Order, Picture, Result, png
+from robvit.app.script import lines
 from robvit.app.session import Bench, Gone
 from robvit.app.subjects import KNOWN, OFF, SECRET, Subject
 from robvit.data import open_data

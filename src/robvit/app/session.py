@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from robvit.app.order import Order, Picture, Result, Step, Sweep, png
+from robvit.app.compute import attacked, swept
+from robvit.app.request import Order, Picture, Result, Step, Sweep, png
 from robvit.app.subjects import Subject
-from robvit.app.work import attacked, swept
-from robvit.data.pictures import PictureError, fit, read_picture
+from robvit.data.decode import ImageError, fit, read_picture
 from robvit.errors import InputError, RobvitError
 from robvit.registry import unknown
 
@@ -78,7 +78,7 @@ class Bench:
         """The middle of an uploaded picture, as a square; what is too large or no picture is refused."""
         if len(data) > self.limits.upload_bytes:
             most = self.limits.upload_bytes // 1_000_000
-            raise PictureError(
+            raise ImageError(
                 f"it has {len(data) / 1e6:.1f} MB, at most {most} MB are taken; make it smaller"
             )
         pixels = read_picture(data, max_pixels=self.limits.upload_pixels)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from robvit.attacks import ATTACKS
 from robvit.backbones import zoo
+from robvit.backbones.download import on_disk
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
-from robvit.backbones.sources import on_disk
 from robvit.data.cifar import CIFAR10_CLASSES
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, WrongBackbone

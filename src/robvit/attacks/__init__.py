@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 
 from robvit.attacks.aas import aas, scale
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
-from robvit.attacks.core import ATTACKS, attack, fooled, frozen
+from robvit.attacks.core import ATTACKS, attack, frozen, misclassified
 from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
@@ -37,10 +37,42 @@ for _found in iter_modules(__path__):  # files nobody names above file their att
     import_module(f"{__name__}.{_found.name}")
 
 __all__ = [
-    "ATTACKS", "LOSSES", "AttackWarning", "Count", "Outcome", "PrecisionDisagreement", "RandomisedOutput",
-    "SoftmaxOutput", "ZeroGradient", "aas", "apgd", "apgd_ce", "apgd_dlr", "apgd_t", "attack", "autoattack",
-    "bpda", "certify", "cw", "cw_l2", "dlr", "eight_bit", "eot", "fab", "fab_t", "feature",
-    "feature_reference", "fgsm", "find_scales", "fooled", "frozen", "gama", "pgd", "run", "scale",
-    "segmentation", "square",
+    "ATTACKS",
+    "LOSSES",
+    "AttackWarning",
+    "Count",
+    "Outcome",
+    "PrecisionDisagreement",
+    "RandomisedOutput",
+    "SoftmaxOutput",
+    "ZeroGradient",
+    "aas",
+    "apgd",
+    "apgd_ce",
+    "apgd_dlr",
+    "apgd_t",
+    "attack",
+    "autoattack",
+    "bpda",
+    "certify",
+    "cw",
+    "cw_l2",
+    "dlr",
+    "eight_bit",
+    "eot",
+    "fab",
+    "fab_t",
+    "feature",
+    "feature_reference",
+    "fgsm",
+    "find_scales",
+    "frozen",
+    "gama",
+    "misclassified",
+    "pgd",
+    "run",
+    "scale",
+    "segmentation",
+    "square",
     "worst_of",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Model, attack, fooled
+from robvit.attacks.core import ATTACKS, Model, attack, misclassified
 from robvit.attacks.pgd import pgd
 from robvit.attacks.scales import Scaled, find_scales, free_blocks, network_of
 from robvit.registry import unknown
@@ -79,7 +79,7 @@ def scale(
         adv = craft_scaled(
             model, x, y, threat, scales=scales, base=base, settings={**settings, **(options or {})}
         )
-        hits = int(fooled((judge or model)(adv), y).sum()) if isinstance(factors, Sequence) else 0
+        hits = int(misclassified((judge or model)(adv), y).sum()) if isinstance(factors, Sequence) else 0
         if hits > most:
             best, most = adv, hits
     return best

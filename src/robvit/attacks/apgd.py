@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import Best, Model, Objective, attack, draw, fooled, gradient, needed, take
+from robvit.attacks.core import Best, Model, Objective, attack, draw, gradient, misclassified, needed, take
 from robvit.attacks.losses import Loss, dlr_targeted, objective_of
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -114,7 +114,7 @@ def climb(
             best_value=torch.where(record, value, state.best_value),
         )  # fmt: skip
         if best is not None:
-            broken = fooled(output, y if y is None else y[state.rows])
+            broken = misclassified(output, y if y is None else y[state.rows])
             keep = best.offer(state.rows, state.point, value, broken)
             state = state if keep is None else take(state, keep)
         if k == steps or not len(state.rows):

@@ -159,7 +159,7 @@ def slope(total: torch.Tensor, leaf: torch.Tensor, again: bool = False) -> torch
     return torch.nan_to_num(grad, 0.0, 0.0, 0.0)
 
 
-def fooled(output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+def misclassified(output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
     """Which pictures are misclassified: logits (B K), labels (B,) -> (B,); none where there are no labels.
 
     An output with a NaN is no success: its largest class means nothing.
@@ -213,7 +213,7 @@ class Best:
 class Nearest:
     """The nearest fooling picture found so far for each row, for attacks that look for the smallest change.
 
-    With a finite budget a row is done as soon as it is fooled inside the budget, unless `keep_broken`.
+    With a finite budget a row is done as soon as it is misclassified inside the budget, unless `keep_broken`.
     """
 
     def __init__(self, x: torch.Tensor, threat: Threat, keep_broken: bool = False) -> None:

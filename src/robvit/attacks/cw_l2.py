@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attacks.core import Model, Nearest, attack, fooled, gradient, needed
+from robvit.attacks.core import Model, Nearest, attack, gradient, misclassified, needed
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
 from robvit.threat import Threat
@@ -27,7 +27,7 @@ def cw_l2(
 ) -> torch.Tensor:  # fmt: skip
     """The smallest L2 perturbation, by Adam on pixels. x (B 3 H W) in [0,1], y (B,).
 
-    Each search minimises `|delta|^2 + weight * (gap + confidence)` where the picture is not yet fooled by
+    Each search minimises `|delta|^2 + weight * (gap + confidence)` where the picture is not yet misclassified by
     so much; the weight falls where that succeeds and grows where it does not, for each picture. Adam's
     `rate`, in pixels, falls to zero over the steps of each search.
     """
@@ -44,14 +44,14 @@ def cw_l2(
         high[rows] = torch.where(won, trade[rows], high[rows])
         low[rows] = torch.where(won, low[rows], trade[rows])
         trade = torch.where(high.isfinite(), (low + high) / 2, 10 * low)
-    return found.finish(lambda rows, point: fooled(model(point), labels[rows]), 4)
+    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), 4)
 
 
 def _minimise(
     model: Model, x: torch.Tensor, y: torch.Tensor, found: Nearest, rows: torch.Tensor, trade: torch.Tensor,
     steps: int, rate: float, confidence: float,
 ) -> torch.Tensor:  # fmt: skip
-    """One run of Adam for the given rows; which of them were fooled on the way (b,)."""
+    """One run of Adam for the given rows; which of them were misclassified on the way (b,)."""
     original, labels = x[rows], y[rows]
     point = original
     first, second = torch.zeros_like(point), torch.zeros_like(point)
@@ -65,7 +65,7 @@ def _minimise(
             output = model(point)
         else:
             output, _, grad = gradient(model, point, cost)
-        broken = fooled(output, labels)
+        broken = misclassified(output, labels)
         found.offer(rows, point, broken)
         won |= broken
         if step > steps:

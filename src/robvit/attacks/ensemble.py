@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Best, Model, attack, fooled, needed
+from robvit.attacks.core import ATTACKS, Best, Model, attack, misclassified, needed
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
@@ -26,8 +26,8 @@ def worst_of(
 ) -> torch.Tensor:  # fmt: skip
     """The worst case of several attacks for each picture. x (B 3 H W) in [0,1], y (B,).
 
-    `settings` holds those of single attacks by name. `judge` decides who is fooled, the model itself if
-    none is given: a picture leaves once the judge is fooled. With a judge, or `keep_broken`, each attack
+    `settings` holds those of single attacks by name. `judge` decides who is misclassified, the model itself if
+    none is given: a picture leaves once the judge is misclassified. With a judge, or `keep_broken`, each attack
     runs to its full objective whatever the model thinks.
     """
     labels, best = needed(y, "worst_of"), Best(x, keep_broken and judge is None)
@@ -42,7 +42,7 @@ def worst_of(
         }
         made = ATTACKS[name](model, x[rows], labels[rows], threat, **given)
         output = (judge or model)(made)
-        best.offer(rows, made, margin(output, labels[rows]), fooled(output, labels[rows]))
+        best.offer(rows, made, margin(output, labels[rows]), misclassified(output, labels[rows]))
     return best.adv
 
 

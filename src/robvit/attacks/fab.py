@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from robvit.attacks.apgd import likeliest_wrong
-from robvit.attacks.core import Model, Nearest, attack, draw, fooled, needed, slope, take
+from robvit.attacks.core import Model, Nearest, attack, draw, misclassified, needed, slope, take
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
@@ -45,7 +45,7 @@ def fab(
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         _approach(model, x, labels, threat, found, wrong, steps, seed, restart)
-    return found.finish(lambda rows, point: fooled(model(point), labels[rows]), HALVINGS)
+    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
 
 
 @attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
@@ -64,7 +64,7 @@ def fab_t(
     for restart in range(restarts):
         for wanted in wrong.split(1, dim=1):
             _approach(model, x, labels, threat, found, wanted, steps, seed, restart, give_up)
-    return found.finish(lambda rows, point: fooled(model(point), labels[rows]), HALVINGS)
+    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
 
 
 def _approach(
@@ -83,7 +83,7 @@ def _approach(
         if not len(state.rows):
             return
         output, gap, grad = _boundary(model, state, y[state.rows], threat, last=step == steps)
-        broken = fooled(output, y[state.rows])
+        broken = misclassified(output, y[state.rows])
         keep = found.offer(state.rows, state.point, broken)
         if keep is not None:
             state, gap, grad, broken = take(state, keep), gap[keep], grad[keep], broken[keep]

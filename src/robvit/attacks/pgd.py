@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from robvit.attacks import losses
-from robvit.attacks.core import Best, Model, Objective, attack, draw, fooled, gradient, needed, take
+from robvit.attacks.core import Best, Model, Objective, attack, draw, gradient, misclassified, needed, take
 from robvit.attacks.losses import Loss, objective_of
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -53,7 +53,7 @@ def ascend(
             value, grad = goal(output), torch.zeros_like(state.point)
         else:
             output, value, grad = gradient(model, state.point, goal)
-        broken = fooled(output, y if y is None else y[state.rows])
+        broken = misclassified(output, y if y is None else y[state.rows])
         worth = rank(output, state.rows, step) if rank else value
         keep = best.offer(state.rows, state.point, worth, broken)
         if keep is not None:

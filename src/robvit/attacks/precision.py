@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import Attack, Model, fooled, frozen
+from robvit.attacks.core import Attack, Model, frozen, misclassified
 from robvit.attacks.run import AttackWarning, Outcome, run
 from robvit.errors import InputError
 from robvit.threat import Threat
@@ -19,7 +19,7 @@ class PrecisionDisagreement(AttackWarning):
     """Low precision claimed successes that full precision did not confirm; those were attacked again."""
 
 
-class Lowered:
+class Autocast:
     """A model under autocast: pixels to logits in full precision, from layers in low precision."""
 
     def __init__(self, model: Model, precision: str) -> None:
@@ -43,11 +43,11 @@ def run_in(
     """
     if precision == "fp32":
         return run(attack, model, x, y, threat, **settings)
-    found = run(attack, Lowered(model, precision), x, y, threat, **settings)
+    found = run(attack, Autocast(model, precision), x, y, threat, **settings)
     judge = settings.get("victim") or model
     with torch.no_grad(), frozen(judge):
         clean, broken = (
-            torch.cat([fooled(judge(a), b) for a, b in zip(seen.split(128), y.split(128), strict=True)])
+            torch.cat([misclassified(judge(a), b) for a, b in zip(seen.split(128), y.split(128), strict=True)])
             for seen in (x, found.adv)
         )
     again = (found.success & ~broken).nonzero()[:, 0]

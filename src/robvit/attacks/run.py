@@ -14,7 +14,7 @@ import torch
 
 from robvit.attacks import losses
 from robvit.attacks.compiled import Compiled
-from robvit.attacks.core import ATTACKS, Attack, Model, fooled, frozen, gradient
+from robvit.attacks.core import ATTACKS, Attack, Model, frozen, gradient, misclassified
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.errors import BrokenAttack, InputError, check_images, check_labels
@@ -166,7 +166,7 @@ def run(
             _check_output(clean, labels, len(some))
             if first == 0:
                 names |= _doubts(counted, some, labels, clean, gradients, victim is None and samples == 1)
-            wrong = fooled(clean, labels)
+            wrong = misclassified(clean, labels)
             todo = torch.arange(len(some)) if victim is not None else (~wrong).nonzero()[:, 0]
             adv = some.detach().clone()
             if len(todo):
@@ -178,7 +178,7 @@ def run(
                     made = whole_levels(some[todo], made, threat)
                     certify(some[todo], made, threat, eight_bit)
                 adv[todo] = made
-            verdict = fooled(judge(adv), labels)
+            verdict = misclassified(judge(adv), labels)
             parts.append((adv, verdict, ~wrong, threat.size(adv - some)))
     for watched in {counted, judged}:
         if watched.nan_seen:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from robvit.attacks.core import Best, Model, attack, draw, fooled, needed, take
+from robvit.attacks.core import Best, Model, attack, draw, misclassified, needed, take
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -81,7 +81,7 @@ def _search(
             propose = _paint if threat.norm == "linf" else _shift_mass
             point = propose(state.x, state.point, threat, side, state.numbers[:, place])
         output = model(point)
-        value, broken = margin(output, y[state.rows]), fooled(output, y[state.rows])
+        value, broken = margin(output, y[state.rows]), misclassified(output, y[state.rows])
         better = value > state.value
         state = replace(
             state,
@@ -96,7 +96,7 @@ def _search(
 
 
 def _hopeful(state: _State, blocks: float, give_up: float | None) -> _State:
-    """The pictures that may still be fooled in what is left of the search."""
+    """The pictures that may still be misclassified in what is left of the search."""
     pace = state.value - state.earlier
     state = replace(state, earlier=state.value)
     if give_up is None:

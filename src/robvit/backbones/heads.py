@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from robvit.backbones.checked import load_strict
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
+from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
 from robvit.registry import Registry

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from robvit.backbones import convert, sources, zoo
-from robvit.backbones.checked import build_of, load_strict, unwrapped
+from robvit.backbones.validate import build_of, load_strict, unwrapped
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
 from robvit.files import one_at_a_time, read_pickled, read_tensors, tensors_sha256, written_whole

@@ -27,8 +27,8 @@ from robvit.cli.options import (
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
-    from robvit.data import PictureSet
-    from robvit.evaluate.record import Record
+    from robvit.data import ImageDataset
+    from robvit.evaluation.record import Record
 
 
 def attack(
@@ -65,9 +65,9 @@ def attack(
     Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
-    from robvit.attacking import attack_data
     from robvit.data import open_data
-    from robvit.evaluate.crafting import Job
+    from robvit.evaluation.attack import attack_dataset
+    from robvit.evaluation.attack_shards import Job
     from robvit.files import alone_in
     from robvit.loading import load
     from robvit.processes import processes
@@ -89,12 +89,12 @@ def attack(
     )  # fmt: skip
     command = " ".join(["robvit", *sys.argv[1:]])
     with alone_in(out), progress(f"{attack} on {model}", total=len(pictures)) as advance:
-        record = attack_data(job, out, data=data, command=command, report=advance)
+        record = attack_dataset(job, out, data=data, command=command, report=advance)
     if processes().is_main_process:
         _tell(record, out)
 
 
-def _check_classes(classifier: Model, pictures: PictureSet) -> None:
+def _check_classes(classifier: Model, pictures: ImageDataset) -> None:
     """Refuse a model that has no classifier, or one for other classes than the pictures'."""
     from robvit.errors import InputError
 

@@ -16,8 +16,8 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from robvit.evaluate.compare import compare as pairs
-    from robvit.evaluate.compare import differences, open_record
+    from robvit.evaluation.compare import compare as pairs
+    from robvit.evaluation.compare import differences, open_record
 
     first, second = open_record(a), open_record(b)
     table = Table(box=None, pad_edge=False)

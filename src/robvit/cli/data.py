@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from robvit.data import PictureSet
+    from robvit.data import ImageDataset
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -89,11 +89,11 @@ def show(
     from rich.console import Console
     from rich.table import Table
 
-    from robvit.data import SkippedPictures, open_data
+    from robvit.data import SkippedImages, open_data
     from robvit.data.sheet import contact_sheet, corruption_sheet
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkippedPictures)  # they are listed below, in full
+        warnings.simplefilter("ignore", SkippedImages)  # they are listed below, in full
         pictures = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
     table = Table(show_header=False, box=None, pad_edge=False)
     for fact, value in _facts(pictures):
@@ -121,7 +121,7 @@ def _get(name: str, out: Path | None) -> None:
     print(f"Next: robvit data show {name if out is None else f'{name}:{folder}'} --out sheet.png")
 
 
-def _facts(pictures: PictureSet) -> list[tuple[str, str]]:
+def _facts(pictures: ImageDataset) -> list[tuple[str, str]]:
     """What there is to say about a set, line by line."""
     facts = [("pictures", f"{len(pictures):,}"), ("skipped", f"{len(pictures.skipped):,}")]
     if pictures.kind == "labels":

@@ -23,7 +23,7 @@ from robvit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from robvit.evaluate.record import Finding
+    from robvit.evaluation.record import Finding
 
 COLOURS = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
 SHOWN = 4  # pictures named in a line
@@ -71,9 +71,9 @@ def doctor(
     The exit code is 1 if any is red, so that it can stand in CI.
     """
     from robvit.data import open_data
-    from robvit.doctor.exam import Effort
-    from robvit.doctor.run import doctor as examine
-    from robvit.evaluate.classifiers import check_fit, open_classifier
+    from robvit.diagnosis.context import Effort
+    from robvit.diagnosis.doctor import doctor as examine
+    from robvit.evaluation.classifiers import check_fit, open_classifier
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report

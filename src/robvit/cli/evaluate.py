@@ -23,7 +23,7 @@ from robvit.cli.options import (
 from robvit.cli.tables import show_table
 
 if TYPE_CHECKING:
-    from robvit.evaluate.record import Record
+    from robvit.evaluation.record import Record
 
 
 def evaluate(
@@ -72,9 +72,9 @@ def evaluate(
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
         return
     from robvit.errors import InputError
-    from robvit.evaluate.classifiers import open_classifier
-    from robvit.evaluate.protocol import find
-    from robvit.evaluate.run import evaluate as judge
+    from robvit.evaluation.classifiers import open_classifier
+    from robvit.evaluation.evaluate import evaluate as judge
+    from robvit.evaluation.protocol import find
     from robvit.files import alone_in
     from robvit.processes import processes
 
@@ -97,7 +97,7 @@ def evaluate(
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json")
     if robustbench is not None:
-        from robvit.evaluate.robustbench import model_info
+        from robvit.evaluation.robustbench import model_info
         from robvit.files import write_json
 
         write_json(robustbench, model_info(record))
@@ -119,7 +119,7 @@ def _list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from robvit.evaluate.protocol import find, names
+    from robvit.evaluation.protocol import find, names
 
     table = Table(box=None, pad_edge=False)
     for column in ("protocol", "threat", "about"):

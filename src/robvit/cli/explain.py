@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from robvit.backbones.model import Model
-    from robvit.evaluate.record import Record
-    from robvit.explain.pictures import Pictures
+    from robvit.evaluation.record import Record
+    from robvit.explanation.inputs import Pictures
 
 # Named here, since the registry would load torch; a test compares them.
 FIGURES = (
@@ -75,9 +75,9 @@ def explain(
     turned. What needs tokens, adapters, a head or a second model is left out where there is none.
     """
     from robvit.attacks import ATTACKS
-    from robvit.explain.core import Subject, attack_for
-    from robvit.explain.pictures import names_for, open_pictures
-    from robvit.explain.run import explain as draw
+    from robvit.explanation.explain import explain as draw
+    from robvit.explanation.inputs import names_for, open_pictures
+    from robvit.explanation.subject import Subject, attack_for
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.threat import Threat

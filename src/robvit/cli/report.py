@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from robvit.evaluate.record import Record
-    from robvit.report.beside import Beside
-    from robvit.report.panels import Pixels
+    from robvit.evaluation.record import Record
+    from robvit.report.adversarial_images import AdversarialImages
+    from robvit.report.contact_sheet import Pixels
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
 
     Attacked pictures that lie beside a record are shown with their originals, up to a thousand a page.
     """
-    from robvit.evaluate.record import Record
+    from robvit.evaluation.record import Record
     from robvit.report.html import write_report
 
     paths = [path / "record.json" if path.is_dir() else path for path in records]
@@ -46,22 +46,22 @@ def report(
     typer.echo(f"next: open {place}")
 
 
-def _beside(record: Record, folder: Path, pictures: str | None) -> Beside:
+def _beside(record: Record, folder: Path, pictures: str | None) -> AdversarialImages:
     """The pictures beside a record, with their originals if these are the very ones it names."""
-    from robvit.report.beside import Beside, shard_folders
+    from robvit.report.adversarial_images import AdversarialImages, shard_folders
 
     folders = shard_folders(record, folder)
     if not folders:
-        return Beside(record, {})
-    sides = (e.adversarial.shape[0] for e in Beside(record, folders) if e.adversarial is not None)
+        return AdversarialImages(record, {})
+    sides = (e.adversarial.shape[0] for e in AdversarialImages(record, folders) if e.adversarial is not None)
     side = next(sides, None)
-    return Beside(record, folders, None if side is None else _originals(record, side, pictures))
+    return AdversarialImages(record, folders, None if side is None else _originals(record, side, pictures))
 
 
 def _originals(record: Record, side: int, pictures: str | None) -> Callable[[int], Pixels] | None:
     from robvit.data import open_data
     from robvit.errors import RobvitError
-    from robvit.evaluate.crafting import levels
+    from robvit.evaluation.attack_shards import levels
 
     data = record.data
     try:

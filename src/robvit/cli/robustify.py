@@ -14,10 +14,10 @@ from robvit.cli.options import Architecture, DataSpec, Fit, ImageSize, ModelName
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
+    from robvit.defenses.attack_cache import AttackSetting
     from robvit.defenses.recipe import Recipe
     from robvit.defenses.robustify import Training
-    from robvit.defenses.store import AttackSetting
-    from robvit.evaluate.record import Record
+    from robvit.evaluation.record import Record
 
 BEYOND = "Beyond the paper"
 
@@ -187,7 +187,7 @@ def _attack(
 ) -> AttackSetting:
     """An attack from text such as feature@2/255; what is not said is the preset's."""
     from robvit.attacks import ATTACKS
-    from robvit.defenses.store import AttackSetting
+    from robvit.defenses.attack_cache import AttackSetting
     from robvit.threat import Threat
 
     name, _, own = text.partition("@")
@@ -202,7 +202,7 @@ def _attack(
 
 def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Record:
     """What was learned and how, with both parts of the objective; of the tokens, their keys alone."""
-    from robvit.evaluate.record import Curve, Record
+    from robvit.evaluation.record import Curve, Record
 
     lines: dict[str, list[list[float]]] = {}
     figures: dict[str, float] = {}

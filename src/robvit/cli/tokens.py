@@ -22,10 +22,10 @@ from robvit.cli.options import (
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
-    from robvit.data import PictureSet
+    from robvit.data import ImageDataset
     from robvit.defenses.rotate import Seen
     from robvit.defenses.tokens import RobustTokens
-    from robvit.evaluate.record import Record
+    from robvit.evaluation.record import Record
 
 app = typer.Typer(no_args_is_help=True, help="Bring in, look at, rotate and bake files of robustness tokens.")
 
@@ -95,13 +95,13 @@ def rotate(
     """
     from robvit.cli.robustify import kept_seed
     from robvit.data import open_data
+    from robvit.defenses.attack_cache import AttackSetting
     from robvit.defenses.recipe import Recipe
     from robvit.defenses.robustify import train
     from robvit.defenses.rotate import check_invariance, compare
-    from robvit.defenses.store import AttackSetting
     from robvit.defenses.tokens import RobustTokens
     from robvit.errors import InputError
-    from robvit.evaluate.record import Table
+    from robvit.evaluation.record import Table
     from robvit.files import alone_in
     from robvit.loading import load
     from robvit.progress import progress
@@ -138,10 +138,10 @@ def rotate(
 
 
 def _rotation(
-    net: Model, sets: dict[str, RobustTokens], seen: list[Seen], held: PictureSet, threat: str
+    net: Model, sets: dict[str, RobustTokens], seen: list[Seen], held: ImageDataset, threat: str
 ) -> Record:
     """What was seen, as a table: pictures, model, cosine, accuracy where there is a head."""
-    from robvit.evaluate.record import Record, Table
+    from robvit.evaluation.record import Record, Table
 
     rows: list[list[Any]] = []
     for one in seen:

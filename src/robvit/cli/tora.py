@@ -46,8 +46,8 @@ def tora(
     from robvit.files import alone_in
     from robvit.progress import progress
     from robvit.report.html import write_report
-    from robvit.training.run import job_of
     from robvit.training.tora import train_job
+    from robvit.training.train import job_of
 
     plan = _plan(recipe, setting or [])
     job = job_of(plan.recipe, model, data, split=split, how=fit, limit=limit, arch=arch)

@@ -23,8 +23,8 @@ from robvit.cli.options import (
 from robvit.cli.tora import tora
 
 if TYPE_CHECKING:
-    from robvit.evaluate.record import Record
-    from robvit.training.run import Job
+    from robvit.evaluation.record import Record
+    from robvit.training.train import Job
 
 
 class _RecipeOrCommand(TyperGroup):
@@ -89,7 +89,7 @@ def recipe(
     `accelerate launch -m robvit train ...` several processes or GPUs share every batch.
     """
     from robvit.training.recipe import changes_of, load_recipe
-    from robvit.training.run import job_of
+    from robvit.training.train import job_of
 
     chosen = load_recipe(name, **changes_of(setting or []))
     job = job_of(chosen, model, data, extra=extra, split=split, how=fit, limit=limit, arch=arch)
@@ -104,7 +104,7 @@ def _train(job: Job, name: str, out: Path) -> None:
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
-    from robvit.training.run import train
+    from robvit.training.train import train
 
     with alone_in(out), progress(f"train {name}", total=1) as advance:
         record = train(job, out, report=advance, say=_say, command=" ".join(["robvit", *sys.argv[1:]]))
@@ -161,7 +161,7 @@ def head(
     """Train a head on a frozen backbone's features and tell how good it is on other pictures."""
     from robvit.backbones.heads import HEADS
     from robvit.data import open_data
-    from robvit.evaluate.clean import clean_score
+    from robvit.evaluation.clean import clean_score
     from robvit.loading import load
     from robvit.progress import progress
 

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from robvit.backbones import sources, zoo
+from robvit.backbones import download as sources
+from robvit.backbones import zoo
 from robvit.backbones.zoo import Known
 
 app = typer.Typer(

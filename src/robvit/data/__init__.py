@@ -4,10 +4,10 @@ pictures = robvit.data.open_data("sample", split="train", limit=100, size=224)
 x, y = pictures[0]
 """
 
+from robvit.data.catalog import DATASETS, open_data
 from robvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from robvit.data.pictures import PictureError, read_picture
-from robvit.data.sets import PictureSet, SkippedPictures
-from robvit.data.sources import DATASETS, open_data
+from robvit.data.dataset import ImageDataset, SkippedImages
+from robvit.data.decode import ImageError, read_picture
 from robvit.errors import IGNORE
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "DATASETS",
     "IGNORE",
     "SEVERITIES",
-    "PictureError",
-    "PictureSet",
-    "SkippedPictures",
+    "ImageDataset",
+    "ImageError",
+    "SkippedImages",
     "corrupt",
     "open_data",
     "read_picture",

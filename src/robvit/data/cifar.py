@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from robvit.data.archives import member, opened_tar, raw_bytes, unpickle
-from robvit.data.pictures import read_picture
+from robvit.data.decode import read_picture
 from robvit.errors import DataError
 from robvit.files import cache_dir, one_at_a_time, tensors_sha256, written_whole
 from robvit.progress import progress

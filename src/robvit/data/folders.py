@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from robvit.data.pictures import SUFFIXES, MaskValues, PictureError, read_mask_values
-from robvit.data.sets import Listing
+from robvit.data.dataset import Listing
+from robvit.data.decode import SUFFIXES, ImageError, MaskValues, read_mask_values
 from robvit.errors import IGNORE, DataError
 from robvit.progress import progress
 
@@ -143,7 +143,7 @@ def count_mask_classes(masks: list[Path], void: int) -> int:
             advance()
             try:
                 values = read_mask_values(path)
-            except PictureError:
+            except ImageError:
                 continue  # opening the set names and counts it
             values = values[(values != void) & (values != IGNORE)]
             largest = max(largest, int(values.max(initial=-1)))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from robvit.data.dataset import Listing
+from robvit.data.decode import ImageError
 from robvit.data.folders import JUDGING, PARTS
-from robvit.data.pictures import PictureError
-from robvit.data.sets import Listing
 from robvit.errors import DataError
 
 _LABEL_COLUMNS = ("label", "labels")
 
 
-class HubPictures:
+class HubImages:
     """The undecoded pictures of a column, so that our own decoder decides what is a picture."""
 
     def __init__(self, table: Any, column: str) -> None:
@@ -28,7 +28,7 @@ class HubPictures:
             return bytes(cell["bytes"])
         if cell and cell.get("path"):
             return Path(cell["path"])
-        raise PictureError("the data set has no picture in this row")
+        raise ImageError("the data set has no picture in this row")
 
 
 def hub_listing(
@@ -58,7 +58,7 @@ def table_listing(table: Any, split: str, undecoded: Any, *, image: str | None, 
     names = [f"{split}/{row:08d}" for row in range(len(table))]
     if not names:
         raise DataError(f"split {split!r} is empty")
-    pictures = HubPictures(table.cast_column(image, undecoded), image)
+    pictures = HubImages(table.cast_column(image, undecoded), image)
     return Listing(names, pictures, labels=labels, classes=classes)
 
 

@@ -14,8 +14,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from robvit.data.dataset import Listing
 from robvit.data.folders import WORDNET_ID, named, pictures_below
-from robvit.data.sets import Listing
 from robvit.errors import DataError
 from robvit.files import cache_dir, one_at_a_time, sha256, written_whole
 

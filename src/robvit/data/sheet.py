@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from robvit.data.corruptions import CORRUPTIONS, SEVERITIES
-from robvit.data.sets import PictureSet
+from robvit.data.dataset import ImageDataset
 from robvit.data.shapes import SIDE
 from robvit.errors import IGNORE
 from robvit.files import written_whole
@@ -19,7 +19,7 @@ MAX_TILES, COLUMNS = 64, 8
 SMALL = 64  # pixels; such pictures have corruptions of their own strength
 
 
-def contact_sheet(pictures: PictureSet, path: str | Path, *, count: int = MAX_TILES) -> int:
+def contact_sheet(pictures: ImageDataset, path: str | Path, *, count: int = MAX_TILES) -> int:
     """Write up to `count` pictures, spread evenly over the set, as one PNG; how many there are.
 
     Masks are laid over their pictures in colours; void stays as it is.
@@ -37,7 +37,7 @@ def contact_sheet(pictures: PictureSet, path: str | Path, *, count: int = MAX_TI
     return count
 
 
-def corruption_sheet(pictures: PictureSet, path: str | Path) -> int:
+def corruption_sheet(pictures: ImageDataset, path: str | Path) -> int:
     """Write every corruption as a row, clean and then the five severities; how many rows there are.
 
     Each row shows another picture. Small pictures are corrupted as they are, others at 224 pixels.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from robvit.defenses.store import AttackSetting
+from robvit.defenses.attack_cache import AttackSetting
 from robvit.errors import InputError
 from robvit.threat import Threat
 

@@ -18,14 +18,14 @@ import torch
 from robvit.attacks import frozen
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.defenses.examples import Examples
-from robvit.defenses.learner import Diverged as Diverged
-from robvit.defenses.learner import Learner
+from robvit.defenses.attack_cache import Pictures, TensorImages
+from robvit.defenses.batches import Examples
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import REFERENCE as REFERENCE
 from robvit.defenses.recipe import Adaptive as Adaptive
 from robvit.defenses.recipe import Recipe as Recipe
-from robvit.defenses.store import Pictures, TensorPictures
+from robvit.defenses.token_trainer import Diverged as Diverged
+from robvit.defenses.token_trainer import Learner
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported
 from robvit.files import tensors_sha256
@@ -67,7 +67,7 @@ def robustify(
     seed secret too.
     """
     recipe = recipe or Recipe(count=count)
-    pictures = TensorPictures(images) if isinstance(images, torch.Tensor) else images
+    pictures = TensorImages(images) if isinstance(images, torch.Tensor) else images
     return train(model, pictures, recipe, state=state, store=store, report=report).tokens
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from robvit.backbones.model import Model
-from robvit.defenses.store import AttackSetting, Pictures
+from robvit.defenses.attack_cache import AttackSetting, Pictures
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import RobvitError
 

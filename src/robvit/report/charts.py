@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from robvit.evaluate.record import Curve, Record, Trial
-from robvit.report.view import clean_of, share
+from robvit.evaluation.record import Curve, Record, Trial
+from robvit.report.summary import clean_of, share
 
 MOST_POINTS = 300  # more than a line of some hundred pixels can show
 _THREAT = re.compile(r"(\w+) ([\d.e+-]+)(/255)?(.*)", re.DOTALL)

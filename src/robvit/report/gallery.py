@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from robvit.errors import InputError
-from robvit.evaluate.record import Record, Trial
-from robvit.report.panels import Pixels
-from robvit.report.view import Labels, Standing, clean_of, outcome, trial_name
+from robvit.evaluation.record import Record, Trial
+from robvit.report.contact_sheet import Pixels
+from robvit.report.summary import AttackerSummary, Labels, clean_of, outcome, trial_name
 
 MOST = 1000  # pictures on one page
 BUDGET = 11_500_000  # characters for all of them
@@ -30,7 +30,7 @@ Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class GalleryItem:
     """A record's picture number `place` as trial number `trial` left it, uint8 (H W 3).
 
     Either picture may be missing: the original where it is not at hand, the other where it was wrong
@@ -55,7 +55,7 @@ class Gallery:
 
 
 def gallery(
-    record: Record, standings: list[Standing], exhibits: Iterable[Exhibit], *, room: float = 1.0
+    record: Record, standings: list[AttackerSummary], exhibits: Iterable[GalleryItem], *, room: float = 1.0
 ) -> Gallery:
     """Facts and small pictures of the exhibits; `room` is the part of the page that they may fill."""
     most = max(1, round(MOST * room))
@@ -73,7 +73,7 @@ def gallery(
     return Gallery(items, chunks, columns, next(waiting, None) is not None)
 
 
-def _facts(record: Record, standings: list[Standing], labels: Labels, exhibit: Exhibit) -> dict[str, Any]:
+def _facts(record: Record, standings: list[AttackerSummary], labels: Labels, exhibit: GalleryItem) -> dict[str, Any]:
     trial, place = _found(record, exhibit), exhibit.place
     standing = next((s for s in standings if any(t is trial for t in s.trials)), None)
     if standing is None:
@@ -95,7 +95,7 @@ def _facts(record: Record, standings: list[Standing], labels: Labels, exhibit: E
         "threat": trial.threat,
         "distance": float(trial.distance[place]),
         "factor": factor(exhibit),
-        "fooled": [name(t) for t in standing.trials if not t.right[place] and place not in t.skipped],
+        "misclassified": [name(t) for t in standing.trials if not t.right[place] and place not in t.skipped],
         "said": [
             [t.rung, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.right[place])]
             for t in record.trials
@@ -104,7 +104,7 @@ def _facts(record: Record, standings: list[Standing], labels: Labels, exhibit: E
     }
 
 
-def _found(record: Record, exhibit: Exhibit) -> Trial:
+def _found(record: Record, exhibit: GalleryItem) -> Trial:
     """The exhibit's trial, if there are such a trial and such a picture."""
     if not 0 <= exhibit.trial < len(record.trials):
         raise InputError(f"an exhibit names trial {exhibit.trial}, the record has {len(record.trials)}")
@@ -114,7 +114,7 @@ def _found(record: Record, exhibit: Exhibit) -> Trial:
     return trial
 
 
-def factor(exhibit: Exhibit) -> int:
+def factor(exhibit: GalleryItem) -> int:
     """How much the difference is amplified, so that its largest value just fills the range; 0 for none."""
     if exhibit.clean is None or exhibit.adversarial is None:
         return 0
@@ -131,7 +131,7 @@ class Small:
     def __init__(self, budget: int) -> None:
         self.budget, self.allowed, self.coarser = budget, 0, 0
 
-    def pictures(self, exhibit: Exhibit) -> list[str]:
+    def pictures(self, exhibit: GalleryItem) -> list[str]:
         """Data addresses of clean, attacked and difference, and of attention; what is missing is empty.
 
         The smallest size is taken where none fits.
@@ -150,7 +150,7 @@ class Small:
             self.coarser += 1
 
 
-def views(exhibit: Exhibit) -> list[Image.Image | None]:
+def views(exhibit: GalleryItem) -> list[Image.Image | None]:
     """Clean, attacked and amplified difference, then attention on both where there are maps of it."""
     clean, attacked = exhibit.clean, exhibit.adversarial
     shown = [clean, attacked, None]

@@ -22,17 +22,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from robvit.errors import InputError
-from robvit.evaluate.claims import LADDER
-from robvit.evaluate.record import Curve, Record, Table
+from robvit.evaluation.claims import LADDER
+from robvit.evaluation.record import Curve, Record, Table
 from robvit.files import written_whole
 from robvit.report import charts
-from robvit.report.gallery import Exhibit, gallery
-from robvit.report.plates import Plate
-from robvit.report.view import (
+from robvit.report.figure import Figure
+from robvit.report.gallery import GalleryItem, gallery
+from robvit.report.summary import (
     OUTCOMES,
+    AttackerSummary,
     Labels,
     Share,
-    Standing,
     class_rows,
     clean_of,
     headlines,
@@ -49,9 +49,9 @@ def write_report(
     records: Record | Sequence[Record],
     path: str | Path,
     *,
-    exhibits: Sequence[Iterable[Exhibit]] = (),
+    exhibits: Sequence[Iterable[GalleryItem]] = (),
     pictures: Sequence[Path] = (),
-    plates: Sequence[Plate] = (),
+    plates: Sequence[Figure] = (),
 ) -> None:
     """Write one page for a record or several; `exhibits` holds each record's pictures, in their order.
 
@@ -75,7 +75,7 @@ def write_report(
         aside.write_text(page, encoding="utf-8")
 
 
-def _part(key: str, record: Record, exhibits: Iterable[Exhibit], room: float) -> dict[str, Any]:
+def _part(key: str, record: Record, exhibits: Iterable[GalleryItem], room: float) -> dict[str, Any]:
     """Everything that the template needs to know of one record."""
     standings = ladder(record)
     labels = Labels(record)
@@ -103,7 +103,7 @@ def _part(key: str, record: Record, exhibits: Iterable[Exhibit], room: float) ->
     }
 
 
-def _clean(record: Record, standings: list[Standing]) -> Share | None:
+def _clean(record: Record, standings: list[AttackerSummary]) -> Share | None:
     """Clean accuracy of the judged model, be it attacked or not."""
     rungs = [s.rung for s in standings if not s.control] or record.rungs()
     trial = clean_of(record, rungs[0]) if rungs else None
@@ -116,7 +116,7 @@ def _drawn(key: str, curve: Curve) -> dict[str, Any]:
     return {"key": key, "curve": curve, "data": finite(data)}
 
 
-def _plate(key: str, plate: Plate) -> dict[str, Any]:
+def _plate(key: str, plate: Figure) -> dict[str, Any]:
     """A figure whose picture is in the page and whose charts and reliefs are drawn there."""
     held = io.BytesIO()
     if plate.picture is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from robvit.backbones.model import Model, PlacedTokens
-from robvit.data.pictures import HOWS, fit, read_picture
+from robvit.data.decode import HOWS, fit, read_picture
 from robvit.errors import InputError, Unsupported
 
 
@@ -44,7 +44,7 @@ class Answering:
         self([Question(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm
 
     def question(self, data: bytes, max_pixels: int) -> Question:
-        """What a picture's bytes ask; raises PictureError if they are no picture."""
+        """What a picture's bytes ask; raises ImageError if they are no picture."""
         pixels = fit(read_picture(data, max_pixels=max_pixels), self.size, self.how)
         pool = self.model.pool
         return Question(pixels.float() / 255, pool.draw() if pool else None)

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from robvit.data.pictures import PictureError
+from robvit.data.decode import ImageError
 from robvit.serve.answering import Answer, Answering, Question
 from robvit.serve.batching import Batcher, Closed, Full
 from robvit.serve.metrics import Metrics, resident_bytes
@@ -153,7 +153,7 @@ class Service:
             question = await loop.run_in_executor(
                 self._decoder, self._answering.question, data, self.limits.max_pixels
             )
-        except PictureError as error:
+        except ImageError as error:
             raise Refused(422, str(error)) from None
         return await asyncio.wrap_future(self._batcher.ask(question))
 

@@ -13,10 +13,10 @@ from accelerate.utils import reduce
 from torch import nn
 
 from robvit.attacks.scales import find_scales
-from robvit.attention import attention_layers, keep_scales, kept_scales
-from robvit.data import PictureSet
+from robvit.attention.hooks import attention_layers, keep_scales, kept_scales
+from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.training.inner import InnerAttack
+from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import LOSSES, Loss, hard, make_loss
 
 
@@ -33,7 +33,7 @@ class AasAt(Loss):
     moved: torch.Tensor
 
     def __init__(
-        self, model: nn.Module, pictures: PictureSet, *, base: str = "trades",
+        self, model: nn.Module, pictures: ImageDataset, *, base: str = "trades",
         beta: float | None = None, smoothing: float | None = None, every: int = 10, batches: int = 1,
         objective: str = "unit", space: str = "linear", steps: int = 10, step_size: float = 1.0,
     ) -> None:  # fmt: skip

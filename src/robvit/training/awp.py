@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from robvit.training.inner import InnerAttack
+from robvit.training.inner_attack import InnerAttack
 
 Objective = Callable[[], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]

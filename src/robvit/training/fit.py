@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
-from robvit.data import PictureSet
+from robvit.data import ImageDataset
 from robvit.data.augment import mix, seed_of
 from robvit.defenses.robustify import Diverged
 from robvit.errors import InputError
@@ -31,13 +31,13 @@ from robvit.files import read_tensors, tensors_sha256
 from robvit.processes import CPU_ONLY
 from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
 from robvit.training.awp import awp
-from robvit.training.inner import InnerAttack
+from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import Loss, make_loss
 from robvit.training.optimizer import make_optimizer
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.stream import Sharing, Stream
-from robvit.training.watch import Seen, judge
+from robvit.training.validation import Seen, judge
 
 STATE = "state.safetensors"
 WEIGHTS = "model.safetensors"
@@ -48,12 +48,12 @@ def _silent(*_: Any, **__: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Course:
+class Splits:
     """What a training learns from: `validation` chooses the checkpoint and is never learned from."""
 
-    train: PictureSet
-    validation: PictureSet
-    extra: PictureSet | None = None
+    train: ImageDataset
+    validation: ImageDataset
+    extra: ImageDataset | None = None
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Fit:
     def __init__(
         self,
         model: nn.Module,
-        course: Course,
+        course: Splits,
         recipe: Recipe,
         *,
         folder: Path,
@@ -338,7 +338,7 @@ class Fit:
         self.model.eval()
 
 
-def _check_labels(course: Course, loss: Loss) -> None:
+def _check_labels(course: Splits, loss: Loss) -> None:
     if not loss.needs_labels:
         return
     labels = set(course.train.labels)

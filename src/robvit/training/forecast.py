@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from robvit.attacks import Count
 from robvit.processes import processes
-from robvit.training.inner import InnerAttack
+from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import Loss, make_loss
 from robvit.training.recipe import Recipe
-from robvit.training.run import Job, prepare
 from robvit.training.schedule import budget
 from robvit.training.stream import Sharing, Stream
+from robvit.training.train import Job, prepare
 
 FEW = 8  # pictures that are really trained on, without keeping the result
 FLOAT = 4  # bytes

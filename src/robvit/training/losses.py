@@ -22,11 +22,11 @@ from torch import nn
 
 from robvit.attacks import losses as objectives
 from robvit.attacks.losses import Loss as AttackLoss
-from robvit.data import PictureSet
+from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.files import read_tensors
 from robvit.registry import Registry, unknown
-from robvit.training.inner import InnerAttack
+from robvit.training.inner_attack import InnerAttack
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -46,7 +46,7 @@ class Loss(nn.Module):
         return True
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Called before the first step of every epoch, counted from 0; what it changes must be a buffer."""
+        """Runs before the first step of every epoch, counted from 0; what it changes must be a buffer."""
 
     def updates_weights(self, epoch: int) -> bool:
         """Whether weights are trained in this epoch, or the loss only works on its own state."""
@@ -79,7 +79,7 @@ class _Function(Loss):
         return self.function(model, x, y, attack)
 
 
-def make_loss(name: str, model: nn.Module, pictures: PictureSet, settings: dict[str, Any]) -> Loss:
+def make_loss(name: str, model: nn.Module, pictures: ImageDataset, settings: dict[str, Any]) -> Loss:
     """A loss by its name, with the model as it starts and the pictures it will learn from."""
     entry: Any = LOSSES[name]
     known = [p.name for p in inspect.signature(entry).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -156,7 +156,7 @@ class Free(Loss):
     instead; a start of its own keeps a batch what it is wherever a run is resumed or shared out.
     """
 
-    def __init__(self, model: nn.Module, pictures: PictureSet, *, smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, pictures: ImageDataset, *, smoothing: float = 0.0) -> None:
         super().__init__()
         self.smoothing = smoothing
         self._adv: dict[int, torch.Tensor] = {}  # of each part of the batch
@@ -205,7 +205,7 @@ class Fare(_Embedding):
     attack_loss = "embedding_l2"
     measure = "cosine"
 
-    def __init__(self, model: nn.Module, pictures: PictureSet) -> None:
+    def __init__(self, model: nn.Module, pictures: ImageDataset) -> None:
         super().__init__(model)
 
     def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -236,7 +236,7 @@ class Tecoa(_Embedding):
     def __init__(
         self,
         model: nn.Module,
-        pictures: PictureSet,
+        pictures: ImageDataset,
         *,
         classes: str | None = None,
         scale: float = 100.0,
@@ -266,7 +266,7 @@ class Tecoa(_Embedding):
 
 
 def class_means(
-    embed: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, pictures: PictureSet, most: int
+    embed: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, pictures: ImageDataset, most: int
 ) -> torch.Tensor:
     """The mean embedding (K D) of each class over at most `most` pictures, evenly spread."""
     device = next(model.parameters()).device

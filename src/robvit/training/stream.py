@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from robvit.data import PictureSet
+from robvit.data import ImageDataset
 from robvit.data.augment import Augment, seed_of, seeded, transform
 from robvit.errors import InputError
 from robvit.training.recipe import Recipe
@@ -50,7 +50,7 @@ class Sharing:
 class Stream:
     """The endless row of pictures of a training, real ones and a share of extra ones in every batch."""
 
-    def __init__(self, pictures: PictureSet, recipe: Recipe, extra: PictureSet | None = None) -> None:
+    def __init__(self, pictures: ImageDataset, recipe: Recipe, extra: ImageDataset | None = None) -> None:
         self.sets = [pictures] if extra is None else [pictures, extra]
         if (extra is None) != (recipe.extra_share == 0):
             raise InputError(
@@ -132,7 +132,7 @@ class _Shares:
 class _Augmented(Dataset[Item]):
     """Pictures by key, each augmented by a seed of its own."""
 
-    def __init__(self, sets: list[PictureSet], settings: Augment, size: int, seed: int) -> None:
+    def __init__(self, sets: list[ImageDataset], settings: Augment, size: int, seed: int) -> None:
         # A random part is cut from the picture as it is stored; anything else works on the final size.
         self.sets = [s.sized(None) if settings.takes_any_size else s.sized(size, s.how) for s in sets]
         self.apply = transform(settings, size)

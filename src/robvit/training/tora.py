@@ -18,18 +18,18 @@ from torch import nn
 
 from robvit.attacks import run
 from robvit.backbones.model import Model
-from robvit.data import PictureSet
-from robvit.defenses.adapters import BOTH, Adapters, check_trades
-from robvit.defenses.adapters_store import adapted, fresh, save_adapters
+from robvit.data import ImageDataset
+from robvit.defenses.tora.io import adapted, fresh, save_adapters
+from robvit.defenses.tora.modules import BOTH, Adapters, check_trades
 from robvit.errors import InputError
-from robvit.evaluate.record import Curve, Record, Table, Trial
+from robvit.evaluation.record import Curve, Record, Table, Trial
 from robvit.threat import Threat
-from robvit.training.fit import Course, Fit, Progress
-from robvit.training.inner import InnerAttack
+from robvit.training.fit import Fit, Progress, Splits
+from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import LOSSES, Loss
 from robvit.training.recipe import Recipe
-from robvit.training.run import Job, prepare
-from robvit.training.watch import BATCH
+from robvit.training.train import Job, prepare
+from robvit.training.validation import BATCH
 
 Say = Callable[..., None]
 KNOBS = ("states", "path")
@@ -74,7 +74,7 @@ class TradeOff(Loss):
     """
 
     def __init__(
-        self, model: nn.Module, pictures: PictureSet, *, trade: float = 0.5, path: bool = False
+        self, model: nn.Module, pictures: ImageDataset, *, trade: float = 0.5, path: bool = False
     ) -> None:
         super().__init__()
         self.trade, self.path = trade, path
@@ -149,7 +149,7 @@ class Trainer:
     """The phases of a plan on one backbone; what is finished in `out` is not done again."""
 
     def __init__(
-        self, model: Model, course: Course, plan: Plan, out: Path, *,
+        self, model: Model, course: Splits, plan: Plan, out: Path, *,
         report: Say | None = None, say: Say | None = None,
     ) -> None:  # fmt: skip
         self.model, self.course, self.plan, self.out = model, course, plan, out
@@ -246,7 +246,7 @@ def joined(states: list[Adapters]) -> Adapters:
 
 
 def train_adapters(
-    model: Model, course: Course, plan: Plan, out: Path, **hears: Any
+    model: Model, course: Splits, plan: Plan, out: Path, **hears: Any
 ) -> tuple[Adapters, list[Phase]]:
     """Run a plan; the adapters and the phases that led to them. Asked again, it goes on or is done."""
     trainer = Trainer(model, course, plan, out, **hears)
@@ -282,7 +282,7 @@ def train_job(job: Job, plan: Plan, out: Path, **hears: Any) -> Record:
     )  # fmt: skip
 
 
-def judged(model: Model, pictures: PictureSet, threat: Threat, steps: int, rung: str) -> list[Trial]:
+def judged(model: Model, pictures: ImageDataset, threat: Threat, steps: int, rung: str) -> list[Trial]:
     """Every picture's outcome, clean and under PGD."""
     x, y = pictures.arrays()
     with torch.no_grad():

@@ -18,7 +18,7 @@ function gallery(section) {
 
   function fits(item, wanted) {
     return (!wanted.outcome || item.outcome === wanted.outcome)
-      && (!wanted.fooled || item.fooled.includes(wanted.fooled))
+      && (!wanted.misclassified || item.misclassified.includes(wanted.misclassified))
       && (!wanted.rung || item.rung === wanted.rung)
       && (!wanted.truth || item.truth === wanted.truth)
       && (!wanted.name || item.name.toLowerCase().includes(wanted.name.toLowerCase()));

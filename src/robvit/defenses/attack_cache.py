@@ -1,0 +1,217 @@
+"""Attacked pictures and clean target features, made once and kept.
+
+Adversarial pictures of the token-free model do not depend on tokens, so every later training, with
+other counts, seeds or layers, takes them from here. A shard holds a few pictures: 8-bit adversarial
+values, the clean features they are to keep, and how far the attack got. Shards are keyed by weights,
+pictures, attack and seed, carry a checksum, and are read back row by row, so memory stays flat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from robvit.attacks import ATTACKS, certify, pgd
+from robvit.backbones.model import Model
+from robvit.errors import InputError
+from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
+from robvit.processes import processes
+from robvit.threat import Threat
+
+PER_SHARD = 16
+Report = Callable[..., None]
+
+
+class Pictures(Protocol):
+    """What robustify learns from: pictures by index, and a digest that names them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, Any]: ...
+
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class TensorImages:
+    """Pictures (N 3 H W) that are already in memory."""
+
+    x: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index], -1
+
+    def digest(self) -> str:
+        return tensors_sha256({"x": self.x})
+
+
+@dataclass(frozen=True)
+class AttackSetting:
+    """An attack that tokens learn to withstand: on features, or on a head's classes if it needs labels."""
+
+    name: str = "feature"
+    threat: Threat = field(default_factory=lambda: Threat("linf", 8 / 255))
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps the attack takes."""
+        known = ATTACKS.entry(self.name).facts["defaults"]
+        return int(self.settings.get("steps", known.get("steps", 1)))
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it attacks the head's classes rather than the features."""
+        return bool(ATTACKS.entry(self.name).facts["task"] == "classes")
+
+    def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        """Adversarial pictures (B 3 H W), certified."""
+        function, facts = ATTACKS[self.name], ATTACKS.entry(self.name).facts
+        if self.needs_labels:
+            # Other models are to learn from these pictures: each is driven as far as the attack goes.
+            settings = {"keep_broken": True, **self.settings}
+            adv = function(model, x, y, self.threat, seed=self.seed, **settings)
+        else:
+            adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
+        if not facts["batch_coupled"]:
+            certify(x, adv, self.threat)  # the published code's attack keeps no pixel budget
+        return adv
+
+    def inner(
+        self, model: Model, x: torch.Tensor, goal: torch.Tensor, *, steps: int, seed: int
+    ) -> torch.Tensor:
+        """A short attack on a hardened model, for training: x (B 3 H W); not rounded to 8 bits.
+
+        `goal` holds what the tokens are to keep: features (B T D), or labels (B,) if it needs them.
+        """
+        if self.needs_labels:
+            settings = {"keep_broken": True, **self.settings, "steps": steps}
+            return ATTACKS[self.name](model, x, goal, self.threat, seed=seed, **settings)
+        known = ATTACKS.entry(self.name).facts["defaults"].get("psnr")
+        bound = replace(self.threat, psnr=self.settings.get("psnr", known))
+        return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", keep_broken=True, seed=seed)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> AttackSetting:
+        """The attack that token settings were written from."""
+        return cls(**{**settings, "threat": Threat(**settings["threat"])})
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where some pictures are kept: their adversarial values (uint8) and clean features (half)."""
+
+    path: Path
+    places: list[int]
+
+    def is_whole(self, clean: torch.Tensor) -> bool:
+        """Whether the shard is there, undamaged, and of these very pictures; else it is made again.
+
+        The pixels are compared, because a data set's names stay when its pictures are fitted otherwise.
+        """
+        try:
+            with safe_open(self.path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in ("adv", "target")}
+                return bool(
+                    (file.metadata() or {}).get("sha256") == tensors_sha256({**tensors, "clean": clean})
+                )
+        except (OSError, SafetensorError):
+            return False
+
+
+class AttackCache:
+    """The attacked pictures of one model, one data set and one attack."""
+
+    def __init__(
+        self, model: Model, pictures: Pictures, attack: AttackSetting, folder: Path | None = None
+    ) -> None:
+        if model.hardened:
+            raise InputError("attacks are crafted on the token-free model; load it without tokens")
+        if attack.needs_labels and not model.classes:
+            raise InputError(f"{attack.name} attacks a classifier; give {model.name} a head")
+        if not attack.needs_labels:  # features do not depend on a head, so neither does the key
+            model = model.with_tokens(None)
+            model.head = None
+        self.model, self.pictures, self.attack = model, pictures, attack
+        size = tuple(pictures[0][0].shape)
+        facts = ["store-1", model.identity(), pictures.digest(), size, asdict(attack)]
+        self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        self.folder = (folder or cache_dir("attacked")) / self.key[:32]
+
+    def shard(self, number: int) -> Shard:
+        first = number * PER_SHARD
+        places = list(range(first, min(first + PER_SHARD, len(self.pictures))))
+        return Shard(self.folder / f"shard-{number:05d}.safetensors", places)
+
+    def missing(self, places: Sequence[int]) -> list[Shard]:
+        """The shards of these pictures that are not there, or are damaged."""
+        shards = [self.shard(number) for number in sorted({place // PER_SHARD for place in places})]
+        return [shard for shard in shards if not shard.is_whole(self._clean(shard))]
+
+    def fill(self, missing: list[Shard], report: Report) -> None:
+        """Make these shards; several processes take turns."""
+        state = processes()
+        remove_remains(self.folder)
+        for turn, shard in enumerate(missing):
+            if turn % state.num_processes == state.process_index:
+                cosine = self._make(shard)
+                report(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
+        state.wait_for_everyone()
+
+    def row(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One picture's adversarial version (1 3 H W) and clean features (1 T D)."""
+        with safe_open(self.shard(place // PER_SHARD).path, "pt") as file:
+            row = place % PER_SHARD
+            adv, target = (file.get_slice(name)[row : row + 1] for name in ("adv", "target"))
+        return adv.float() / 255, target.float()
+
+    def baseline(self, places: Sequence[int]) -> float:
+        """The mean cosine between clean and attacked features of the token-free model."""
+        values: list[float] = []
+        for number in sorted({place // PER_SHARD for place in places}):
+            with safe_open(self.shard(number).path, "pt") as file:
+                values += json.loads(file.metadata()["cosine"])
+        return sum(values) / len(values)
+
+    def _clean(self, shard: Shard) -> torch.Tensor:
+        return torch.stack([self.pictures[place][0] for place in shard.places])
+
+    def _make(self, shard: Shard) -> float:
+        clean = self._clean(shard)
+        x = clean.to(next(self.model.parameters()).device)
+        labels = None
+        if self.attack.needs_labels:
+            labels = label_tensor([self.pictures[place][1] for place in shard.places]).to(x.device)
+        adv = self.attack.run(self.model, x, labels)
+        levels = (adv * 255).round().to(torch.uint8)
+        with torch.no_grad():
+            target = self.model.features(x)
+            moved = self.model.features(levels.to(x.dtype) / 255)
+        cosine: list[float] = F.cosine_similarity(target, moved, dim=-1).mean(1).tolist()
+        tensors = {"adv": levels.cpu(), "target": target.half().cpu()}
+        facts = {"sha256": tensors_sha256({**tensors, "clean": clean}), "cosine": json.dumps(cosine)}
+        with written_whole(shard.path) as aside:
+            save_file(tensors, aside, facts)
+        return sum(cosine) / len(cosine)
+
+
+def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
+    """Labels (B,), one whole number a picture."""
+    if not all(isinstance(label, int) and label >= 0 for label in labels):
+        raise InputError(
+            "a label-using attack or a head that learns along needs labelled pictures; these have none"
+        )
+    return torch.tensor(labels)

@@ -1,0 +1,127 @@
+"""What each step of a training learns from: clean and attacked pictures, clean features, labels.
+
+Attacked pictures come from the store, or, where the attacker sees the tokens, from an attack on the
+model as it is hardened now. Everything follows from the recipe's seed, so a resumed run sees the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from robvit.backbones.model import Model
+from robvit.defenses.attack_cache import PER_SHARD, AttackCache, Pictures, Shard, label_tensor
+from robvit.defenses.recipe import Recipe
+from robvit.errors import InputError
+
+
+class Batch(NamedTuple):
+    """Clean and attacked pictures (B 3 H W), clean features (B T D), labels (B,) if they are needed."""
+
+    clean: torch.Tensor
+    adv: torch.Tensor
+    target: torch.Tensor
+    labels: torch.Tensor | None
+
+
+class Examples:
+    """The batches of one training."""
+
+    def __init__(self, model: Model, pictures: Pictures, recipe: Recipe, folder: Path | None = None) -> None:
+        if len(pictures) == 0:
+            raise InputError("tokens need pictures to learn from, got none")
+        self.model, self.pictures, self.recipe = model, pictures, recipe
+        self.stores = [AttackCache(model, pictures, attack, folder) for attack in recipe.attacks]
+        self.order = order(len(pictures), recipe)
+        self.fresh = 0  # the first so many pictures of each step are attacked afresh
+        if recipe.adaptive is not None:
+            self.fresh = max(1, round(recipe.adaptive.share * recipe.batch))
+        self.labelled = recipe.task > 0 or any(attack.needs_labels for attack in recipe.attacks)
+        self.device = next(model.parameters()).device
+
+    @property
+    def key(self) -> list[str]:
+        """Names weights, pictures and attacks."""
+        return [store.key for store in self.stores]
+
+    def missing(self) -> list[tuple[AttackCache, list[Shard]]]:
+        """The shards that are still to be made before the training, by store."""
+        return [(store, store.missing(self._used(turn))) for turn, store in enumerate(self.stores)]
+
+    def batch(self, step: int, hardened: Model) -> Batch:
+        """The pictures of a step; fresh ones are attacked on `hardened`."""
+        places = self.order[step]
+        rows = [self.pictures[place] for place in places]
+        clean = torch.stack([x for x, _ in rows]).to(self.device)
+        labels = label_tensor([y for _, y in rows]).to(self.device) if self.labelled else None
+        adv, target = [], []
+        if self.fresh:
+            with torch.no_grad():
+                target.append(self.model.features(clean[: self.fresh]))
+            adv.append(self._attacked(step, hardened, clean[: self.fresh], target[0], labels))
+        for position in range(self.fresh, len(places)):
+            one, goal = self.stores[self._turn(step, position)].row(places[position])
+            adv.append(one.to(self.device))
+            target.append(goal.to(self.device))
+        return Batch(clean, torch.cat(adv), torch.cat(target), labels)
+
+    def baseline(self) -> float:
+        """The mean cosine between clean and attacked features of the token-free model.
+
+        If nothing comes from a store it is that of the first step's pictures under the inner attack.
+        """
+        used = [self._used(turn) for turn in range(len(self.stores))]
+        if any(used):
+            means = [
+                store.baseline(places) for store, places in zip(self.stores, used, strict=True) if places
+            ]
+            return sum(means) / len(means)
+        batch = self.batch(0, self.model)
+        with torch.no_grad():
+            moved = self.model.features(batch.adv)
+        return float(F.cosine_similarity(moved, batch.target, dim=-1).mean())
+
+    def _attacked(
+        self, step: int, hardened: Model, x: torch.Tensor, target: torch.Tensor, labels: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert self.recipe.adaptive is not None
+        turns = torch.tensor([self._turn(step, position) for position in range(len(x))], device=x.device)
+        adv = x.clone()
+        for turn, attack in enumerate(self.recipe.attacks):
+            mine = (turns == turn).nonzero()[:, 0]
+            if len(mine):
+                goal = labels[mine] if attack.needs_labels and labels is not None else target[mine]
+                seed = self.recipe.seed + step  # a start of its own in every step
+                adv[mine] = attack.inner(hardened, x[mine], goal, steps=self.recipe.adaptive.steps, seed=seed)
+        return adv
+
+    def _turn(self, step: int, position: int) -> int:
+        """Which attack's version of a picture is taken: another one in each pass over the pictures.
+
+        A whole shard takes the same turn, so that no attack is run on pictures that it is not needed for.
+        """
+        number = (step * self.recipe.batch + position) // len(self.pictures)
+        return (self.order[step][position] // PER_SHARD + number) % len(self.stores)
+
+    def _used(self, turn: int) -> list[int]:
+        """The places that are taken from one of the stores."""
+        return sorted(
+            {
+                place
+                for step, places in enumerate(self.order)
+                for position, place in enumerate(places)
+                if position >= self.fresh and self._turn(step, position) == turn
+            }
+        )
+
+
+def order(count: int, recipe: Recipe) -> list[list[int]]:
+    """Which pictures each step takes: passes over all of them, each in an order of its own."""
+    seeded = torch.Generator().manual_seed(recipe.seed)
+    need, places = recipe.steps * recipe.batch, list[int]()
+    while len(places) < need:
+        places += torch.randperm(count, generator=seeded).tolist()
+    return [places[i * recipe.batch : (i + 1) * recipe.batch] for i in range(recipe.steps)]

@@ -1,0 +1,134 @@
+"""The loop's state: tokens, the head that learns along, Adam's moments, the step, the history.
+
+It is saved whole and read back to the same bits, for the owner's eyes only: it holds the secret.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from robvit.backbones.heads import LinearHead
+from robvit.backbones.model import Model
+from robvit.defenses.batches import Batch, Examples
+from robvit.defenses.recipe import Recipe
+from robvit.errors import InputError, RobvitError
+from robvit.files import parse_json, read_tensors, written_whole
+
+
+class Diverged(RobvitError):
+    """The training left the numbers; the last good state is kept."""
+
+
+class Learner:
+    """Tokens on the way to being learned."""
+
+    SAVE_EVERY = 20  # steps between two states on disk
+
+    def __init__(self, model: Model, examples: Examples, recipe: Recipe, path: Path | None) -> None:
+        self.model, self.examples, self.path = model, examples, path
+        self.layers = model.chosen_layers(recipe.layers)
+        self.recipe = replace(recipe, layers=self.layers)
+        device = next(model.parameters()).device
+        seeded = torch.Generator().manual_seed(recipe.seed)
+        start = recipe.start * torch.randn(len(self.layers), recipe.count, model.width, generator=seeded)
+        self.tokens = start.to(device).requires_grad_()
+        self.learned: dict[str, torch.Tensor] = {"tokens": self.tokens}
+        self.head: LinearHead | None = None
+        if recipe.task > 0:
+            if not isinstance(model.head, LinearHead):
+                raise InputError(f"a linear head learns along; give {model.name} one (`robvit train head`)")
+            self.head = copy.deepcopy(model.head).requires_grad_(True)
+            self.learned |= {f"head.{name}": p for name, p in self.head.named_parameters()}
+        self.adam = torch.optim.Adam(list(self.learned.values()), lr=recipe.lr, betas=(0.9, 0.999))
+        self.step = 0
+        self.history: list[tuple[float, float]] = []
+
+    def advance(self) -> None:
+        """One step on clean and attacked pictures in a single pass."""
+        batch = self.examples.batch(self.step, self.hardened())
+        kept, withstood, loss = self._objective(batch)
+        gradients = torch.autograd.grad(loss, list(self.learned.values()))
+        seen = (kept.item(), withstood.item())
+        if not all(math.isfinite(v) for v in (*seen, loss.item())) or not all(
+            bool(gradient.isfinite().all()) for gradient in gradients
+        ):
+            raise Diverged(
+                f"step {self.step}: the cosines are {seen}; lower lr ({self.recipe.lr}) and run again, "
+                f"the last good state is kept{f' in {self.path}' if self.path else ''}"
+            )
+        for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self.adam.step()
+        self.history.append(seen)
+        self.step += 1
+        if self.step % self.SAVE_EVERY == 0:
+            self.save()
+
+    def hardened(self) -> Model:
+        """The model with the tokens and the head as they are now, for whoever attacks it."""
+        twin = self.model.with_tokens(self.tokens.detach(), self.layers)
+        twin.head = self.head or self.model.head
+        return twin
+
+    def _objective(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The cosines of clean and of attacked features, and what is minimised."""
+        x = torch.cat((batch.clean, batch.adv))
+        tokens = self.model.tokens(x, self.tokens, self.layers)
+        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        target = torch.cat((batch.target, batch.target))
+        cosine = F.cosine_similarity(features, target, dim=self.recipe.axis)
+        kept, withstood = (part.mean() for part in cosine.chunk(2))
+        loss = -(kept + withstood)
+        if self.head is not None and batch.labels is not None:
+            labels = torch.cat((batch.labels, batch.labels))
+            entropy = 2 * F.cross_entropy(self.head(tokens, self.model.input_size), labels)
+            loss = (1 - self.recipe.task) * loss + self.recipe.task * entropy
+        return kept, withstood, loss
+
+    def note(self, baseline: float) -> str:
+        kept, withstood = self.history[-1]
+        return f"cosine: clean {kept:.2f}, attacked {withstood:.2f}, un-hardened {baseline:.2f}"
+
+    def _key(self) -> str:
+        return json.dumps([self.examples.key, asdict(self.recipe)], sort_keys=True)
+
+    def save(self) -> None:
+        """Keep the state, where a file is named for it."""
+        if self.path is None or self.step == 0:
+            return
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.learned.items():
+            moments = self.adam.state[parameter]
+            tensors |= {name: parameter.detach(), f"{name} first": moments["exp_avg"],
+                        f"{name} second": moments["exp_avg_sq"]}  # fmt: skip
+        facts = {"key": self._key(), "history": json.dumps(self.history)}
+        with written_whole(self.path, mode=0o600) as aside:
+            save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
+
+    def resume(self) -> None:
+        """Go on from a state of the same run; one of another run is refused."""
+        if self.path is None or not self.path.exists():
+            return
+        held, facts = read_tensors(self.path, "the state of a training")
+        if facts.get("key") != self._key():
+            raise InputError(f"{self.path} is the state of another training; choose another folder")
+        try:
+            self.history = [(a, b) for a, b in parse_json(facts["history"], self.path, "a state")]
+            self.step = len(self.history)
+            for name, parameter in self.learned.items():
+                with torch.no_grad():
+                    parameter.copy_(held[name])
+                first, second = (held[f"{name} {which}"].to(parameter) for which in ("first", "second"))
+                self.adam.state[parameter] = {
+                    "step": torch.tensor(float(self.step)), "exp_avg": first, "exp_avg_sq": second,
+                }  # fmt: skip
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{self.path} is damaged ({error}); remove it to start anew") from None

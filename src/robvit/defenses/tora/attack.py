@@ -1,0 +1,103 @@
+"""An attacker who knows of the adapters: attacks the joint output, each head, and the gates themselves.
+
+A fusion that merely hides its gradient behind the gates falls to one of these; the worst per picture
+counts, and the joint output decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from robvit.attacks import run
+from robvit.attacks.losses import cross_entropy
+from robvit.backbones.model import Model
+from robvit.defenses.tora.modules import BOTH, Adapters
+from robvit.errors import Unsupported
+from robvit.threat import Threat
+
+WEIGHT = 10.0  # of the mean gate beside the cross-entropy
+FAR = 100.0  # a gate's column lies so far below the logits that it is never taken for a class
+
+
+class Goal:
+    """What is attacked in place of the joint output: a function of the model and pictures -> (B, any)."""
+
+    def __init__(self, model: Model, output: Callable[[Model, torch.Tensor], torch.Tensor]) -> None:
+        self.__wrapped__ = model  # by which attacks find the network they freeze
+        self.output = output
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.__wrapped__, x)
+
+
+def gates(model: Model, x: torch.Tensor) -> list[torch.Tensor]:
+    """The accuracy adapter's gate in every block: (B T T), or (B T 1) with one gate a token."""
+    return _with_gates(model, x)[1]
+
+
+def _with_gates(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    adapters = model.adapters
+    if not isinstance(adapters, Adapters) or not adapters.fusions:
+        raise Unsupported(f"{model.name} has no gates; load it with adapters that fuse: tora, adapterfusion")
+    found: list[torch.Tensor] = []
+    extra = model.placed()
+    tokens = adapters.tokens(model.net, model.normalise(x), extra, found)
+    return adapters.logits(model.net, tokens), found
+
+
+def _head(name: str, model: Model, x: torch.Tensor) -> torch.Tensor:
+    return model.heads_apart(x)[name]
+
+
+def _logits_and_gate(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The joint logits, and as a last column the accuracy adapter's mean gate: (B K+1)."""
+    logits, found = _with_gates(model, x)
+    mean = torch.stack([gate.flatten(1).mean(1) for gate in found]).mean(0)
+    return torch.cat((logits, mean[:, None] - FAR), dim=1)
+
+
+def _push(sign: float, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The joint output is to be wrong, and the gates are to lean towards one adapter."""
+    return cross_entropy(output[:, :-1], target) + sign * WEIGHT * (output[:, -1] + FAR)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """What the whole attack left: pictures (B 3 H W), who is misclassified (B,), and by which goal first."""
+
+    adv: torch.Tensor
+    success: torch.Tensor
+    broken_by: dict[str, int]
+    forward: int
+    backward: int
+
+
+def gate_aware(
+    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, *, attack: str = "pgd", **settings: Any
+) -> Adaptive:
+    """Attack the joint output, each head and the gates both ways, each on what the others left standing.
+
+    x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings.
+    """
+    goals: dict[str, tuple[Any, dict[str, Any]]] = {"joint": (model, {})}
+    goals |= {f"{name} head": (Goal(model, partial(_head, name)), {}) for name in BOTH}
+    both = Goal(model, _logits_and_gate)
+    for name, sign in zip(BOTH, (1.0, -1.0), strict=True):
+        goals[f"gates to {name}"] = (both, {"loss": partial(_push, sign)})
+    adv, success = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    broken, forward, backward = dict[str, int](), 0, 0
+    for name, (goal, own) in goals.items():
+        rows = (~success).nonzero()[:, 0]
+        if not len(rows):
+            break
+        victim = None if goal is model else model
+        outcome = run(attack, goal, x[rows], y[rows], threat, victim=victim, **settings, **own)
+        adv[rows], success[rows] = outcome.adv, outcome.success
+        broken[name] = int(outcome.success.sum())
+        forward, backward = forward + outcome.forward, backward + outcome.backward
+    return Adaptive(adv, success, broken, forward, backward)

@@ -1,0 +1,87 @@
+"""Adapters as a thing to keep: put on a backbone, saved apart from its weights, refused by others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from robvit.backbones.model import Model
+from robvit.backbones.validate import load_strict
+from robvit.defenses.tora.modules import Adapters, Shape, check_backbone
+from robvit.errors import InputError, WrongBackbone
+from robvit.files import described, read_tensors, written_whole
+
+FORMAT = "robvit-adapters-1"
+ABOUT = {"width": int, "depth": int, "classes": int, "tuning": str, "bottleneck": int, "trades": list,
+         "fingerprint": str, "settings": dict}  # fmt: skip
+
+
+def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
+    """Adapters for a backbone, with which it answers as before; `shape` holds tuning, bottleneck, trades.
+
+    Where the backbone has no classifier for so many classes, or does not read it off its class token, the
+    new heads have something to learn first.
+    """
+    check_backbone(model.net, model.family.name, model.name)
+    count = classes or model.classes
+    if not count:
+        raise InputError(f"{model.name} has no classes of its own; say how many there are: classes=10")
+    made = Adapters(Shape(model.width, model.depth, count, **shape), model.fingerprint())
+    device = next(model.parameters()).device
+    made.to(device).start_from(model.net, torch.zeros(1, 3, *model.input_size, device=device))
+    return made
+
+
+def adapted(model: Model, adapters: Adapters) -> Model:
+    """The same weights and tokens, shared, with these adapters; the backbone is frozen and in eval mode."""
+    check(adapters, model)
+    twin = model.with_tokens(None)
+    twin.extra, twin.layers, twin.pool = model.extra, model.layers, model.pool
+    twin.head, twin.adapters = None, adapters
+    twin.net.requires_grad_(False)
+    return twin.eval()
+
+
+def check(adapters: Adapters, model: Model) -> None:
+    """Refuse a backbone with other weights than those the adapters belong to."""
+    check_backbone(model.net, model.family.name, model.name)
+    for name, ours, theirs in (("width", adapters.shape.width, model.width),
+                               ("depth", adapters.shape.depth, model.depth)):  # fmt: skip
+        if ours != theirs:
+            raise WrongBackbone(f"these adapters are for {name} {ours}, {model.name} has {theirs}")
+    if adapters.fingerprint != model.fingerprint():
+        raise WrongBackbone(
+            f"these adapters belong to weights {adapters.fingerprint[:12]}, those of {model.name} are "
+            f"{model.fingerprint()[:12]}; adapters only work on the exact weights they were trained on"
+        )
+
+
+def save_adapters(adapters: Adapters, path: str | Path, settings: dict[str, Any] | None = None) -> None:
+    """Write adapters as safetensors, with the backbone's fingerprint and how they came about."""
+    about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": settings or {}}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in adapters.state_dict().items()}
+    with written_whole(path) as aside:
+        save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(about)})
+
+
+def load_adapters(path: str | Path) -> Adapters:
+    """Adapters from the file that `save_adapters` wrote."""
+    tensors, facts = read_tensors(path, "a file of adapters")
+    if facts.get("format") != FORMAT:
+        raise InputError(f"{path} does not hold adapters of format {FORMAT}; `robvit train tora` writes them")
+    about = described(facts, "about", path, ABOUT)
+    shape = Shape(**{name: about[name] for name in Shape._fields} | {"trades": tuple(about["trades"])})
+    numbers = (shape.width, shape.depth, shape.classes)
+    if min(numbers) < 1 or max(shape.depth, len(shape.trades)) > len(tensors) or shape.bottleneck < 0:
+        raise InputError(f"{path} is damaged: it holds no adapters of the shape it tells; train them again")
+    try:
+        with torch.device("meta"):  # what it claims takes no memory before the tensors agree
+            made = Adapters(shape, about["fingerprint"])
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged: {error}; train the adapters again") from None
+    load_strict(made, tensors, str(path), assign=True)
+    return made.eval().requires_grad_(False)

@@ -1,0 +1,151 @@
+"""Deliberately broken defences, each with the check that must catch it: the doctor's own examination.
+
+None of them makes a model harder to fool; each only makes gradients, or numbers, look as if it did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from robvit.attacks.core import Model
+from robvit.attention.hooks import attention_layers, scaled
+from robvit.registry import Registry
+
+# A defence takes a sound model to a broken one; `caught_by` names the checks that must turn red.
+PATIENTS: Registry[Callable[[nn.Module], Model]] = Registry("patient")
+
+
+class _Around(nn.Module):
+    """A model with something done to the picture before and to the logits after."""
+
+    def __init__(self, model: nn.Module, before: Model | None = None, after: Model | None = None) -> None:
+        super().__init__()
+        self.model, self.before, self.after = model, before, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.model(self.before(x) if self.before else x)
+        return self.after(output) if self.after else output
+
+
+@PATIENTS.add(caught_by=("gradients", "black_box", "transfer", "binarisation"))
+def quantised(model: nn.Module) -> Model:
+    """Sixteen grey levels: rounding has no slope."""
+    return _Around(model, before=lambda x: (x * 15).round() / 15)
+
+
+@PATIENTS.add(caught_by=("gradients", "random_noise"))
+def signs(model: nn.Module) -> Model:
+    """The picture redrawn from the signs of its differences to a few thresholds."""
+    steps = torch.linspace(0.05, 0.95, 10)
+    return _Around(model, before=lambda x: torch.stack([(x - s).sign() for s in steps]).sum(0) / 20 + 0.5)
+
+
+def _dct(size: int) -> torch.Tensor:
+    k, n = torch.arange(size)[:, None], torch.arange(size)[None, :]
+    rows = torch.cos(math.pi * (n + 0.5) * k / size) * math.sqrt(2 / size)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+@PATIENTS.add(caught_by=("gradients",))
+def jpeg(model: nn.Module) -> Model:
+    """What JPEG does: blocks of 8x8 to frequencies, rounded, and back."""
+    basis = _dct(8)
+
+    def compress(x: torch.Tensor) -> torch.Tensor:
+        blocks = x.unfold(2, 8, 8).unfold(3, 8, 8)  # (B 3 h w 8 8)
+        rounded = ((basis @ blocks @ basis.T) / 0.1).round() * 0.1
+        back = basis.T @ rounded @ basis
+        return back.permute(0, 1, 2, 4, 3, 5).reshape_as(x).clamp(0, 1)
+
+    return _Around(model, before=compress)
+
+
+@PATIENTS.add(caught_by=("saturation", "losses"))
+def hot_logits(model: nn.Module) -> Model:
+    """Logits a thousand times too large: cross-entropy is flat wherever the model is right."""
+    return _Around(model, after=lambda z: 1000 * z)
+
+
+@PATIENTS.add(caught_by=("softmax_output",))
+def probabilities(model: nn.Module) -> Model:
+    """Sharp probabilities in the place of logits."""
+    return _Around(model, after=lambda z: (8 * z).softmax(1))
+
+
+@PATIENTS.add(caught_by=("randomness",))
+def random_resizing(model: nn.Module) -> Model:
+    """The picture shrunk by chance and put somewhere on a black ground."""
+
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        side = int(torch.randint(x.shape[-1] * 3 // 4, x.shape[-1] + 1, ()))
+        room = x.shape[-1] - side
+        left, top = (int(torch.randint(room + 1, ())) for _ in range(2))
+        small = F.interpolate(x, (side, side), mode="bilinear", antialias=True)
+        return F.pad(small, (left, room - left, top, room - top))
+
+    return _Around(model, before=resize)
+
+
+@PATIENTS.add(caught_by=("randomness",))
+def random_noise(model: nn.Module) -> Model:
+    """Noise on every picture, other noise every time."""
+    return _Around(model, before=lambda x: (x + 0.05 * torch.randn_like(x)).clamp(0, 1))
+
+
+@PATIENTS.add(caught_by=("gradients", "large_budget"))
+def no_gradient(model: nn.Module) -> Model:
+    """A step outside autograd, as a call of another library would be."""
+    return _Around(model, before=lambda x: torch.from_numpy(x.detach().cpu().numpy().copy()).to(x.device))
+
+
+@PATIENTS.add(caught_by=("finite_differences",))
+def detached(model: nn.Module) -> Model:
+    """Nearly all of the answer comes through a branch that is cut off from the gradient."""
+
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mirrored: torch.Tensor = self.model(x.flip(-1).flip(-2))
+            return self.model(x.detach()) + 0.01 * mirrored  # type: ignore[no-any-return]
+
+    return Cut()
+
+
+@PATIENTS.add(caught_by=("finite_differences", "more_steps", "monotone_budget"))
+def shattered(model: nn.Module) -> Model:
+    """Wiggles too fine to see, and so steep that they are all a gradient sees."""
+    pace = 2 * math.pi * 255 * 5.3
+    return _Around(model, before=lambda x: x + (2 / 255) * torch.sin(pace * x))
+
+
+@PATIENTS.add(caught_by=("single_step",))
+def traps_off_the_grid(model: nn.Module) -> Model:
+    """Wiggles that vanish on whole grey levels: the first gradient is right, all later ones are not."""
+    pace = 2 * math.pi * 255
+    return _Around(model, before=lambda x: x + (2 / 255) * torch.sin(pace * x))
+
+
+@PATIENTS.add(caught_by=("attention_underflow",))
+def hot_attention(model: nn.Module) -> Model:
+    """Query-key products so large that every softmax is one-hot."""
+    layers = len(attention_layers(model))
+
+    class Hot(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with scaled(self.model, [150.0] * layers):
+                return self.model(x)  # type: ignore[no-any-return]
+
+    return Hot()

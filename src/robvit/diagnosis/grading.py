@@ -1,0 +1,57 @@
+"""What a check may say, how it is graded, and the one table in which all checks stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from robvit.evaluation.metrics import interval, mcnemar
+from robvit.registry import Registry
+
+if TYPE_CHECKING:
+    from robvit.diagnosis.context import CheckContext
+
+GREEN, AMBER, RED = "green", "amber", "red"
+LIMIT = 0.02  # the share of pictures that chance and an attack's last few misses may explain
+FEWEST = 3  # so many pictures at least make a red; one or two may always be bad luck
+CERTAIN = 0.05  # the p-value below which a difference between two attacks is no chance
+
+
+class Verdict(NamedTuple):
+    """Green, amber or red, why in one line, and which pictures (n,) speak against the model, if any."""
+
+    status: str
+    evidence: str
+    pictures: torch.Tensor | None = None
+
+
+Check = Callable[["CheckContext"], Verdict]
+
+# A check is one function under `@CHECKS.add(asks=..., cost=...)`: what it asks, in words for people, and
+# its usual cost in passes a picture, by which the time left is told.
+CHECKS: Registry[Check] = Registry("check")
+
+
+def not_applicable(why: str) -> Verdict:
+    """A check that has nothing to look at is no reason for doubt."""
+    return Verdict(GREEN, f"not applicable: {why}")
+
+
+def graded(violators: torch.Tensor, at_stake: int, evidence: str, limit: float = LIMIT) -> Verdict:
+    """Green without violators (n,); red if their share is surely above the limit; amber between."""
+    count = int(violators.sum())
+    if not count:
+        return Verdict(GREEN, evidence)
+    return Verdict(RED if surely_above(count, at_stake, limit) else AMBER, evidence, violators)
+
+
+def surely_above(count: int, total: int, limit: float) -> bool:
+    """Whether a share lies above the limit with its whole 95 % interval, and rests on a few pictures."""
+    return count >= FEWEST and interval(count, total)[0] > limit
+
+
+def surely_more(more: int, less: int) -> bool:
+    """Whether `more` outnumbers `less` by more than chance, for pictures on which two attacks differ."""
+    return more > less and mcnemar(more, less) < CERTAIN

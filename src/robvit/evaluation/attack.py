@@ -1,0 +1,97 @@
+"""`robvit.attack_dataset`: a whole data set attacked, and what came of it as pictures, a sheet and a record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from robvit.evaluation.attack_shards import Job, attack_masks, clean_trial, craft, levels, shards
+from robvit.evaluation.masks import MaskScore
+from robvit.evaluation.record import Record, Table
+from robvit.files import written_whole
+from robvit.processes import processes
+from robvit.report.contact_sheet import Panel, attack_sheet
+
+SHOWN = 8  # panels on the sheet
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """Report to nobody."""
+
+
+def attack_dataset(
+    job: Job,
+    out: str | Path,
+    *,
+    data: str = "",
+    command: str = "",
+    report: Callable[..., None] = _silent,
+) -> Record:
+    """Attack every picture of a job; PNGs, a sheet and the record are written to the folder `out`.
+
+    With masks the record holds the mean IoU and each picture's pixel accuracy, clean and attacked, in
+    place of trials. Started again in the same folder it goes on where it stopped; under `accelerate
+    launch` several processes share the work, and the first of them writes.
+    """
+    out = Path(out)
+    record = Record(
+        kind="attack",
+        model={"judged": _name(job.judged), "crafted on": _name(job.model), "identity": job.identity},
+        data={"spec": data, "digest": job.pictures.digest(), "count": len(job.pictures),
+              "names": job.pictures.names, "labels": job.pictures.labels, "classes": job.pictures.classes,
+              "size": job.pictures.size, "fit": job.pictures.how},
+        trials=[],
+        command=command,
+    )  # fmt: skip
+    if job.pictures.kind == "masks":
+        _add_scores(record, *attack_masks(job, out / "shards", report))
+    else:
+        trial = craft(job, out / "shards", report)
+        record.trials = [clean_trial(job), trial]
+    if processes().is_main_process:
+        _write_pictures(job, out, record)
+        record.save(out / "record.json")
+    return record
+
+
+def _name(model: object) -> str:
+    return str(getattr(model, "name", ""))
+
+
+def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
+    for when, score in (("clean", clean), ("attacked", attacked)):
+        record.figures[f"{when} mIoU"] = score.miou
+        record.figures[f"{when} pixel accuracy"] = score.mean_accuracy
+    rows = zip(record.data["names"], clean.accuracy, attacked.accuracy, strict=True)
+    record.tables.append(
+        Table("Pixel accuracy of each picture", ["picture", "clean", "attacked"], [list(r) for r in rows])
+    )
+
+
+def _write_pictures(job: Job, out: Path, record: Record) -> None:
+    panels: list[Panel] = []
+    alike = Counter(Path(name).with_suffix(".png") for name in job.pictures.names)
+    for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
+        for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
+            name = Path(some.names[place]).with_suffix(".png")
+            if alike[name] > 1:  # a.jpg and a.png may lie side by side
+                name = Path(f"{some.names[place]}.png")
+            with written_whole(out / "pictures" / name) as aside:
+                Image.fromarray(pixels).save(aside, format="PNG")
+            if len(panels) < SHOWN:
+                clean = levels(some[place][0]).permute(1, 2, 0).numpy()
+                panels.append(Panel(clean, pixels, *_captions(job, record, len(panels))))
+    attack_sheet(panels, out / "sheet.png", title=f"{job.attack} within {job.threat}")
+
+
+def _captions(job: Job, record: Record, place: int) -> tuple[str, str, bool]:
+    """What was there, what is seen after the attack, and whether the model withstood it."""
+    if not record.trials:
+        _, before, after = record.tables[0].rows[place]
+        return f"{before:.0%} of pixels right", f"{after:.0%} of pixels right", after > before / 2
+    names, trial = job.pictures.classes, record.trials[-1]
+    return names[job.pictures.labels[place]], names[trial.predicted[place]], trial.right[place]

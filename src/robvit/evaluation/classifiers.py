@@ -1,0 +1,219 @@
+"""Anything that classifies pictures, made ready to be judged.
+
+    robvit-mini, dinov2-small, vit_tiny_patch16_224    a name that `robvit.load` knows, or a checkpoint
+    torchvision:resnet18                               torchvision's network with its default weights
+    package.module:function                            a function of yours; it is imported and called
+
+The last runs the code of that module, so name only modules you trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from robvit.attacks.core import modules_of
+from robvit.backbones import validate as checked
+from robvit.backbones import weights
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
+from robvit.files import tensors_sha256
+from robvit.loading import load
+from robvit.registry import unknown
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TORCHVISION = "torchvision:"
+OUT_OF_PLAY = -1e4  # the logit of classes a set has no pictures of: finite, so that losses stay numbers
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network on pixels (B 3 H W) in [0,1] to logits (B K) with what names it.
+
+    `identity` is a checksum of weights and all else that decides the output, as far as it can be seen;
+    `size` is the side of the pictures it takes, or None for any.
+    """
+
+    net: nn.Module
+    name: str
+    identity: str
+    size: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Normalised(nn.Module):
+    """A network behind its normalisation: pixels in [0,1] to logits."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net((x - self.mean) / self.std)
+
+
+class CallableModule(nn.Module):
+    """Any callable as a module; the networks inside it come along."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.inner = nn.ModuleList(modules_of(function))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class ClassSubset(nn.Module):
+    """A classifier that may only answer with some of its classes, as ImageNet-A and -R want it."""
+
+    absent: torch.Tensor
+
+    def __init__(self, net: nn.Module, classes: list[int], total: int) -> None:
+        super().__init__()
+        self.net = net
+        absent = torch.ones(total, dtype=torch.bool)
+        absent[classes] = False
+        self.register_buffer("absent", absent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(x)
+        return logits.masked_fill(self.absent, OUT_OF_PLAY)
+
+
+def open_classifier(
+    model: str | Path | Callable[[torch.Tensor], torch.Tensor],
+    *,
+    arch: str | None = None,
+    img_size: int | None = None,
+    **own: Any,
+) -> Classifier:
+    """A classifier from a name, a checkpoint, `module:function`, a network or any callable.
+
+    `own` are the options of `robvit.load` (tokens, head) and are refused by what is no model of robvit's.
+    """
+    if isinstance(model, Model):
+        return _ours(model)
+    if not isinstance(model, str | Path):
+        name = getattr(model, "name", None) or getattr(model, "__qualname__", type(model).__qualname__)
+        return _foreign(model, str(name), img_size)
+    text = str(model)
+    given = sorted(name for name, value in own.items() if value is not None)
+    if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
+        _refuse(given, text)
+        return _torchvision(text, arch, img_size)
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        _refuse(given, text)
+        return _foreign(_called_for(text), text, img_size)
+    return _ours(load(text, arch=arch, img_size=img_size, **own))
+
+
+@torch.no_grad()
+def check_fit(classifier: Classifier, pictures: ImageDataset) -> int:
+    """K, the number of classes; pictures without labels, or of other classes, are refused."""
+    if pictures.kind != "labels":
+        raise DataError(
+            f"judging a classifier needs pictures with labels, these have {pictures.kind}; "
+            "sort them into one folder a class"
+        )
+    device = next(iter(classifier.net.parameters()), torch.zeros(0)).device
+    output = classifier.net(pictures[0][0][None].to(device))
+    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(f"{classifier.name} must return logits (B K) with K >= 2, got {got} for one picture")
+    total = int(output.shape[1])
+    known = len(pictures.classes) or max(pictures.labels) + 1
+    if pictures.class_map is not None and total > max(pictures.class_map):
+        return total
+    if max(pictures.labels) >= total or (pictures.classes and known != total):
+        raise InputError(
+            f"{classifier.name} tells {total} classes apart, the pictures have {known}; "
+            "choose other pictures, or train a head on them (`robvit train head`)"
+        )
+    return total
+
+
+def _ours(model: Model) -> Classifier:
+    if model.classes == 0:
+        raise InputError(f"{model.name} has no classifier; `robvit train head` makes one, then give --head")
+    if model.pool is not None:
+        raise Unsupported(
+            f"{model.name} draws its tokens anew for every call, so no record of it could be repeated; "
+            "judge one set of the pool at a time"
+        )
+    facts: dict[str, Any] = {
+        "fingerprint": model.fingerprint(),
+        "tokens": 0 if model.extra is None else model.extra.shape[1],
+    }
+    if model.adapters is not None:
+        facts["trade-off"] = model.trade_off
+    return Classifier(model.eval(), model.name, model.identity(), model.input_size[0], facts)
+
+
+def _foreign(function: Callable[[torch.Tensor], torch.Tensor], name: str, size: int | None) -> Classifier:
+    """A network or function from elsewhere; its code is not part of its identity, its weights are."""
+    net = function if isinstance(function, nn.Module) else CallableModule(function)
+    return Classifier(net.eval(), name, f"{name} {tensors_sha256(net.state_dict())}", size)
+
+
+def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifier:
+    """A network of torchvision's with its default weights, or with those of a checkpoint."""
+    from torchvision import models
+
+    known = (arch or name).removeprefix(TORCHVISION)
+    if known not in models.list_models(module=models):
+        raise unknown("network of torchvision", known, models.list_models(module=models))
+    if arch is not None:
+        net, size, (mean, std) = models.get_model(known, weights=None), 224, IMAGENET
+        tensors, _ = weights.state_dict(name)
+        checked.load_strict(net, tensors, name)
+    else:
+        best = models.get_model_weights(known).DEFAULT
+        try:
+            net = models.get_model(known, weights=best)
+        except OSError as error:  # no network, or a broken download
+            raise WeightsUnavailable(
+                f"torchvision's weights of {known} could not be had: {error}; "
+                f"give a checkpoint's path and --arch {TORCHVISION}{known}"
+            ) from error
+        shown = best.transforms()
+        size, mean, std = shown.crop_size[0], tuple(shown.mean), tuple(shown.std)
+    wrapped = Normalised(net, mean, std).eval()
+    return Classifier(wrapped, name, f"{known} {tensors_sha256(wrapped.state_dict())}", img_size or size)
+
+
+def _called_for(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What `module:function` returns; the module is looked for in the working folder too."""
+    module, _, name = text.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        maker = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise InputError(f"{text}: {error}; run in the folder of {module}, or set PYTHONPATH") from error
+    except AttributeError:
+        raise InputError(f"{text}: module {module} has no {name}") from None
+    found = maker()
+    if not callable(found):
+        raise InputError(f"{text} must return a callable from pictures to logits, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _refuse(given: list[str], name: str) -> None:
+    if given:
+        raise InputError(f"{given[0]} is for models of robvit's, {name} is none; leave it out")

@@ -1,0 +1,36 @@
+"""How good a model is on untouched pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from robvit.data import ImageDataset
+from robvit.errors import DataError
+from robvit.evaluation.masks import score_masks
+
+Classifier = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure in [0,1] and its name."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.1%}"
+
+
+@torch.no_grad()
+def clean_score(model: Classifier, pictures: ImageDataset, *, batch: int = 64) -> Score:
+    """Accuracy for labels; for masks the mean IoU over the whole set, of the classes that occur."""
+    if pictures.kind == "none":
+        raise DataError("these pictures have no labels, so nothing can be judged on them")
+    if pictures.kind == "labels":
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pictures.batches(batch))
+        return Score("accuracy", right / len(pictures))
+    return Score("mIoU", score_masks(model, pictures, batch=batch).miou)

@@ -1,0 +1,93 @@
+"""Two records on the same pictures, side by side: paired differences and exact tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from robvit.errors import InputError
+from robvit.evaluation.metrics import mcnemar, paired_interval
+from robvit.evaluation.record import Record
+
+
+class Pair(NamedTuple):
+    """One line: both accuracies, their difference (A minus B) with its 95 % interval, and the p-value."""
+
+    what: str
+    a: float
+    b: float
+    only_a: int
+    only_b: int
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def open_record(path: str | Path) -> Record:
+    """A record from its file, or from the folder that holds it."""
+    place = Path(path)
+    return Record.load(place / "record.json" if place.is_dir() else place)
+
+
+def compare(a: Record, b: Record) -> list[Pair]:
+    """Every trial that both records have, then the worst case; they must be of the same pictures."""
+    for name in ("names", "labels"):
+        if not a.data.get(name) or a.data.get(name) != b.data.get(name):
+            counts = f"{a.data.get('count')} and {b.data.get('count')}"
+            raise InputError(
+                f"both records must be of the same pictures in the same order, but data.{name} differ "
+                f"({counts} pictures); judge both models on the same data with the same --limit"
+            )
+    first, second = (_trials(record) for record in (a, b))
+    pairs = [_pair(key, first[key], second[key]) for key in first if key in second]
+    if _comparable(a, b):
+        pairs.append(_pair("worst case", a.still_correct(), b.still_correct()))
+    if not pairs:
+        raise InputError("the records have no attack in common; judge both models by the same protocol")
+    return pairs
+
+
+def differences(a: Record, b: Record) -> list[str]:
+    """What else than the model differs, and so may explain a difference."""
+    found = []
+    first, second = (_trials(record) for record in (a, b))
+    for name, mine, other in (("A", first, second), ("B", second, first)):
+        if lone := [key for key in mine if key not in other]:
+            found.append(f"only in {name}: {', '.join(lone)}")
+    if not _comparable(a, b):
+        found.append("the worst cases are of different attacks and are not compared")
+    if any(trial.skipped for record in (a, b) for trial in record.trials):
+        found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
+    for field in ("size", "fit"):
+        if a.data.get(field) != b.data.get(field):
+            found.append(f"pictures: {field} {a.data.get(field)} and {b.data.get(field)}")
+    return found
+
+
+def _trials(record: Record) -> dict[str, list[bool]]:
+    """Outcomes by what makes trials the same: rung, attack, threat, settings."""
+    found: dict[str, list[bool]] = {}
+    for trial in record.trials:
+        settings = ", ".join(f"{k}={v}" for k, v in sorted(trial.settings.items()) if k != "seed" or v)
+        inner = f"{trial.attack} ({settings})" if settings else trial.attack
+        crafted = f"on {trial.crafted}" if trial.crafted else ""
+        threat = trial.threat if trial.threat != "none" else ""
+        found[" ".join(filter(None, (trial.rung, inner, crafted, threat)))] = trial.right
+    return found
+
+
+def _comparable(a: Record, b: Record) -> bool:
+    """Whether both worst cases are of the same attacks, and there is one."""
+    return list(_trials(a)) == list(_trials(b)) and any(
+        t.attack != "clean" and not t.control for t in a.trials
+    )
+
+
+def _pair(what: str, a: list[bool], b: list[bool]) -> Pair:
+    only_a = sum(x and not y for x, y in zip(a, b, strict=True))
+    only_b = sum(y and not x for x, y in zip(a, b, strict=True))
+    shares = sum(a) / len(a), sum(b) / len(b)
+    return Pair(
+        what, *shares, only_a, only_b, *paired_interval(only_a, only_b, len(a)), mcnemar(only_a, only_b)
+    )

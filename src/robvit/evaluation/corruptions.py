@@ -1,0 +1,82 @@
+"""Common corruptions: ImageNet-C where it is at hand, the same fifteen made on the fly anywhere else.
+
+Published figures are mean corruption errors (mCE): for each corruption the errors at all five severities
+over AlexNet's, then the mean. They belong to ImageNet-C's own files; on pictures corrupted here errors
+are not normalised, and are called so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from robvit.data import ImageDataset, open_data
+from robvit.data.corruptions import SEVERITIES
+from robvit.evaluation.corruption_error import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
+from robvit.evaluation.protocol import Corruptions
+from robvit.evaluation.record import Record, Table, Trial
+
+IMAGENET_C = "imagenet-c:"
+
+
+class Corrupted(NamedTuple):
+    """All pictures under one corruption."""
+
+    name: str
+    severity: int
+    pictures: ImageDataset
+
+
+def is_imagenet_c(data: object) -> bool:
+    return isinstance(data, str | Path) and str(data).startswith(IMAGENET_C)
+
+
+def corrupted(data: object, pictures: ImageDataset, wanted: Corruptions) -> Iterator[Corrupted]:
+    """The same pictures under each corruption at each severity: ImageNet-C's files, or made here."""
+    for name in wanted.names or ALEXNET_ERRORS:
+        for severity in sorted(set(wanted.severities)):
+            if is_imagenet_c(data):
+                split = f"{name}/{severity}"
+                found = open_data(str(data), split=split, subset=pictures.names, check=False)
+                yield Corrupted(name, severity, found.sized(pictures.size, pictures.how))
+            else:
+                yield Corrupted(name, severity, pictures.corrupted(f"{name}:{severity}"))
+
+
+def summarise(record: Record, published: bool) -> None:
+    """Add the table of errors and their mean to a record; `published` says the files are ImageNet-C's."""
+    errors: dict[str, list[float]] = {}
+    severities = sorted({s for trial in record.trials if (s := _severity(trial)) is not None})
+    for trial in record.trials:
+        if _severity(trial) is not None:
+            errors.setdefault(trial.attack, []).append(1 - sum(trial.right) / len(trial.right))
+    means = {name: sum(found) / len(found) for name, found in errors.items()}
+    normalised = published and set(means) == set(ALEXNET_ERRORS) and tuple(severities) == SEVERITIES
+    rows: list[list[object]] = [[name, *found, means[name]] for name, found in errors.items()]
+    columns = ["corruption", *(f"severity {s}" for s in severities), "mean"]
+    if normalised:
+        columns.append("over AlexNet")
+        over = corruption_errors(errors)
+        rows = [[name, *found, means[name], over[name]] for name, found in errors.items()]
+    mean = sum(means.values()) / len(means)
+    record.figures["mean error under corruptions, unnormalised"] = mean
+    if normalised:
+        record.figures["mCE"] = mean_corruption_error(errors)
+        note = "ImageNet-C's own files; mCE is the mean of the last column."
+        record.notes.append(f"Mean corruption error (mCE, over AlexNet) {record.figures['mCE']:.1%}.")
+    else:
+        note = "Not normalised by AlexNet's errors, so not to be set beside published mCE."
+        made = "on ImageNet-C's files" if published else "on pictures corrupted here"
+        record.notes.append(f"Mean error {mean:.1%} {made}, not normalised: no mCE as papers report it.")
+    record.tables.append(Table("Errors under common corruptions", columns, rows, note))
+
+
+def title(severity: int) -> str:
+    """What stands in a trial's threat."""
+    return f"severity {severity}"
+
+
+def _severity(trial: Trial) -> int | None:
+    word, _, number = trial.threat.partition(" ")
+    return int(number) if word == "severity" else None

@@ -1,0 +1,262 @@
+"""The record: the one result format. A report, a table or a paired test never needs the model again.
+
+JSON with a schema version; every picture's outcome under every attack, seeds, versions and cost. This
+file uses the standard library only, so that records can be read where no torch is.
+"""
+
+from __future__ import annotations
+
+import platform
+import reprlib
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from robvit.errors import InputError
+from robvit.evaluation.metrics import interval
+from robvit.files import parse_json, read_text, write_json
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on all pictures: for each, whether the judged model is still right, and what it says.
+
+    Lists run over the pictures. `distance` is in the threat's norm. Passes are sums over pictures.
+    `rung` says which variant of the model was judged and what its attacker knew, where there are several;
+    `knowledge` is that attacker's name among the protocols' and `crafted` what the pictures were made on,
+    if not on the judged model. The places in `skipped` were wrong before this attack, which did not see
+    them: they count as wrong, with what was predicted then. A `control` takes no part in the worst case.
+    """
+
+    attack: str
+    threat: str
+    settings: dict[str, Any]
+    right: list[bool]
+    predicted: list[int]
+    distance: list[float]
+    forward: int = 0
+    backward: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+    rung: str = ""
+    knowledge: str = ""
+    crafted: str = ""
+    skipped: list[int] = field(default_factory=list)
+    control: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures side by side, ours and a paper's, say; a cell is text, a number, or None if not measured."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+    note: str = ""
+
+    @staticmethod
+    def cell(value: Any) -> str:
+        """How a cell is printed: two decimals for a number, a dash for what was not measured."""
+        if value is None:
+            return "–"
+        return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Lines over a common axis: accuracy over budgets, a loss over steps, an activation over layers.
+
+    `lines` maps a name to points [x, y] or [x, y, low, high].
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: dict[str, list[list[float]]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check of the doctor saw: its status is green, amber or red; `pictures` violate it."""
+
+    check: str
+    status: str
+    evidence: str
+    pictures: list[str] = field(default_factory=list)
+
+
+class Row(NamedTuple):
+    """A line of the table: a share of pictures with its 95 % interval."""
+
+    rung: str
+    attack: str
+    threat: str
+    share: float
+    low: float
+    high: float
+
+
+def _title(trial: Trial) -> str:
+    return f"{trial.attack} on {trial.crafted}" if trial.crafted else trial.attack
+
+
+def _share(right: list[bool]) -> tuple[float, float, float]:
+    return sum(right) / len(right), *interval(sum(right), len(right))
+
+
+@dataclass
+class Record:
+    """What was judged, on what, how, and what came of it; `history` holds the course of a training.
+
+    `protocol` holds all rules of an evaluation.
+    """
+
+    kind: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    trials: list[Trial]
+    figures: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    protocol: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: dict[str, str] = field(default_factory=lambda: library_versions())
+    schema: int = SCHEMA
+
+    def rungs(self) -> list[str]:
+        """The variants that were judged, in order."""
+        return list(dict.fromkeys(trial.rung for trial in self.trials))
+
+    def still_correct(self, rung: str | None = None) -> list[bool]:
+        """For each picture, whether the model withstands all attacks of a rung, or all but controls."""
+        chosen = [t.right for t in self.trials if (not t.control if rung is None else t.rung == rung)]
+        if not chosen:
+            raise InputError("this record holds no attack, so nothing can be said of robustness")
+        return [all(outcome) for outcome in zip(*chosen, strict=True)]
+
+    def robust_accuracy(self, rung: str | None = None) -> float:
+        """The mean over pictures of the worst attack, never the minimum of the attacks' means."""
+        verdicts = self.still_correct(rung)
+        return sum(verdicts) / len(verdicts)
+
+    def headline(self) -> Row:
+        """The one figure to quote: the worst case of everything that was tried, controls aside."""
+        threats = dict.fromkeys(t.threat for t in self.trials if not t.control and t.attack != "clean")
+        return Row("", "worst case", ", ".join(threats) or "none", *_share(self.still_correct()))
+
+    def rows(self) -> list[Row]:
+        """The table: a row for each trial, and for each rung with several attacks its worst case."""
+        found = []
+        for rung in self.rungs():
+            trials = [t for t in self.trials if t.rung == rung]
+            found += [Row(rung, _title(t), t.threat, *_share(t.right)) for t in trials]
+            attacks = [t for t in trials if t.attack != "clean" and not t.control]
+            if len(attacks) > 1:
+                found.append(Row(rung, "worst case", trials[-1].threat, *_share(self.still_correct(rung))))
+        return found
+
+    def table(self) -> str:
+        """One line a row, each with its 95 % interval."""
+        rows = self.rows()
+        texts = [(row.rung, row.attack, row.threat) for row in rows] + [("", "attack" + 4 * " ", 12 * " ")]
+        rung, attack, threat = (max(map(len, column)) + 2 for column in zip(*texts, strict=True))
+        wide = rung if rung > 2 else 0
+        lines = [f"{'':<{wide}}{'attack':<{attack}}{'threat':<{threat}}{'accuracy':>8}   95 % interval"]
+        for row in rows:
+            name = f"{row.rung:<{wide}}{row.attack:<{attack}}{row.threat:<{threat}}"
+            lines.append(f"{name}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}")
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON, whole or not at all."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """A record from its file; one of another schema, or a broken one, is refused by the field."""
+        content = parse_json(read_text(path, "a record"), path, "a record")
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            got = content.get("schema") if isinstance(content, dict) else type(content).__name__
+            raise InputError(f"{path}: expected a record of schema {SCHEMA}, got {got}; write it anew")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(content.keys() - known):
+            raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
+        try:
+            for name, part in PARTS.items():
+                content[name] = [part(**entry) for entry in content[name]]
+            record = cls(**content)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
+        for part in (*(p for name in PARTS for p in getattr(record, name)), record):
+            _check_kinds(part, path)
+        _check_lengths(record, path)
+        return record
+
+
+# The fields that are lists of parts, for reading them back.
+PARTS: dict[str, Any] = {"trials": Trial, "tables": Table, "curves": Curve, "findings": Finding}
+
+
+DEEPEST = 12  # a value inside values inside a record; readers of it may call themselves
+
+
+def _check_kinds(part: Any, path: str | Path) -> None:
+    """Refuse a field whose value is not of the kind that its annotation promises."""
+    for name, kind in get_type_hints(type(part)).items():
+        if not _conforms(value := getattr(part, name), kind):
+            wanted = str(getattr(kind, "__name__", kind) if get_origin(kind) is None else kind)
+            raise InputError(
+                f"{path}: {type(part).__name__}.{name} must be {wanted}, got {reprlib.repr(value)}; "
+                "the record is damaged, or not one of robvit's"
+            )
+
+
+def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
+    if kind is Any and isinstance(value, list | dict):
+        kind = list[Any] if isinstance(value, list) else dict[str, Any]
+    if get_origin(kind) in (list, dict):
+        inside = value.values() if isinstance(value, dict) else value
+        fits = isinstance(value, get_origin(kind)) and depth > 0
+        return fits and all(_conforms(one, get_args(kind)[-1], depth - 1) for one in inside)
+    if kind is Any or isinstance(value, bool):
+        return kind in (Any, bool)
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _check_lengths(record: Record, path: str | Path) -> None:
+    for trial in record.trials:
+        if not all(0 <= place < len(trial.right) for place in trial.skipped):
+            raise InputError(f"{path}: {trial.attack}.skipped names pictures that the record does not have")
+    for table in record.tables:
+        if any(len(row) != len(table.columns) for row in table.rows):
+            raise InputError(f"{path}: every row of {table.title!r} must have {len(table.columns)} cells")
+    for curve in record.curves:
+        if any(len(point) not in (2, 4) for line in curve.lines.values() for point in line):
+            raise InputError(f"{path}: every point of {curve.title!r} must be [x, y] or [x, y, low, high]")
+    for trial in record.trials:
+        for name in ("right", "predicted", "distance"):
+            if len(getattr(trial, name)) != record.data.get("count"):
+                got = len(getattr(trial, name))
+                raise InputError(
+                    f"{path}: {trial.attack}.{name} must have {record.data.get('count')} entries, got {got}"
+                )
+
+
+def library_versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("robvit", "torch", "timm", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,43 @@
+"""A record in the form of RobustBench's `model_info` files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robvit.errors import InputError
+from robvit.evaluation.record import Record
+
+AUTOATTACK = {"apgd_ce", "apgd_t", "fab_t", "square"}
+
+
+def model_info(record: Record) -> dict[str, Any]:
+    """The fields of a `model_info` file; numbers are text there, and what a record can't know is empty.
+
+    `autoattack_acc` is left out unless the attacks are AutoAttack's.
+    """
+    attacks = [t for t in record.trials if t.attack != "clean" and not t.control]
+    clean = next((t for t in record.trials if t.attack == "clean" and not t.control), None)
+    if not attacks or clean is None:
+        raise InputError("RobustBench's form wants an attack, this record has none; choose another protocol")
+    norm, _, eps = record.headline().threat.partition(" ")
+    found = {
+        "link": "",
+        "name": record.model["judged"],
+        "authors": "",
+        "additional_data": None,
+        "number_forward_passes": 1,
+        "dataset": record.data["spec"],
+        "venue": "",
+        "architecture": record.model["judged"],
+        "threat_model": {"linf": "Linf", "l2": "L2"}.get(norm, norm),
+        "eps": eps,
+        "clean_acc": f"{100 * sum(clean.right) / len(clean.right):.2f}",
+        "reported": f"{100 * record.headline().share:.2f}",
+    }
+    if {t.attack for t in attacks} == AUTOATTACK or {t.attack for t in attacks} == {"autoattack"}:
+        found["autoattack_acc"] = found["reported"]
+    count, rules = len(clean.right), record.protocol.get("name", "")
+    found["footnote"] = (
+        f"Judged by robvit's {rules} on {count} pictures (digest {record.data['digest'][:12]})."
+    )
+    return found

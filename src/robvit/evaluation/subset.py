@@ -1,0 +1,65 @@
+"""Which pictures: those a protocol judges on, and those from which attackers learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from robvit.data import ImageDataset, open_data
+from robvit.data.dataset import draw
+from robvit.errors import DataError, InputError
+from robvit.evaluation.protocol import Subset
+
+Data = str | Path | ImageDataset
+
+
+def judged_pictures(data: Data, subset: Subset, *, split: str | None, limit: int | None) -> ImageDataset:
+    """The pictures a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared."""
+    most = min([n for n in (subset.count, limit) if n is not None], default=None)
+    if isinstance(data, ImageDataset):
+        pictures = _drawn(data, most, subset.seed)
+    else:
+        pictures = open_data(data, split=split, limit=most, seed=subset.seed)
+    if subset.digest is not None and pictures.digest() != subset.digest:
+        raise DataError(
+            f"the protocol is for the pictures with digest {subset.digest[:12]}, these have "
+            f"{pictures.digest()[:12]}; names, labels and order must agree"
+        )
+    return pictures
+
+
+def public_pictures(
+    public: Data | None, data: Data, judged: ImageDataset, *, split: str | None
+) -> Callable[[int], ImageDataset]:
+    """Pictures of attackers who learn, at most so many; never those on which is judged.
+
+    They are the training part of the judged data unless others are given.
+    """
+
+    def some(count: int) -> ImageDataset:
+        source = data if public is None else public
+        if isinstance(source, ImageDataset):
+            if public is None:
+                raise InputError("attackers who learn need pictures of their own; give public=")
+            found = source.take(range(min(count, len(source))))
+        else:
+            try:
+                found = open_data(source, split="train" if public is None else split, limit=count)
+            except DataError as error:
+                raise InputError(
+                    f"attackers who learn need pictures of their own: {error}; give --public"
+                ) from error
+        if common := set(found.names) & set(judged.names):
+            raise InputError(f"attackers may not learn from judged pictures ({min(common)}); give --public")
+        return found.sized(judged.size, judged.how)
+
+    return some
+
+
+def _drawn(pictures: ImageDataset, most: int | None, seed: int) -> ImageDataset:
+    if most is None or most >= len(pictures):
+        return pictures
+    where = {place: i for i, place in enumerate(pictures.picks)}
+    order = draw(pictures.listing, pictures.picks, seed, lambda _: True)
+    return pictures.take(where[place] for place in islice(order, most))

@@ -1,0 +1,161 @@
+"""What is explained, and the registry of figures: from a subject to a plate.
+
+To add a figure, write a function under `@figure(name, title=..., caption=...)` in a file of this folder and
+name it in the help of `robvit explain`. A figure that the subject lacks something for raises `Unsupported`
+and says which option brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from robvit.attacks import ATTACKS, eight_bit, run
+from robvit.backbones.model import Model
+from robvit.errors import InputError, check_images
+from robvit.registry import Registry
+from robvit.report.figure import Figure
+from robvit.threat import Threat
+
+DEFAULTS = {"classes": "pgd", "features": "feature", "pixels": "segmentation"}
+STEPS = 20
+SHOWN = 3  # pictures in a figure with several tiles for each
+
+
+def task_of(model: Model) -> str:
+    """What a model returns: "classes", "pixels" (a mask) or "features", if it has no head."""
+    if getattr(model.head, "kind", "") == "segmentation":
+        return "pixels"
+    return "classes" if model.classes else "features"
+
+
+def attack_for(model: Model) -> str:
+    """The attack for what a model returns."""
+    return DEFAULTS[task_of(model)]
+
+
+class View(NamedTuple):
+    """A model that looks at pictures (B 3 H W), clean or attacked, under a name."""
+
+    name: str
+    model: Model
+    x: torch.Tensor
+
+
+@dataclass
+class Subject:
+    """A model and pictures (B 3 H W) in [0,1], and everything that a figure may compare.
+
+    `truth` are labels (B,) or masks (B H W); where they are missing, what the model says of the clean
+    picture stands for them. `hardened` is the same model with tokens; the attack does not know them.
+    `beside` is another model for figures that put two side by side. The attack is made when it is first
+    needed; left open, it is the one for what the model returns.
+    """
+
+    model: Model
+    x: torch.Tensor
+    threat: Threat = field(default_factory=lambda: Threat("linf", 8 / 255))
+    names: list[str] = field(default_factory=list)
+    truth: torch.Tensor | None = None
+    classes: list[str] = field(default_factory=list)
+    hardened: Model | None = None
+    beside: Model | None = None
+    attack: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_images(self.x)
+        self.names = self.names or [f"picture {i + 1}" for i in range(len(self.x))]
+        if len(self.names) != len(self.x):
+            raise InputError(f"expected a name for each of {len(self.x)} pictures, got {len(self.names)}")
+        self.attack = self.attack or attack_for(self.model)
+        wanted = ATTACKS.entry(self.attack).facts["task"]
+        if wanted != self.task:
+            raise InputError(
+                f"{self.attack} attacks {wanted}, {self.model.name} returns {self.task}; "
+                f"choose another attack, {attack_for(self.model)} say, or another head"
+            )
+        if self.beside is not None and self.beside.classes != self.model.classes:
+            raise InputError(
+                f"both models must tell the same classes apart, {self.model.name} has {self.model.classes}, "
+                f"{self.beside.name} {self.beside.classes}"
+            )
+        known = ATTACKS.entry(self.attack).facts["defaults"]
+        usual = {"steps": STEPS, "seed": self.seed}
+        self.settings = {name: usual[name] for name in usual if name in known} | self.settings
+
+    @property
+    def task(self) -> str:
+        """What the model returns."""
+        return task_of(self.model)
+
+    @cached_property
+    def adv(self) -> torch.Tensor:
+        """The pictures, attacked on the model without tokens."""
+        return self.attacked(self.model)
+
+    def attacked(self, model: Model) -> torch.Tensor:
+        """The pictures (B 3 H W), attacked on a model: whole grey levels within the threat."""
+        made = run(
+            self.attack, self.function(model), self.x, self.target, self.threat,
+            victim=self.function(model), **self.settings,
+        )  # fmt: skip
+        return eight_bit(self.x, made.adv, self.threat)
+
+    def function(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What of a model is attacked: its output, or its features where it has no head."""
+        return model.features if self.task == "features" else model
+
+    @cached_property
+    def target(self) -> torch.Tensor | None:
+        """What the attack leads away from: truth, or what the model says; nothing for features."""
+        if self.task == "features":
+            return None
+        return self.said(self.model, self.x) if self.truth is None else self.truth
+
+    @torch.no_grad()
+    def said(self, model: Model, x: torch.Tensor) -> torch.Tensor:
+        """The predicted labels (B,) or masks (B H W)."""
+        said: torch.Tensor = model(x).argmax(1)
+        return said
+
+    def views(self) -> Iterator[View]:
+        """The model on clean and on attacked pictures, and the same with tokens, if there are any."""
+        yield View("clean", self.model, self.x)
+        yield View("attacked", self.model, self.adv)
+        if self.hardened is not None:
+            yield View("clean, tokens", self.hardened, self.x)
+            yield View("attacked, tokens", self.hardened, self.adv)
+
+    def models(self) -> dict[str, Model]:
+        """The model, and the one beside it, by name."""
+        if self.beside is None:
+            return {self.model.name: self.model}
+        other = self.beside.name if self.beside.name != self.model.name else f"{self.beside.name}, the other"
+        return {self.model.name: self.model, other: self.beside}
+
+    def class_name(self, label: int) -> str:
+        return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
+
+
+FigureFunction = Callable[[Subject], Figure]
+FIGURES: Registry[FigureFunction] = Registry("figure")
+
+
+def figure(name: str, *, title: str, caption: str) -> Callable[[Callable[[Subject], dict[str, Any]]], FigureFunction]:
+    """Decorator that files a figure; its body returns the plate's picture, curves and reliefs by name."""
+
+    def decorate(body: Callable[[Subject], dict[str, Any]]) -> FigureFunction:
+        def draw(subject: Subject) -> Figure:
+            return Figure(name, title, caption, **body(subject))
+
+        draw.__doc__ = body.__doc__
+        FIGURES.add(name, title=title, caption=caption)(draw)
+        return draw
+
+    return decorate

@@ -1,0 +1,91 @@
+"""The adversarial pictures that a command left beside its record, as exhibits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+
+from safetensors import safe_open
+
+from robvit.errors import InputError
+from robvit.evaluation.record import Record, Trial
+from robvit.report.contact_sheet import Pixels
+from robvit.report.gallery import GalleryItem, Map
+
+Original = Callable[[int], Pixels]
+
+
+@dataclass(frozen=True)
+class AdversarialImages:
+    """One exhibit for each picture: as the first attack that fools the model left it, else as the last did.
+
+    `folders` maps the number of a trial to its folder of shards. Only one shard of each is in memory.
+    """
+
+    record: Record
+    folders: dict[int, Path]
+    original: Original | None = None
+
+    def __len__(self) -> int:
+        return len(self.record.trials[0].right) if self.folders else 0
+
+    def __iter__(self) -> Iterator[GalleryItem]:
+        trials = self.record.trials
+        skipped = {number: set(trials[number].skipped) for number in self.folders}
+        streams = {number: _pictures(folder) for number, folder in self.folders.items()}
+        for place in range(len(self)):
+            versions = {n: next(streams[n]) for n in streams if place not in skipped[n]}
+            misclassified = [n for n in versions if not trials[n].right[place]]
+            number = (misclassified or list(versions)[-1:] or list(streams))[0]
+            adversarial, attention = versions.get(number, (None, None))
+            original = self.original(place) if self.original else None
+            yield GalleryItem(place, number, adversarial, original, attention)
+
+
+def shard_folders(record: Record, root: Path) -> dict[int, Path]:
+    """The folders of shards below `root`, by the number of the trial whose very outcomes they hold."""
+    held = {mark.parent: _outcomes(mark.parent) for mark in sorted(root.rglob("job.json"))}
+    found: dict[int, Path] = {}
+    for number, trial in enumerate(record.trials):
+        folder = next((f for f in held if f not in found.values() and held[f] == _expected(trial)), None)
+        if folder is not None and trial.attack != "clean":
+            found[number] = folder
+    return found
+
+
+def _expected(trial: Trial) -> list[tuple[int, float]]:
+    skipped = set(trial.skipped)
+    both = enumerate(zip(trial.predicted, trial.distance, strict=True))
+    return [outcome for place, outcome in both if place not in skipped]
+
+
+def _outcomes(folder: Path) -> list[tuple[int, float]]:
+    """Prediction and distance of every picture; nothing where a folder holds no pictures, or masks."""
+    found: list[tuple[int, float]] = []
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+                both = list(zip(facts.get("predicted", []), facts["distance"], strict=False))
+                adv = file.get_slice("adv")
+                if adv.get_shape()[0] != len(both):
+                    return []
+                shape, kind = adv.get_shape(), adv.get_dtype()
+                if both and (kind != "U8" or len(shape) != 4 or shape[1] != 3):
+                    raise ValueError(f"pictures must be bytes (B 3 H W), got {kind} {shape}")
+                found += both
+        except Exception as error:  # it may hold anything
+            raise InputError(f"{path} is not a shard that can be read: {error}; attack again") from error
+    return found
+
+
+def _pictures(folder: Path) -> Iterator[tuple[Pixels, Sequence[Map] | None]]:
+    """The pictures of a folder's shards in order, uint8 (H W 3), each with its maps of attention."""
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        with safe_open(path, "np") as file:
+            pictures = file.get_tensor("adv").transpose(0, 2, 3, 1)
+            maps = file.get_tensor("attention") if "attention" in file.keys() else repeat(None)  # noqa: SIM118
+            yield from zip(pictures, maps, strict=False)

@@ -1,0 +1,76 @@
+"""Judging on held-out pictures while training, and the guard against one-step collapse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from robvit.attacks.core import frozen
+from robvit.data import ImageDataset
+from robvit.threat import Threat
+from robvit.training.inner_attack import ascend
+from robvit.training.losses import Loss
+from robvit.training.recipe import Recipe
+
+BATCH = 250  # pictures judged in one pass
+GAP = 0.25  # one-step over multi-step accuracy: healthy networks show about 0.1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Means over held-out pictures: untouched, after one step, after many steps of the full budget."""
+
+    clean: float
+    one_step: float
+    robust: float
+
+    def doubt(self, floor: float) -> str:
+        """What is wrong with the training, in words, or nothing; accuracy up to `floor` tells nothing."""
+        if self.one_step > self.clean + 0.02 and self.clean > floor:
+            return (
+                f"label leaking: pictures attacked in one step are recognised better ({self.one_step:.1%}) "
+                f"than clean ones ({self.clean:.1%}); the network reads the label off the attack"
+            )
+        if self.one_step - self.robust > GAP and self.robust < self.one_step / 2:
+            return (
+                f"catastrophic overfitting: {self.one_step:.1%} withstand one step, "
+                f"{self.robust:.1%} withstand many; use more inner steps, a wide start or a longer eps_warmup"
+            )
+        return ""
+
+
+def judge(
+    model: nn.Module, loss: Loss, pictures: ImageDataset, recipe: Recipe, accelerator: Accelerator
+) -> Seen:
+    """How the model does within the full budget, whatever the warm-up; all processes share the work."""
+    threat = Threat(recipe.inner.norm, recipe.inner.eps)
+    share = pictures.take(range(accelerator.process_index, len(pictures), accelerator.num_processes))
+    sums = torch.zeros(3, dtype=torch.float64)
+    with frozen(model):
+        for x, y in share.batches(BATCH) if len(share) else ():
+            x, y = x.to(accelerator.device), y.to(accelerator.device)
+            target = loss.target(x, y)
+            points = [x]
+            for steps, size in ((1, threat.eps), (recipe.judge_steps, 2.5 * threat.eps / recipe.judge_steps)):
+                points.append(_attacked(model, loss, x, target, threat, steps, size))
+            with torch.no_grad():
+                sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])
+    total = accelerator.reduce(sums.to(accelerator.device, torch.float32), "sum").tolist()
+    return Seen(*(value / len(pictures) for value in total))
+
+
+def _attacked(
+    model: nn.Module,
+    loss: Loss,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    threat: Threat,
+    steps: int,
+    size: float,
+) -> torch.Tensor:
+    if threat.eps == 0:
+        return x
+    return ascend(model, x, target, threat, steps=steps, step_size=size, loss=loss.attack_loss)
