@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test quick check format docs bench conformance gallery beating fuzz sbom audit oldest newest clean
 
-demo: .venv/weights  ## harden, attack and judge a real backbone on bundled pictures
+demo: .venv/weights  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
 
 test: .venv/weights  ## all tests
@@ -29,12 +29,12 @@ bench: .venv/ready  ## speed of the attacks beside other libraries, and of learn
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/tokens.py
 
-conformance: .venv/ready  ## strength of the attacks beside other libraries, picture by picture
+conformance: .venv/ready  ## strength of the attacks beside other libraries, image by image
 	$(BIN)/python benchmarks/attacks_conformance.py
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l2 --count 12 --queries 1000
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l1 --count 12 --queries 1000
 
-gallery: .venv/weights  ## the figures in docs/gallery, from bundled pictures
+gallery: .venv/weights  ## the figures in docs/gallery, from bundled images
 	$(BIN)/python scripts/make_gallery.py
 
 beating: .venv/ready  ## kill long commands at random points, fifty times, and compare what they end with

@@ -1,6 +1,6 @@
 """What AAS-AT costs: one move of the scales beside the training between two moves, in CPU seconds.
 
-    python benchmarks/aas_at.py              # robvit-mini; --pictures and --every describe the training meant
+    python benchmarks/aas_at.py              # robvit-mini; --images and --every describe the training meant
 
 One move of the scales and single training steps are measured in turns, so that a busy machine disturbs both
 alike; the length of a whole training follows from the number of its steps.
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--inner-steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pictures", type=int, default=50_000, help="of the training meant")
+    parser.add_argument("--images", type=int, default=50_000, help="of the training meant")
     parser.add_argument("--every", type=int, default=10, help="epochs from one move to the next")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -55,11 +55,11 @@ def main() -> None:
     step()  # the first pass of a process is slower
     both = [(seconds(step), seconds(lambda: find_scales(model, [(x, y)]))) for _ in range(options.rounds)]
     one, move = (statistics.median(side) for side in zip(*both, strict=True))
-    steps = math.ceil(options.pictures / options.batch) * (options.every - 1)
+    steps = math.ceil(options.images / options.batch) * (options.every - 1)
     print(f"{options.model}, batches of {options.batch}, {options.inner_steps} inner steps")
     print(f"one training step {one:.2f} s, one move of the scales {move:.2f} s")
     print(
-        f"with {options.pictures:,} pictures and a move every {options.every} epochs, {steps:,} steps: "
+        f"with {options.images:,} images and a move every {options.every} epochs, {steps:,} steps: "
         f"{move / (one * steps):.4%} of the training"
     )
 

@@ -4,11 +4,11 @@ python benchmarks/attacks.py --model robvit-mini-robust --data sample --count 20
 
 Forward and backward passes come first, seconds second; on a CPU they are CPU seconds, so that other work
 on the machine does not count, and of short attacks the quickest of three runs. "bare" is what the passes we
-took cost alone, as plain forward and backward calls of the model on batches of all pictures. torchattacks
+took cost alone, as plain forward and backward calls of the model on batches of all images. torchattacks
 and adv-lib are fetched once into a folder of their own, because of their pins.
 
-Feature attacks go against a network of the size of DINOv2-small with random weights, on --large pictures;
-there "left" is the mean cosine that is left, otherwise the pictures that are still classified rightly.
+Feature attacks go against a network of the size of DINOv2-small with random weights, on --large images;
+there "left" is the mean cosine that is left, otherwise the images that are still classified rightly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Race(NamedTuple):
 
 
 def bare(race: Race, result: Result) -> float:
-    """The seconds of as many passes as `result` took, on batches of all pictures."""
+    """The seconds of as many passes as `result` took, on batches of all images."""
     model, x, clock = race.model, race.x, clock_for(race.x)
 
     def forward() -> None:
@@ -76,11 +76,17 @@ def races(options: argparse.Namespace) -> dict[str, Race]:
     return {
         "pgd": Race("PGD, 20 steps", model, x, lambda: ours(*setting, "pgd", steps=20), pgd, 3),
         "kept": Race(
-            "the same, none leaves", model, x,
-            lambda: ours(*setting, "pgd", steps=20, keep_broken=True), pgd, 3,
+            "the same, none leaves",
+            model,
+            x,
+            lambda: ours(*setting, "pgd", steps=20, early_stop=False),
+            pgd,
+            3,
         ),
         "feature": Race(
-            "feature PGD, 30 steps", net.features, large,
+            "feature PGD, 30 steps",
+            net.features,
+            large,
             lambda: ours(net.features, large, None, threat, "feature", psnr=None, rounded=False),
             {
                 "foolbox, our loss": lambda: peers.features_with_foolbox(net.features, large, threat, 30),
@@ -89,21 +95,27 @@ def races(options: argparse.Namespace) -> dict[str, Race]:
             3,
         ),
         "autoattack": Race(
-            f"AutoAttack, {queries} queries", model, x,
-            lambda: ours(*setting, "autoattack", queries=queries), theirs,
+            f"AutoAttack, {queries} queries",
+            model,
+            x,
+            lambda: ours(*setting, "autoattack", queries=queries),
+            theirs,
         ),
         "fast": Race(
-            f"AutoAttack fast, {queries} queries", model, x,
-            lambda: ours(*setting, "autoattack", version="fast", queries=queries), theirs,
+            f"AutoAttack fast, {queries} queries",
+            model,
+            x,
+            lambda: ours(*setting, "autoattack", version="fast", queries=queries),
+            theirs,
         ),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     options = arguments(__doc__ or "", count=20)
     chosen = {k: r for k, r in races(options).items() if not options.only or k in options.only.split(",")}
     print(f"`{' '.join(['python', *sys.argv])}`\n")
-    print("| attack | by | pictures | left | forward | backward | seconds | theirs / ours | ours / bare |")
+    print("| attack | by | images | left | forward | backward | seconds | theirs / ours | ours / bare |")
     print("|---" * 9 + "|")
     known: dict[int, Result] = {}  # a contender takes part in several races, but runs once
     for race in chosen.values():

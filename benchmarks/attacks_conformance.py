@@ -1,8 +1,8 @@
-"""Are our attacks as strong as other libraries', picture by picture? Prints a markdown table.
+"""Are our attacks as strong as other libraries', image by image? Prints a markdown table.
 
 python benchmarks/attacks_conformance.py --model robvit-mini-robust --data sample --count 64
 
-Only pictures that the model classifies rightly are attacked. "only they" counts pictures that the other
+Only images that the model classifies rightly are attacked. "only they" counts images that the other
 library broke and we did not, "only we" the reverse; their positions follow the table.
 """
 
@@ -30,9 +30,11 @@ def main() -> None:
         )
     }
     for name, theirs, settings in (
-        ("apgd_ce", "apgd-ce", {}), ("apgd_t", "apgd-t", {}), ("fab_t", "fab-t", {}),
+        ("apgd_ce", "apgd-ce", {}),
+        ("apgd_t", "apgd-t", {}),
+        ("fab_t", "fab-t", {}),
         ("square", "square", {"steps": queries}),
-    ):  # fmt: skip
+    ):
         table[name] = (
             "pyautoattack",
             lambda name=name, settings=settings: ours(*setting, name, **settings),
@@ -43,7 +45,7 @@ def main() -> None:
         lambda: ours(*setting, "autoattack", queries=queries),
         lambda: with_pyautoattack(*setting, ["apgd-ce", "apgd-t", "fab-t", "square"], queries),
     )
-    print(f"`{' '.join(['python', *sys.argv])}`: {len(x)} pictures classified rightly, {threat}\n")
+    print(f"`{' '.join(['python', *sys.argv])}`: {len(x)} images classified rightly, {threat}\n")
     print("| attack | beside | we leave | they leave | only we | only they | our passes | their passes |")
     print("|---|---|---|---|---|---|---|---|")
     notes = []
@@ -61,7 +63,7 @@ def main() -> None:
         for text, which in (("only they", missed), ("only we", extra)):
             if bool(which.any()):
                 notes.append(f"{name}: {text} {torch.nonzero(which)[:, 0].tolist()}")
-    print("\nPasses are forward + backward, the mean over pictures.")
+    print("\nPasses are forward + backward, the mean over images.")
     print("\n".join(notes))
 
 

@@ -1,9 +1,9 @@
-"""Does AutoAttack's version "fast" leave the same pictures standing as "standard"? Prints a markdown table.
+"""Does AutoAttack's version "fast" leave the same images standing as "standard"? Prints a markdown table.
 
 python benchmarks/attacks_fast.py --skip 64 --count 120
 
 Both begin with the same APGD-CE and targeted APGD, which are run once; then FAB and Square go on with and
-without giving up. The first 64 pictures were used to choose when to give up. With --masked, pixels are
+without giving up. The first 64 images were used to choose when to give up. With --masked, pixels are
 rounded before the model sees them, so that gradients are zero and Square alone can succeed.
 """
 
@@ -30,9 +30,11 @@ def main() -> None:
 
     model = masked if options.masked else net
 
-    print(f"`{' '.join(['python', *sys.argv])}`: {len(x)} pictures classified rightly, {threat}\n")
-    print("| pictures | left by APGD | by standard | by fast | only fast breaks | only standard breaks "
-          "| passes of FAB and Square, standard | fast | seconds, standard | fast |")  # fmt: skip
+    print(f"`{' '.join(['python', *sys.argv])}`: {len(x)} images classified rightly, {threat}\n")
+    print(
+        "| images | left by APGD | by standard | by fast | only fast breaks | only standard breaks "
+        "| passes of FAB and Square, standard | fast | seconds, standard | fast |"
+    )
     print("|---" * 10 + "|")
     totals = torch.zeros(10, dtype=torch.double)
     clock = clock_for(x)
@@ -54,7 +56,7 @@ def main() -> None:
         row = [len(some), left.sum(), a.sum(), b.sum(), (a & ~b).sum(), (b & ~a).sum(), *passes, *seconds]
         totals += torch.tensor([float(v) for v in row])
         print("| " + " | ".join(f"{v:.0f}" for v in totals) + " |", flush=True)
-    print("\nEach line is the sum over all pictures so far.")
+    print("\nEach line is the sum over all images so far.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same attacks by other libraries, on the same model and pictures: what the benchmarks share."""
+"""The same attacks by other libraries, on the same model and images: what the benchmarks share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def apart(name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Result:
-    """What an attack did: who stands (B,), or the features' cosine (B,); passes a picture; seconds."""
+    """What an attack did: who stands (B,), or the features' cosine (B,); passes an image; seconds."""
 
     standing: torch.Tensor
     forward: float
@@ -73,29 +73,29 @@ def arguments(about: str, count: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--model", default="robvit-mini-robust", help="alias or path")
     parser.add_argument("--data", default="sample", help="data set")
-    parser.add_argument("--count", type=int, default=count, help="pictures")
+    parser.add_argument("--count", type=int, default=count, help="images")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first")
     parser.add_argument("--norm", default="linf", choices=NAMES)
     parser.add_argument("--eps", type=parse_number, help="8/255, 0.5 or 12 if left out")
     parser.add_argument("--queries", type=int, default=5000, help="of Square, alone and in AutoAttack")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--large", type=int, default=4, help="pictures for the DINOv2-sized network")
+    parser.add_argument("--large", type=int, default=4, help="images for the DINOv2-sized network")
     parser.add_argument("--masked", action="store_true", help="hide the gradients (attacks_fast.py only)")
     parser.add_argument("--only", default="", help="attacks, separated by commas")
     return parser.parse_args()
 
 
 def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, torch.Tensor, Threat]:
-    """The model in eval mode, the pictures it gets right among the first ones, labels, threat."""
+    """The model in eval mode, the images it gets right among the first ones, labels, threat."""
     torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)  # the other libraries write a line a step
     model = robvit.load(options.model).eval().requires_grad_(False)
-    pictures = robvit.data.open_data(options.data, limit=options.skip + options.count)
-    x, y = pictures.take(range(options.skip, len(pictures))).arrays()
+    images = robvit.data.open_data(options.data, limit=options.skip + options.count)
+    x, y = images.take(range(options.skip, len(images))).arrays()
     with torch.no_grad():
-        right = ~misclassified(model(x), y)
+        correct = ~misclassified(model(x), y)
     eps = USUAL[options.norm] if options.eps is None else options.eps
-    return model, x[right], y[right], Threat(options.norm, eps)
+    return model, x[correct], y[correct], Threat(options.norm, eps)
 
 
 def clock_for(x: torch.Tensor) -> Callable[[], float]:
@@ -106,7 +106,7 @@ def clock_for(x: torch.Tensor) -> Callable[[], float]:
 def measured(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, work: Callable[[Count], torch.Tensor]
 ) -> Result:
-    """Run `work` on a counting model; judge its pictures with a pass that does not count."""
+    """Run `work` on a counting model; judge its images with a pass that does not count."""
     counted, clock = Count(model), clock_for(x)
     start = clock()
     adv = work(counted)
@@ -138,9 +138,14 @@ def with_pyautoattack(
 
     def work(counted: Count) -> torch.Tensor:
         adversary = pyautoattack.AutoAttack(
-            Network(counted).eval(), norm=NAMES[threat.norm], eps=threat.eps, version="custom",
-            attacks=attacks, seed=0, device=x.device,
-        )  # fmt: skip
+            Network(counted).eval(),
+            norm=NAMES[threat.norm],
+            eps=threat.eps,
+            version="custom",
+            attacks=attacks,
+            seed=0,
+            device=x.device,
+        )
         sparse = threat.norm == "l1"
         adversary.fab.n_restarts = adversary.apgd_targeted.n_restarts = 1
         adversary.apgd.n_restarts, adversary.fab.n_target_classes = 5 if sparse else 1, 9

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names, with commas between")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    pictures = open_data("sample", limit=options.count)
+    images = open_data("sample", limit=options.count)
     effort = Effort(options.steps, restarts=2, queries=options.queries, draws=20)
     checks = [entry.name for entry in CHECKS]
     print(f"`{' '.join(['python', *sys.argv])}`\n")
@@ -57,7 +57,7 @@ def main() -> None:
             continue
         torch.manual_seed(0)
         start = time.perf_counter()
-        found = {f.check: f.status for f in robvit.doctor(model, pictures, effort=effort).findings}
+        found = {f.check: f.status for f in robvit.doctor(model, images, effort=effort).findings}
         cells = [f"**({SIGNS[found[c]]})**" if c in caught_by else SIGNS[found[c]] for c in checks]
         print(f"| {name} | {' | '.join(cells)} | {time.perf_counter() - start:.0f} |", flush=True)
         wrong = any(found[c] != "red" for c in caught_by) if caught_by else "red" in found.values()

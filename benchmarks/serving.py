@@ -4,7 +4,7 @@
     python benchmarks/serving.py --model dinov2-small --img-size 112 --count 60
 
 The server is the command, in a process of its own on loopback; the clients are real HTTP connections that
-stay open. Every answer is compared with what the model itself says of that picture. Both rounds end after
+stay open. Every answer is compared with what the model itself says of that image. Both rounds end after
 a number of answers or of seconds, whichever comes first.
 """
 
@@ -35,7 +35,7 @@ import robvit
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
 
-CLOSE = 1e-3  # of the largest feature; answers of other pictures or other tokens are far beyond
+CLOSE = 1e-3  # of the largest feature; answers of other images or other tokens are far beyond
 PART = "/features?part=class"
 
 
@@ -53,12 +53,12 @@ class Seen:
 def main() -> None:
     args = arguments()
     model = robvit.load(args.model, img_size=args.img_size)
-    pictures, _ = robvit.data.open_data("sample", limit=args.pictures, size=model.input_size[0]).arrays()
+    images, _ = robvit.data.open_data("sample", limit=args.images, size=model.input_size[0]).arrays()
     sets = tuple(
         RobustTokens(0.1 * torch.randn(1, 10, model.width), model.fingerprint()) for _ in range(args.sets)
     )
-    expected = answers(model, sets, pictures)
-    bodies = [png(picture) for picture in pictures]
+    expected = answers(model, sets, images)
+    bodies = [png(image) for image in images]
     with tempfile.TemporaryDirectory() as folder:
         TokenPool(sets).save(Path(folder) / "pool.safetensors")
         options = ["--tokens", f"{folder}/pool.safetensors", "--queue", str(args.queue)]
@@ -73,7 +73,7 @@ def main() -> None:
             batches = metric(place, "robvit_batch_size_sum") / metric(place, "robvit_batch_size_count")
     tell(f"{args.clients} clients, {args.queue} places", calm)
     tell(f"{3 * args.queue} clients, {args.queue} places", crowd)
-    print(f"pictures in a pass, on average: {batches:.1f}")
+    print(f"images in a pass, on average: {batches:.1f}")
     wrong = [seen for seen in (calm, crowd) if seen.mixed or set(seen.statuses) - {200, 429}]
     sys.exit(1 if wrong or set(calm.statuses) != {200} else 0)
 
@@ -87,20 +87,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--max-batch", type=int, default=8)
-    parser.add_argument("--pictures", type=int, default=64)
+    parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--sets", type=int, default=2)
     return parser.parse_args()
 
 
 @torch.no_grad()
 def answers(model: robvit.Model, sets: tuple[RobustTokens, ...], x: torch.Tensor) -> torch.Tensor:
-    """Class tokens (S n D) of every picture under every set."""
+    """Class tokens (S n D) of every image under every set."""
     return torch.stack([model.with_tokens(one).features(x)[:, 0] for one in sets])
 
 
-def png(picture: torch.Tensor) -> bytes:
+def png(image: torch.Tensor) -> bytes:
     file = io.BytesIO()
-    Image.fromarray((picture * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
+    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
     return file.getvalue()
 
 
@@ -123,7 +123,7 @@ def serving(model: str, options: list[str]) -> Iterator[str]:
 def load(
     place: str, bodies: list[bytes], expected: torch.Tensor, *, clients: int, count: int, seconds: float
 ) -> Seen:
-    """Let clients ask one picture after the other until the count or the time is reached."""
+    """Let clients ask one image after the other until the count or the time is reached."""
     seen, lock, turns = Seen(), threading.Lock(), itertools.count()
     start = time.monotonic()
     seen.memory.append(metric(place, "robvit_resident_bytes"))
@@ -164,7 +164,7 @@ def ask(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes
 
 
 def right(body: bytes, expected: torch.Tensor) -> bool:
-    """Whether an answer is this picture's, under any of the sets: expected (S D)."""
+    """Whether an answer is this image's, under any of the sets: expected (S D)."""
     off = (torch.tensor(json.loads(body)["features"]) - expected).abs().amax(1)
     return bool(off.min() < CLOSE * expected.abs().max())
 

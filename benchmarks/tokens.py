@@ -1,6 +1,6 @@
 """What does learning tokens cost beside the published recipe? Prints passes, seconds and ratios.
 
-python benchmarks/tokens.py --pictures 8 --steps 2
+python benchmarks/tokens.py --images 8 --steps 2
 
 The published recipe is written anew here as a loop with its passes: for every batch the clean features,
 an attack of 30 steps, then clean features again, hardened clean and attacked features, and a pass for
@@ -32,7 +32,7 @@ from robvit.defenses.robustify import train
 
 @dataclass
 class Cost:
-    """Passes, summed over pictures, and processor seconds."""
+    """Passes, summed over images, and processor seconds."""
 
     forward: int = 0
     backward: int = 0
@@ -58,14 +58,14 @@ def counted(model: robvit.Model) -> Iterator[Cost]:
     cost.seconds = time.process_time() - start
 
 
-def published(model: robvit.Model, pictures: TensorImages, recipe: Recipe, attack_steps: int = 30) -> None:
+def published(model: robvit.Model, images: TensorImages, recipe: Recipe, attack_steps: int = 30) -> None:
     """The passes of the published recipe, weights' gradients included."""
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     tokens = (recipe.start * torch.randn(1, recipe.count, model.width)).requires_grad_()
     adam = torch.optim.Adam([tokens], lr=recipe.lr)
-    for places in order(len(pictures), recipe):
-        x = pictures.x[places]
+    for places in order(len(images), recipe):
+        x = images.x[places]
         with torch.no_grad():
             reference = model.features(x)
         adv = x + 0.01 * torch.randn_like(x)
@@ -92,23 +92,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--model", default="dinov2-small")
     parser.add_argument("--img-size", type=int, default=56)
-    parser.add_argument("--pictures", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=2, help="of eight pictures each")
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=2, help="of eight images each")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = robvit.load(options.model, pretrained=False, img_size=options.img_size)
-    x = (torch.rand(options.pictures, 3, options.img_size, options.img_size) * 255).round() / 255
-    pictures, recipe, rows = TensorImages(x), Recipe(steps=options.steps), {}
+    x = (torch.rand(options.images, 3, options.img_size, options.img_size) * 255).round() / 255
+    images, recipe, rows = TensorImages(x), Recipe(steps=options.steps), {}
     model.features(x[:8])  # warm up
     with counted(model) as rows["published recipe"]:
-        published(model, pictures, recipe)
+        published(model, images, recipe)
     with tempfile.TemporaryDirectory() as store:
         with counted(model) as rows["ours, first run"]:
-            train(model, pictures, recipe, store=Path(store))
+            train(model, images, recipe, store=Path(store))
         with counted(model) as rows["ours, repeated run"]:
-            train(model, pictures, replace(recipe, seed=1), store=Path(store))
+            train(model, images, replace(recipe, seed=1), store=Path(store))
     print(f"`{' '.join(['python', *sys.argv])}`\n")
-    print("| | forward a picture | backward a picture | seconds | times faster |\n|---|---|---|---|---|")
+    print("| | forward an image | backward an image | seconds | times faster |\n|---|---|---|---|---|")
     draws, first = options.steps * recipe.batch, rows["published recipe"]
     for name, cost in rows.items():
         passes = f"{cost.forward / draws:.1f} | {cost.backward / draws:.1f}"

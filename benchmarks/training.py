@@ -53,12 +53,19 @@ def bare(x: torch.Tensor, y: torch.Tensor, batch: int, steps: int) -> None:
         optimizer.step()
 
 
-def loop(pictures: Any, batch: int, steps: int) -> None:
+def loop(images: Any, batch: int, steps: int) -> None:
     """The same by the loop, with flips and crops, seeds and guards; without the judging between epochs."""
-    keys = {"inner": {"steps": steps, "step": 0.25}, "batch": batch, "epochs": 1, "validate_every": 99,
-            "judge_steps": 1, "augment": {"crop": "pad", "flip": True}, "clip": 1.0}  # fmt: skip
+    keys = {
+        "inner": {"steps": steps, "step": 0.25},
+        "batch": batch,
+        "epochs": 1,
+        "validate_every": 99,
+        "judge_steps": 1,
+        "augment": {"crop": "pad", "flip": True},
+        "clip": 1.0,
+    }
     with tempfile.TemporaryDirectory() as folder:
-        fit = Fit(network(), Splits(pictures, pictures.take([0])), make_recipe(keys), folder=Path(folder))
+        fit = Fit(network(), Splits(images, images.take([0])), make_recipe(keys), folder=Path(folder))
         fit.run()
 
 
@@ -68,9 +75,14 @@ def art(x: torch.Tensor, y: torch.Tensor, batch: int, steps: int) -> None:
 
     model = network()
     classifier = PyTorchClassifier(
-        model, torch.nn.CrossEntropyLoss(), (3, 32, 32), 10, clip_values=(0, 1), device_type="cpu",
+        model,
+        torch.nn.CrossEntropyLoss(),
+        (3, 32, 32),
+        10,
+        clip_values=(0, 1),
+        device_type="cpu",
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-    )  # fmt: skip
+    )
     trainer = AdversarialTrainerMadryPGD(
         classifier, nb_epochs=1, batch_size=batch, eps=EPS, eps_step=EPS / 4, max_iter=steps
     )
@@ -84,9 +96,15 @@ def secml(x: torch.Tensor, y: torch.Tensor, batch: int, steps: int) -> None:
 
     model = network()
     attack = PGD(
-        perturbation_model="linf", epsilon=EPS, num_steps=steps, step_size=EPS / 4, random_start=True,
-        lb=0.0, ub=1.0, backend=Backends.NATIVE,
-    )  # fmt: skip
+        perturbation_model="linf",
+        epsilon=EPS,
+        num_steps=steps,
+        step_size=EPS / 4,
+        random_start=True,
+        lb=0.0,
+        ub=1.0,
+        backend=Backends.NATIVE,
+    )
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch)
     trainer = AdversarialTrainer(torch.optim.AdamW(model.parameters(), lr=1e-3), epochs=1)
     trainer.train(model, loader, attack)
@@ -100,12 +118,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    pictures = open_data("sample", split="train", limit=args.batch * args.batches)
-    x, y = pictures.arrays()
+    images = open_data("sample", split="train", limit=args.batch * args.batches)
+    x, y = images.arrays()
     for steps in args.steps:
         ways: dict[str, Callable[[], None]] = {
             "bare passes": lambda steps=steps: bare(x, y, args.batch, steps),
-            "robvit": lambda steps=steps: loop(pictures, args.batch, steps),
+            "robvit": lambda steps=steps: loop(images, args.batch, steps),
         }
         if importlib.util.find_spec("art"):
             ways["ART"] = lambda steps=steps: art(x, y, args.batch, steps)
@@ -121,8 +139,12 @@ def main() -> None:
         for name, taken in seconds.items():
             middle = statistics.median(taken)
             rate = args.batch * args.batches / middle
-            row = {"inner steps": steps, "trainer": name, "pictures a CPU second": round(rate, 1),
-                   "times bare": round(middle / least, 3)}  # fmt: skip
+            row = {
+                "inner steps": steps,
+                "trainer": name,
+                "images a CPU second": round(rate, 1),
+                "times bare": round(middle / least, 3),
+            }
             print(json.dumps(row), flush=True)
 
 

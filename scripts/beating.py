@@ -43,16 +43,33 @@ survivors: true
 """
 SMALL = ["robvit-mini", "sample", "--limit", "20", "--batch", "2"]
 SETTINGS = (
-    "pretrained=false", "img_size=32", "batch=16", "validation=4", "inner.steps=1", "judge_steps=1",
-    "warmup=0", "epochs=5", "ema=0.9", "save_seconds=0", "track=[]",
-)  # fmt: skip
+    "pretrained=false",
+    "img_size=32",
+    "batch=16",
+    "validation=4",
+    "inner.steps=1",
+    "judge_steps=1",
+    "warmup=0",
+    "epochs=5",
+    "ema=0.9",
+    "save_seconds=0",
+    "track=[]",
+)
 COMMANDS = {
     "robustify": [*SMALL, "--steps", "42", "--count", "2", "--attack-steps", "2", "--seed", "3"],
     "attack": [*SMALL, "--set", "steps=4"],
     "evaluate": [*SMALL, "--protocol", "beating.yaml"],
-    "train": ["pgd-at", "--model", "test_vit", "--data", "sample", "--limit", "36",
-              *(word for setting in SETTINGS for word in ("--set", setting))],
-}  # fmt: skip
+    "train": [
+        "pgd-at",
+        "--model",
+        "test_vit",
+        "--data",
+        "sample",
+        "--limit",
+        "36",
+        *(word for setting in SETTINGS for word in ("--set", setting)),
+    ],
+}
 
 
 @dataclass

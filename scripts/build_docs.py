@@ -68,15 +68,23 @@ PYTHON = {
     "The door": ("robvit", ["robvit.evaluation.attack_shards.Job", "robvit.defenses.recipe.Recipe"]),
     "Records": (
         "",
-        ["robvit.evaluation.record.Record", *(f"robvit.evaluation.record.{p.__name__}" for p in PARTS.values()),
-         "robvit.evaluation.compare.compare", "robvit.evaluation.protocol.Protocol"],
+        [
+            "robvit.evaluation.record.Record",
+            *(f"robvit.evaluation.record.{p.__name__}" for p in PARTS.values()),
+            "robvit.evaluation.compare.compare",
+            "robvit.evaluation.protocol.Protocol",
+        ],
     ),
     "Attacks": ("robvit.attacks", []),
     "Data": ("robvit.data", []),
     "Backbones": (
         "",
-        ["robvit.backbones.families.family", "robvit.backbones.families.Family", "robvit.attention.hooks.watch",
-         "robvit.attention.hooks.scaled"],
+        [
+            "robvit.backbones.families.family",
+            "robvit.backbones.families.Family",
+            "robvit.attention.hooks.watch",
+            "robvit.attention.hooks.scaled",
+        ],
     ),
     "Training": (
         "robvit.training",
@@ -84,19 +92,39 @@ PYTHON = {
     ),
     "Explanations": (
         "robvit.explain",
-        [f"robvit.explain.{name}" for name in
-         ("activations.largest_activations", "attention.attention_by_block", "attention.rollout",
-          "attention.group_shares", "gaps.gaps", "features.Rainbow", "landscape.loss_landscape",
-          "gradients.grey_perturbation", "gradients.accumulate_gradient", "masks.coloured_mask",
-          "gates.gate_maps")],
+        [
+            f"robvit.explain.{name}"
+            for name in (
+                "activations.largest_activations",
+                "attention.attention_by_block",
+                "attention.rollout",
+                "attention.group_shares",
+                "gaps.gaps",
+                "features.Rainbow",
+                "landscape.loss_landscape",
+                "gradients.grey_perturbation",
+                "gradients.accumulate_gradient",
+                "masks.coloured_mask",
+                "gates.gate_maps",
+            )
+        ],
     ),
     "Errors": (
         "",
-        [f"robvit.errors.{name}" for name in
-         ("InputError", "UnknownName", "Unsupported", "WrongBackbone", "WeightsUnavailable", "DataError",
-          "BrokenAttack")],
+        [
+            f"robvit.errors.{name}"
+            for name in (
+                "InputError",
+                "UnknownName",
+                "Unsupported",
+                "WrongBackbone",
+                "WeightsUnavailable",
+                "DataError",
+                "BrokenAttack",
+            )
+        ],
     ),
-}  # fmt: skip
+}
 
 SETTINGS: dict[str, Any] = {
     "project": "robvit",
@@ -147,9 +175,15 @@ def build(out: Path) -> None:
         with (source / "index.md").open("a", encoding="utf-8") as index:
             index.write(_navigation())
         sphinx = Sphinx(
-            source, source, out, Path(folder) / "trees", "html",
-            status=None, warning=sys.stderr, warningiserror=True,
-        )  # fmt: skip
+            source,
+            source,
+            out,
+            Path(folder) / "trees",
+            "html",
+            status=None,
+            warning=sys.stderr,
+            warningiserror=True,
+        )
         sphinx.build(force_all=True)
         if sphinx.statuscode:
             sys.exit("the documentation has warnings, see above; none are accepted")

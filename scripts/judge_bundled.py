@@ -3,7 +3,7 @@
     robvit data cifar10
     python scripts/judge_bundled.py            # about twenty minutes on two cores
 
-Clean accuracy, and accuracy under PGD-20 at 8/255 (L-inf), each of all 10,000 pictures.
+Clean accuracy, and accuracy under PGD-20 at 8/255 (L-inf), each of all 10,000 images.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ THREAT = robvit.Threat("linf", 8 / 255)
 def judge(name: str, limit: int | None) -> dict[str, object]:
     """Clean and PGD-20 accuracy of a bundled model with 95 % intervals."""
     model = robvit.load(name)
-    pictures = open_data("cifar10", split="test", limit=limit)
+    images = open_data("cifar10", split="test", limit=limit)
     clean = robust = 0
-    with progress(name, total=len(pictures)) as advance:
-        for x, y in pictures.batches(250):
+    with progress(name, total=len(images)) as advance:
+        for x, y in images.batches(250):
             outcome = robvit.attacks.run("pgd", model, x, y, THREAT, steps=20, step_size=2 / 255)
             clean += int(outcome.clean.sum())
             robust += int((~outcome.success).sum())
             advance(len(x))
-    count = len(pictures)
-    figures = {"pictures": count, "clean": clean / count, "pgd20": robust / count}
+    count = len(images)
+    figures = {"images": count, "clean": clean / count, "pgd20": robust / count}
     return figures | {"clean_95": interval(clean, count), "pgd20_95": interval(robust, count)}
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=["robvit-mini", "robvit-mini-robust"])
-    parser.add_argument("--limit", type=int, help="fewer pictures, for a first look")
+    parser.add_argument("--limit", type=int, help="fewer images, for a first look")
     parser.add_argument("--out", type=Path, default=Path("runs/bundled/judged.json"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Make the pictures in docs/gallery from what is bundled, and from dinov2-small where it is.
+"""Make the images in docs/gallery from what is bundled, and from dinov2-small where it is.
 
     make gallery
 
-Every picture is a figure of `robvit explain` with fewer levels of each colour; commands are printed as
+Every image is a figure of `robvit explain` with fewer levels of each colour; commands are printed as
 they run. Steps whose result is in runs/gallery already are not run again; remove the folder to start
 afresh.
 """
@@ -21,18 +21,24 @@ from robvit.explanation.explain import save_png
 
 WORK, GALLERY = Path("runs/gallery"), Path("docs/gallery")
 LEVELS = 52  # of each colour: half the size, and nobody sees it
-PICTURES = "sample:3 sample:5 sample:8"
+IMAGES = "sample:3 sample:5 sample:8"
 
 # The folder of a step, its command, and the figures that are taken from it.
 BUNDLED = (
-    ("mini", f"explain robvit-mini {PICTURES} --beside robvit-mini-robust",
-     ("perturbation", "accumulation", "landscape")),
-)  # fmt: skip
+    (
+        "mini",
+        f"explain robvit-mini {IMAGES} --beside robvit-mini-robust",
+        ("perturbation", "accumulation", "landscape"),
+    ),
+)
 FOUNDATION = (
     ("demo", "demo", ()),
-    ("dinov2", f"explain dinov2-small {PICTURES} --img-size 112 --tokens {WORK}/demo/tokens.safetensors",
-     ("massive", "attention", "attending", "gaps", "features")),
-)  # fmt: skip
+    (
+        "dinov2",
+        f"explain dinov2-small {IMAGES} --img-size 112 --tokens {WORK}/demo/tokens.safetensors",
+        ("massive", "attention", "attending", "gaps", "features"),
+    ),
+)
 
 
 def run(folder: str, command: str, figures: tuple[str, ...]) -> None:
@@ -44,8 +50,8 @@ def run(folder: str, command: str, figures: tuple[str, ...]) -> None:
     if not (out / "record.json").exists():
         app(shlex.split(whole), standalone_mode=False)
     for name in figures:
-        with Image.open(out / f"{name}.png") as picture:
-            save_png(picture.convert("RGB"), GALLERY / f"{name}.png", levels=LEVELS)
+        with Image.open(out / f"{name}.png") as image:
+            save_png(image.convert("RGB"), GALLERY / f"{name}.png", levels=LEVELS)
 
 
 def main() -> None:
@@ -54,7 +60,7 @@ def main() -> None:
     try:
         state_dict("dinov2-small")
     except WeightsUnavailable as error:
-        print(f"without dinov2-small its pictures stay as they are: {error}")
+        print(f"without dinov2-small its images stay as they are: {error}")
     else:
         for step in FOUNDATION:
             run(*step)

@@ -1,11 +1,11 @@
-"""Make src/robvit/data/sample.safetensors, the bundled pictures, from the full CIFAR-10.
+"""Make src/robvit/data/sample.safetensors, the bundled images, from the full CIFAR-10.
 
     robvit data cifar10
     python scripts/make_sample.py
 
 The training part is drawn from CIFAR-10's training set, the judging part from its test set, each
 balanced over the classes, by the same seeded draw that `limit=` uses; so the file can be made again
-bit for bit. `*_rows` are the pictures' places in the full set.
+bit for bit. `*_rows` are the images' places in the full set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     for split in ("train", "test"):
         part = open_data("cifar10", split=split, limit=COUNT)
         rows = torch.tensor(part.picks)
-        tensors[f"{split}_images"] = part.listing.pictures[rows]
+        tensors[f"{split}_images"] = part.listing.images[rows]
         tensors[f"{split}_labels"] = torch.tensor(part.labels, dtype=torch.uint8)
         tensors[f"{split}_rows"] = rows.int()
     with written_whole(OUT) as aside:

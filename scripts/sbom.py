@@ -59,8 +59,13 @@ def address(name: str) -> str:
 def component(name: str) -> dict[str, Any]:
     facts = distribution(name).metadata
     licence = facts.get("License-Expression") or facts.get("License") or ""
-    entry = {"type": "library", "bom-ref": address(name), "name": name,
-             "version": distribution(name).version, "purl": address(name)}  # fmt: skip
+    entry = {
+        "type": "library",
+        "bom-ref": address(name),
+        "name": name,
+        "version": distribution(name).version,
+        "purl": address(name),
+    }
     if licence and "\n" not in licence:
         entry["licenses"] = [{"license": {"name": licence}}]  # type: ignore[assignment]
     return entry

@@ -1,8 +1,8 @@
-"""Which tokens are worth having? A small search on a real backbone, judged on pictures it did not learn from.
+"""Which tokens are worth having? A small search on a real backbone, judged on images it did not learn from.
 
 python scripts/search_tokens.py --out runs/search --only paper,deep
 
-Every setting is learned from the same pictures and judged like the demo: clean accuracy, accuracy under
+Every setting is learned from the same images and judged like the demo: clean accuracy, accuracy under
 PGD crafted without the tokens, and under PGD that knows them. Heads: trained on un-hardened features,
 and retrained on hardened ones. A setting that is already in `--out` is not repeated; the table at the
 end holds all that are there.
@@ -66,38 +66,47 @@ SETTINGS = {
 }
 
 
-def crafted(source: Model, pictures: ImageDataset, steps: int) -> torch.Tensor:
-    """PGD to its full objective on every picture, as 8-bit values (N 3 H W)."""
+def surrogate(source: Model, images: ImageDataset, steps: int) -> torch.Tensor:
+    """PGD to its full objective on every image, as 8-bit values (N 3 H W)."""
     parts = []
-    with progress("attack", total=len(pictures)) as advance:
-        for x, y in pictures.batches(16):
+    with progress("attack", total=len(images)) as advance:
+        for x, y in images.batches(16):
             parts.append(run("pgd", source, x, y, THREAT, victim=source, steps=steps, eight_bit=True).adv)
             advance(len(x))
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def trial(model: Model, x: torch.Tensor, pictures: ImageDataset, rung: str, attack: str = "pgd") -> Trial:
-    """What the model says to pictures x (N 3 H W), clean or attacked."""
+def trial(model: Model, x: torch.Tensor, images: ImageDataset, scenario: str, attack: str = "pgd") -> Trial:
+    """What the model says to images x (N 3 H W), clean or attacked."""
     predicted = [p for part in x.split(32) for p in model(part).argmax(1).tolist()]
-    right = [p == y for p, y in zip(predicted, pictures.labels, strict=True)]
-    distance = THREAT.size(x - pictures.arrays()[0]).tolist()
+    correct = [p == y for p, y in zip(predicted, images.labels, strict=True)]
+    distance = THREAT.size(x - images.arrays()[0]).tolist()
     return Trial(
-        attack, str(THREAT) if attack == "pgd" else "none", {}, right, predicted, distance, rung=rung
+        attack,
+        str(THREAT) if attack == "pgd" else "none",
+        {},
+        correct,
+        predicted,
+        distance,
+        scenario=scenario,
     )
 
 
-def described(pictures: ImageDataset) -> dict[str, Any]:
-    """What a record says of its pictures, so that `robvit compare` can set two settings side by side."""
+def described(images: ImageDataset) -> dict[str, Any]:
+    """What a record says of its images, so that `robvit compare` can set two settings side by side."""
     return {
-        "spec": "sample", "digest": pictures.digest(), "count": len(pictures), "labels": pictures.labels,
-        "names": pictures.names,
-    }  # fmt: skip
+        "spec": "sample",
+        "digest": images.digest(),
+        "count": len(images),
+        "labels": images.labels,
+        "names": images.names,
+    }
 
 
 def left(trial: Trial) -> float:
-    """The share of pictures that the model still gets right."""
-    return sum(trial.right) / len(trial.right)
+    """The share of images that the model still gets right."""
+    return sum(trial.correct) / len(trial.correct)
 
 
 def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset, options: Options) -> Record:
@@ -117,9 +126,9 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
         hardened.head, bare = head, model.with_tokens(None)
         bare.head = head
         place = PUBLIC if kind == "un-hardened" else f"{kind} {name}.adv"
-        public = kept(options.out / place, lambda bare=bare: crafted(bare, judge, options.attack_steps))
+        public = kept(options.out / place, lambda bare=bare: surrogate(bare, judge, options.attack_steps))
         few = judge.take(range(options.insider))
-        insider = crafted(hardened, few, options.attack_steps)
+        insider = surrogate(hardened, few, options.attack_steps)
         trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
         trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
         figures[f"white box, {kind}"] = left(trial(hardened, insider, few, "white box"))
@@ -129,22 +138,22 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
         model={"name": model.name, "setting": name, "fingerprint": model.fingerprint()},
         data=described(judge),
         trials=trials,
-        figures=figures
+        metrics=figures
         | {"cosine, clean": clean, "cosine, attacked": withstood, "cosine, no tokens": training.baseline},
         command=" ".join(["python", *sys.argv]),
     )
 
 
 def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Pictures from a file, or made and kept there."""
+    """Images from a file, or made and kept there."""
     if not path.exists():
         with written_whole(path) as aside:
             save_file({"adv": make()}, aside)
-    return read_tensors(path, "attacked pictures")[0]["adv"]
+    return read_tensors(path, "attacked images")[0]["adv"]
 
 
 def without_tokens(model: Model, judge: ImageDataset, public: torch.Tensor) -> Record:
-    """The bare model on the same pictures."""
+    """The bare model on the same images."""
     trials = [trial(model, judge.arrays()[0], judge, "un-hardened", "clean")]
     trials.append(trial(model, public, judge, "un-hardened, without tokens"))
     facts = {"name": model.name, "setting": BARE, "fingerprint": model.fingerprint()}
@@ -161,19 +170,28 @@ def table(folder: Path) -> str:
     found = {name: Record.load(p) for name in (BARE, *SETTINGS) if (p := folder / f"{name}.json").exists()}
     for name, record in found.items():
         for clean, public in zip(record.trials[::2], record.trials[1::2], strict=True):
-            low, high = interval(sum(public.right), len(public.right))
-            insider = record.figures.get(f"white box, {clean.rung}")
-            shown = [name, clean.rung, f"{left(clean):.1%}", f"{left(public):.1%} ({low:.1%} to {high:.1%})"]
+            low, high = interval(sum(public.correct), len(public.correct))
+            insider = record.metrics.get(f"white box, {clean.scenario}")
+            shown = [
+                name,
+                clean.scenario,
+                f"{left(clean):.1%}",
+                f"{left(public):.1%} ({low:.1%} to {high:.1%})",
+            ]
             shown += [_against(found.get("paper"), public), "" if insider is None else f"{insider:.1%}"]
             lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
 def _against(paper: Record | None, public: Trial) -> str:
-    """How likely so large a difference from the paper's recipe is by chance, picture by picture."""
-    if paper is None or public.rung != paper.trials[1].rung or public.right == paper.trials[1].right:
+    """How likely so large a difference from the paper's recipe is by chance, image by image."""
+    if (
+        paper is None
+        or public.scenario != paper.trials[1].scenario
+        or public.correct == paper.trials[1].correct
+    ):
         return ""
-    pairs = list(zip(public.right, paper.trials[1].right, strict=True))
+    pairs = list(zip(public.correct, paper.trials[1].correct, strict=True))
     return f"{mcnemar(sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)):.1g}"
 
 
@@ -187,9 +205,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"some of: {'; '.join(SETTINGS)}, divided by semicolons")
     parser.add_argument("--learn", type=int, default=192)
     parser.add_argument("--head", type=int, default=512)
-    parser.add_argument("--judge", type=int, default=200, help="pictures judged")
+    parser.add_argument("--judge", type=int, default=200, help="images judged")
     parser.add_argument("--insider", type=int, default=24, help="of these, attacked with the tokens known")
-    parser.add_argument("--retrain", type=int, default=0, help="pictures for a head on hardened features")
+    parser.add_argument("--retrain", type=int, default=0, help="images for a head on hardened features")
     parser.add_argument("--attack-steps", type=int, default=10)
     options = parser.parse_args()
     model = load(options.model, img_size=options.img_size)
@@ -200,7 +218,7 @@ def main() -> None:
     if not place.exists():
         LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes).save(place)
     model = load(options.model, img_size=options.img_size, head=place)
-    public = kept(options.out / PUBLIC, lambda: crafted(model, judge, options.attack_steps))
+    public = kept(options.out / PUBLIC, lambda: surrogate(model, judge, options.attack_steps))
     without_tokens(model, judge, public).save(options.out / f"{BARE}.json")
     for name in options.only.split(";") if options.only else SETTINGS:
         if not (options.out / f"{name}.json").exists():

@@ -4,7 +4,7 @@
     python scripts/train_bundled.py mini                          # 75 minutes on one CPU core
     python scripts/train_bundled.py mini-robust --stop-after 6    # an hour
 
-The best checkpoint is chosen on 2,000 training pictures that are held out; the test set is
+The best checkpoint is chosen on 2,000 training images that are held out; the test set is
 looked at once, by `scripts/judge_bundled.py`. A killed run goes on after its last whole epoch and
 ends with the same weights, because every epoch has a seed of its own.
 """
@@ -48,10 +48,10 @@ class Classifier(torch.nn.Module):
         return self.vit((x - self.mean) / self.std)
 
 
-def augment(pictures: torch.Tensor, seeded: torch.Generator) -> torch.Tensor:
+def augment(images: torch.Tensor, seeded: torch.Generator) -> torch.Tensor:
     """Pad by four, crop, flip: uint8 (B 3 32 32) to float in [0,1]."""
-    count = len(pictures)
-    padded = F.pad(pictures, (4, 4, 4, 4))
+    count = len(images)
+    padded = F.pad(images, (4, 4, 4, 4))
     top, left = torch.randint(0, 9, (2, count, 1), generator=seeded)
     rows = top + torch.arange(32)
     columns = left + torch.arange(32)
@@ -178,8 +178,15 @@ def main() -> None:
             best = score
             save_file(ema.module.vit.state_dict(), out / "best.safetensors")
         torch.save(
-            {"model": model.state_dict(), "ema": ema.module.state_dict(), "optimizer": optimizer.state_dict(),
-             "epoch": epoch + 1, "best": best}, state_file.with_suffix(".tmp"))  # fmt: skip
+            {
+                "model": model.state_dict(),
+                "ema": ema.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch + 1,
+                "best": best,
+            },
+            state_file.with_suffix(".tmp"),
+        )
         state_file.with_suffix(".tmp").rename(state_file)
 
 

@@ -5,7 +5,7 @@
 
 An environment of its own is made in .venv-oldest or .venv-newest (several gigabytes, torch is one of them),
 and the tests run that touch every dependency once: loading, attacks, tokens, training, records, reports,
-pictures, files and the command line.
+images, files and the command line.
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("test_loading", "test_attacks", "test_tokens", "test_heads", "test_data_pictures", "test_report",
-         "test_evaluate", "test_robustify", "test_training", "test_hostile", "test_cli")  # fmt: skip
+TESTS = (
+    "test_loading",
+    "test_attacks",
+    "test_tokens",
+    "test_heads",
+    "test_data_images",
+    "test_report",
+    "test_evaluate",
+    "test_robustify",
+    "test_training",
+    "test_hostile",
+    "test_cli",
+)
 TOOLS = ("pytest", "hypothesis")
 
 
@@ -30,9 +41,11 @@ def wanted(which: str) -> list[str]:
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *extras["track"]]
     named += [line for line in extras["dev"] if re.split(r"[<>=~! ]", line)[0] in TOOLS]
-    return [line.replace(">=", "==") for line in named] if which == "oldest" else [
-        re.split(r"[<>=~! ]", line)[0] for line in named
-    ]  # fmt: skip
+    return (
+        [line.replace(">=", "==") for line in named]
+        if which == "oldest"
+        else [re.split(r"[<>=~! ]", line)[0] for line in named]
+    )
 
 
 def main(which: str) -> int:

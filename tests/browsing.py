@@ -9,9 +9,14 @@ class Visit:
     """The opened page, and everything it complained of or asked others than `allowed` addresses for."""
 
     def __init__(
-        self, browser: Browser, address: str, *, allowed: tuple[str, ...], patience: int = 30_000,
+        self,
+        browser: Browser,
+        address: str,
+        *,
+        allowed: tuple[str, ...],
+        patience: int = 30_000,
         **settings: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.complaints: list[str] = []
         self.allowed = (*allowed, "data:")
         self.page: Page = browser.new_context(**settings).new_page()

@@ -64,9 +64,9 @@ class Harm:
         return os.mkdir, (str(self.place),)
 
 
-def opens(path: Path, **how: Any) -> Callable[[], object]:
+def opens(path: Path, **resize: Any) -> Callable[[], object]:
     """Open a checkpoint as a person would."""
-    return lambda: robvit.load(str(path), **{"arch": "robvit-mini", **how})
+    return lambda: robvit.load(str(path), **{"arch": "robvit-mini", **resize})
 
 
 # Pickles and torch's zip files.
@@ -218,7 +218,7 @@ _said("it is of a giant network", "do not fit vit_giant", timm_name="vit_giant_p
 _said("broken JSON", "can be read", timm_name="robvit_mini", build="{")
 _said("a list", "is damaged: build", timm_name="robvit_mini", build="[1]")
 _said("a billion classes", "no such head", timm_name="robvit_mini", build='{"num_classes": 1000000000}')
-_said("pictures as large as a town", "img_size", timm_name="robvit_mini", build='{"img_size": [1000000, 32]}')
+_said("images as large as a town", "img_size", timm_name="robvit_mini", build='{"img_size": [1000000, 32]}')
 _said("colours of text", "normalise", timm_name="robvit_mini", build='{"normalise": [["a", 0], [1]]}')
 
 
@@ -226,8 +226,16 @@ _said("colours of text", "normalise", timm_name="robvit_mini", build='{"normalis
 
 TOKENS = {"fingerprint": "", "key_id": "k", "settings": {}, "layers": [0]}
 HEAD = {"kind": "linear", "classes": 10, "fingerprint": "f", "names": []}
-ADAPTERS = {"width": 8, "depth": 2, "classes": 3, "tuning": "tora", "bottleneck": 2, "trades": [0.5],
-            "fingerprint": "f", "settings": {}}  # fmt: skip
+ADAPTERS = {
+    "width": 8,
+    "depth": 2,
+    "classes": 3,
+    "tuning": "tora",
+    "bottleneck": 2,
+    "trades": [0.5],
+    "fingerprint": "f",
+    "settings": {},
+}
 
 
 def _file(
@@ -255,10 +263,22 @@ _tokens("a fact nobody knows", "must tell", torch.zeros(1, 2, 8), {**TOKENS, "__
 _tokens("layers that are words", "layers must be", torch.zeros(1, 2, 8), {**TOKENS, "layers": ["first"]})
 _tokens("layers that are a number", "must be of type list", torch.zeros(1, 2, 8), {**TOKENS, "layers": 1})
 _file("tokens: of another kind", "does not hold robvit tokens", load_tokens, {"tokens": torch.zeros(1, 2, 8)})
-_file("pool: more sets told of than there are", "tell of each of 1", load_tokens,
-      {"tokens 0": torch.zeros(1, 2, 8)}, format="robvit-token-pool-1", about=[TOKENS] * 9)  # fmt: skip
-_file("pool: facts that are a number", "tell of each", load_tokens,
-      {"tokens 0": torch.zeros(1, 2, 8)}, format="robvit-token-pool-1", about=3)  # fmt: skip
+_file(
+    "pool: more sets told of than there are",
+    "tell of each of 1",
+    load_tokens,
+    {"tokens 0": torch.zeros(1, 2, 8)},
+    format="robvit-token-pool-1",
+    about=[TOKENS] * 9,
+)
+_file(
+    "pool: facts that are a number",
+    "tell of each",
+    load_tokens,
+    {"tokens 0": torch.zeros(1, 2, 8)},
+    format="robvit-token-pool-1",
+    about=3,
+)
 
 
 @case("tokens to import: code")
@@ -275,8 +295,14 @@ def _(folder: Path) -> Opened:
 
 def _head(name: str, flaw: str, state: dict[str, torch.Tensor] | None = None, **about: Any) -> None:
     fine = {"linear.weight": torch.zeros(10, 8), "linear.bias": torch.zeros(10)}
-    _file(f"head: {name}", flaw, load_head, fine if state is None else state,
-          format="robvit-head-1", head={**HEAD, **about})  # fmt: skip
+    _file(
+        f"head: {name}",
+        flaw,
+        load_head,
+        fine if state is None else state,
+        format="robvit-head-1",
+        head={**HEAD, **about},
+    )
 
 
 _head("a kind nobody knows", "os.system", kind="os.system")
@@ -286,17 +312,34 @@ _head("classes it has no weights for", "do not fit", classes=1000)
 _head("names for other classes", "and 3 names", names=["a", "b", "c"])
 _head("no weights", "is damaged", {"x": torch.zeros(1)})
 _head("weights of no dimension", "is damaged", {"linear.weight": torch.zeros(())})
-_head("whole numbers for weights", "got torch.int32",
-      {"linear.weight": torch.zeros(10, 8, dtype=torch.int32), "linear.bias": torch.zeros(10)})  # fmt: skip
-_head("neighbours of classes that are not there", "labels must lie in 0..9",
-      {"bank": torch.zeros(2, 8), "labels": torch.tensor([3, 10**9])}, kind="knn")  # fmt: skip
-_head("more neighbours than labels", "a label for each",
-      {"bank": torch.zeros(2, 8), "labels": torch.tensor([3])}, kind="knn")  # fmt: skip
+_head(
+    "whole numbers for weights",
+    "got torch.int32",
+    {"linear.weight": torch.zeros(10, 8, dtype=torch.int32), "linear.bias": torch.zeros(10)},
+)
+_head(
+    "neighbours of classes that are not there",
+    "labels must lie in 0..9",
+    {"bank": torch.zeros(2, 8), "labels": torch.tensor([3, 10**9])},
+    kind="knn",
+)
+_head(
+    "more neighbours than labels",
+    "a label for each",
+    {"bank": torch.zeros(2, 8), "labels": torch.tensor([3])},
+    kind="knn",
+)
 
 
 def _adapters(name: str, flaw: str, **about: Any) -> None:
-    _file(f"adapters: {name}", flaw, load_adapters, {"trades": torch.zeros(1), "place": torch.zeros(())},
-          format="robvit-adapters-1", about={**ADAPTERS, **about})  # fmt: skip
+    _file(
+        f"adapters: {name}",
+        flaw,
+        load_adapters,
+        {"trades": torch.zeros(1), "place": torch.zeros(())},
+        format="robvit-adapters-1",
+        about={**ADAPTERS, **about},
+    )
 
 
 _adapters("a billion blocks", "is damaged", depth=10**9)
@@ -307,8 +350,14 @@ _adapters("a tuning nobody knows", "tuning must be", tuning="evil")
 _adapters("trade-offs in words", "is damaged", trades=["a"])
 _adapters("weights of another shape", "do not fit")
 _file("adapters: no facts", "must tell", load_adapters, {"x": torch.zeros(1)}, format="robvit-adapters-1")
-_file("state: facts that are no JSON", "can be read", load_state, {"x": torch.zeros(1)},
-      format="robvit-training-1", facts="{")  # fmt: skip
+_file(
+    "state: facts that are no JSON",
+    "can be read",
+    load_state,
+    {"x": torch.zeros(1)},
+    format="robvit-training-1",
+    facts="{",
+)
 
 
 # Records.
@@ -335,13 +384,15 @@ _record("another schema", "schema 2", lambda c: c.update(schema="2"))
 _record("a field nobody knows", "unknown field '__class__'", lambda c: c.update(__class__="evil"))
 _record("no trials", "missing", lambda c: c.pop("trials"))
 _record("trials that are a text", "missing or of another kind", lambda c: c.update(trials="all right"))
-_record("outcomes that are words", "Trial.right must be", lambda c: c["trials"][0].update(right=["yes"] * 60))
-_record("outcomes that are a text", "Trial.right must be", lambda c: c["trials"][0].update(right="y" * 60))
+_record(
+    "outcomes that are words", "Trial.right must be", lambda c: c["trials"][0].update(correct=["yes"] * 60)
+)
+_record("outcomes that are a text", "Trial.right must be", lambda c: c["trials"][0].update(correct="y" * 60))
 _record("predictions that are lists", "Trial.predicted", lambda c: c["trials"][0].update(predicted=[[]] * 60))
 _record("seconds that are a text", "Trial.seconds", lambda c: c["trials"][0].update(seconds="1e9"))
-_record("outcomes left out", "must have 60 entries", lambda c: c["trials"][0].update(right=[True]))
-_record("a picture skipped that is not there", "skipped", lambda c: c["trials"][0].update(skipped=[10**9]))
-_record("figures that are texts", "Record.figures", lambda c: c.update(figures={"a": "b"}))
+_record("outcomes left out", "must have 60 entries", lambda c: c["trials"][0].update(correct=[True]))
+_record("an image skipped that is not there", "skipped", lambda c: c["trials"][0].update(skipped=[10**9]))
+_record("figures that are texts", "Record.metrics", lambda c: c.update(metrics={"a": "b"}))
 _record("a model that is a list", "Record.model", lambda c: c.update(model=["evil"]))
 _record("a table whose rows differ", "4 cells", lambda c: c["tables"][0]["rows"].append([1]))
 _record("a curve of empty points", r"\[x, y\]", lambda c: c["curves"][0]["lines"].update(evil=[[]]))
@@ -380,8 +431,13 @@ LAUGHS = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n".encode() for i in range(20)
 )
 for title, reader in (("protocol", find), ("recipe", load_recipe)):
-    _text(f"{title}: a tag that runs code", "plain YAML", reader, "evil.yaml",
-          b"about: !!python/object/apply:os.mkdir [canary]\n")  # fmt: skip
+    _text(
+        f"{title}: a tag that runs code",
+        "plain YAML",
+        reader,
+        "evil.yaml",
+        b"about: !!python/object/apply:os.mkdir [canary]\n",
+    )
     _text(f"{title}: a tag of one's own", "plain YAML", reader, "evil.yaml", b"about: !evil {a: 1}\n")
     _text(f"{title}: aliases that stand for exabytes", "has an alias", reader, "evil.yaml", LAUGHS)
     _text(f"{title}: nested five thousand deep", "plain YAML", reader, "evil.yaml", b"a: " + b"[" * 5000)
@@ -403,7 +459,7 @@ def _(folder: Path) -> Opened:
 _text("recipe: based on a list", "base must be", load_recipe, "evil.yaml", b"base: [mini]\n")
 
 
-# Pictures and masks.
+# Images and masks.
 
 
 def _png(width: int, height: int, data: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
@@ -434,13 +490,22 @@ def _bmp() -> bytes:
 
 
 def _tiff() -> bytes:
-    tags = [(256, 4, 1, 2**31 - 1), (257, 4, 1, 2**31 - 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1),
-            (273, 4, 1, 8), (277, 3, 1, 1), (278, 4, 1, 1), (279, 4, 1, 1)]  # fmt: skip
+    tags = [
+        (256, 4, 1, 2**31 - 1),
+        (257, 4, 1, 2**31 - 1),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (273, 4, 1, 8),
+        (277, 3, 1, 1),
+        (278, 4, 1, 1),
+        (279, 4, 1, 1),
+    ]
     entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-_PICTURES = {
+_IMAGES = {
     "a PNG of four billion pixels": (_png(65000, 65000, b"\0"), "bomb"),
     "a GIF of four billion pixels": (_gif(), "decoded"),
     "a BMP of a quintillion pixels": (_bmp(), "bomb"),
@@ -452,27 +517,27 @@ _PICTURES = {
     ),
     "PostScript that would go to another program": (
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(canary) (w) file closefile\n",
-        "not a picture",
+        "not an image",
     ),
     "half a JPEG": (bytes(_saved((64, 64), "JPEG"))[:300], "decoded"),
-    "a script": (b"<script>alert(1)</script>", "not a picture"),
+    "a script": (b"<script>alert(1)</script>", "not an image"),
     "an empty file": (b"", "empty"),
 }
-for title, (content, flaw) in _PICTURES.items():
-    _text(f"picture: {title}", flaw, open_data, "evil.png", content)
+for title, (content, flaw) in _IMAGES.items():
+    _text(f"image: {title}", flaw, open_data, "evil.png", content)
 
 
-@case("picture: a file of a terabyte of nothing")
+@case("image: a file of a terabyte of nothing")
 def _(folder: Path) -> Opened:
     with (folder / "evil.png").open("wb") as file:
         file.truncate(2**40)
     return lambda: open_data(folder / "evil.png"), "at most 800,000,000 are read"
 
 
-@case("picture: a pipe that never ends")
+@case("image: a pipe that never ends")
 def _(folder: Path) -> Opened:
     os.mkfifo(folder / "evil.png")
-    return lambda: open_data(folder), "no pictures"
+    return lambda: open_data(folder), "no images"
 
 
 def _masked(name: str, flaw: str, mask: Image.Image, spec: str = "camvid", names: bytes = b"") -> None:
@@ -549,10 +614,20 @@ def _unpickled(path: Path) -> object:
 
 _text("tar: no tar at all", "not a tar archive", opened_tar, "evil.tgz", b"junk" * 999)
 _text("archive's pickle: code", "refused", _unpickled, "evil.pkl", b"cos\nmkdir\n(S'canary'\ntR.")
-_text("archive's pickle: a memory of billions", "refused", _unpickled, "evil.pkl",
-      b"\x80\x02}r\xff\xff\xff\x7fX.")  # fmt: skip
-_text("archive's pickle: nested without end", "refused|no entry", _unpickled, "evil.pkl",
-      b"\x80\x02" + b"(" * 10**5 + b"t" * 10**5 + b".")  # fmt: skip
+_text(
+    "archive's pickle: a memory of billions",
+    "refused",
+    _unpickled,
+    "evil.pkl",
+    b"\x80\x02}r\xff\xff\xff\x7fX.",
+)
+_text(
+    "archive's pickle: nested without end",
+    "refused|no entry",
+    _unpickled,
+    "evil.pkl",
+    b"\x80\x02" + b"(" * 10**5 + b"t" * 10**5 + b".",
+)
 
 
 def _wheel(name: str, flaw: str, change: Callable[[bytes], bytes], opener: Callable[[Path], object]) -> None:
@@ -579,7 +654,7 @@ _wheel("a member that claims gigabytes", "it is not read", _claims(2**31), lambd
 _wheel("a member of another size", "can read", _claims(50), lambda p: read_member(p, "inside"))
 _wheel("no such member", "has no file", lambda d: d, lambda p: read_member(p, "model.onnx"))
 _wheel("no zip", "can read", lambda d: d[50:-50], lambda p: read_member(p, "inside"))
-_wheel("no list of pictures", "does not hold", lambda d: d, _list_in)
+_wheel("no list of images", "does not hold", lambda d: d, _list_in)
 
 
 # Names.

@@ -1,4 +1,4 @@
-"""Records and pictures for the tests of the report: with all that a record can hold, and with malice."""
+"""Records and images for the tests of the report: with all that a record can hold, and with malice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from robvit.report import GalleryItem
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}"
 
 
-def trial(attack: str, threat: str, right: list[bool], rung: str = "", **settings: object) -> Trial:
+def trial(attack: str, threat: str, correct: list[bool], scenario: str = "", **settings: object) -> Trial:
     """A trial whose wrong answers are the next class; labels are the places modulo ten."""
-    predicted = [i % 10 if ok else (i + 1) % 10 for i, ok in enumerate(right)]
+    predicted = [i % 10 if ok else (i + 1) % 10 for i, ok in enumerate(correct)]
     cost = {"forward": 900, "backward": 400, "seconds": 12.5}
-    return Trial(attack, threat, dict(settings), right, predicted, [0.03] * len(right), rung=rung, **cost)
+    return Trial(
+        attack, threat, dict(settings), correct, predicted, [0.03] * len(correct), scenario=scenario, **cost
+    )
 
 
 def _trials(count: int) -> list[Trial]:
@@ -51,20 +53,28 @@ def rich_record(name: str = "a-model", count: int = 60) -> Record:
     return Record(
         kind="evaluate",
         model={"judged": name, "identity": "ab" * 32},
-        data={"spec": "sample", "digest": "cd" * 32, "count": count, "labels": [i % 10 for i in range(count)],
-              "names": names, "classes": [f"kind {i}" for i in range(10)]},
+        data={
+            "spec": "sample",
+            "digest": "cd" * 32,
+            "count": count,
+            "labels": [i % 10 for i in range(count)],
+            "names": names,
+            "classes": [f"kind {i}" for i in range(10)],
+        },
         trials=_trials(count),
-        figures={"cosine, clean": 0.93, "not a number": float("nan")},
+        metrics={"cosine, clean": 0.93, "not a number": float("nan")},
         history={"train loss": loss, "clean accuracy": np.linspace(0.1, 0.9, 30).tolist()},
         tables=[Table("Table 2", ["model", "ours", "paper", "metric"], rows, "Small scale.")],
         curves=[Curve("Attention gap", "block", "gap", gap)],
-        findings=[Finding("single step never beats many", "green", "0 of 60 violate it"),
-                  Finding("more steps", "amber", "1.7 points, within the interval", names[:1]),
-                  Finding("zero gradients", "red", "12 pictures have none", names[:12])],
+        findings=[
+            Finding("single step never beats many", "green", "0 of 60 violate it"),
+            Finding("more steps", "amber", "1.7 points, within the interval", names[:1]),
+            Finding("zero gradients", "red", "12 images have none", names[:12]),
+        ],
         notes=["The honest headline is the attacker who knows the secret."],
         protocol={"name": "quick@1", "seeds": [0, 1]},
         command="robvit evaluate a-model sample --protocol quick@1",
-    )  # fmt: skip
+    )
 
 
 def poisoned(record: Record) -> Record:
@@ -90,7 +100,7 @@ def poisoned(record: Record) -> Record:
 
 
 def exhibits(count: int, side: int, number: int = 7, attention: bool = False) -> Iterator[GalleryItem]:
-    """Smooth coloured pictures with grain, and a signed noise of eight grey levels."""
+    """Smooth coloured images with grain, and a signed noise of eight grey levels."""
     rng = np.random.default_rng(3)
     across = np.linspace(0, 3, side)
     for place in range(count):

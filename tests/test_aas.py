@@ -31,14 +31,20 @@ def small(family: str, count: int = 3) -> tuple[Model, torch.Tensor, torch.Tenso
 
 
 def planted(sharpness: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A ViT that names the brightest quarter of a picture by where its class token looks; 8 pictures.
+    """A ViT that names the brightest quarter of an image by where its class token looks; 8 images.
 
     Values know places and scores know brightness, so a gradient can only pass through the softmax.
     """
     net = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, depth=1, embed_dim=8, num_heads=1, num_classes=4,
-        norm_layer=nn.Identity, mlp_ratio=1.0,
-    )  # fmt: skip
+        "vit_tiny_patch16_224",
+        img_size=32,
+        depth=1,
+        embed_dim=8,
+        num_heads=1,
+        num_classes=4,
+        norm_layer=nn.Identity,
+        mlp_ratio=1.0,
+    )
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
@@ -166,7 +172,7 @@ def test_at_scale_one_it_is_the_base_attack_bit_for_bit(base):
     model, x, y = small("vit")
     settings = {"steps": 3} if base != "fgsm" else {}
     ones = [1.0] * len(attention_layers(model))
-    expected = ATTACKS[base](model, x, y, LINF, keep_broken=True, seed=5, **settings)
+    expected = ATTACKS[base](model, x, y, LINF, early_stop=False, seed=5, **settings)
     assert torch.equal(
         ATTACKS["aas"](model, x, y, LINF, base=base, scales=ones, seed=5, **settings), expected
     )
@@ -202,13 +208,13 @@ def test_it_keeps_to_every_norm_and_repeats_itself(name, norm):
     assert torch.equal(adv, ATTACKS[name](model, x, y, threat, **quick))
 
 
-def test_pictures_are_crafted_to_the_end_and_judged_unscaled():
-    """On the scaled model all pictures are wrong from the start: an attack that asks it would do nothing."""
+def test_images_are_crafted_to_the_end_and_judged_unscaled():
+    """On the scaled model all images are wrong from the start: an attack that asks it would do nothing."""
     model = robvit.load("robvit-mini")
-    pictures = open_data("sample", limit=8)
-    x, y = pictures.arrays()
-    right = model(x).argmax(1) == y
-    x, y = x[right], y[right]
+    images = open_data("sample", limit=8)
+    x, y = images.arrays()
+    correct = model(x).argmax(1) == y
+    x, y = x[correct], y[correct]
     flipped = Count(Scaled(model, [-3.0] * len(attention_layers(model))))
     assert (flipped(x).argmax(1) != y).any()
     adv = ATTACKS["aas"](model, x, y, LINF, scales=[-3.0] * len(attention_layers(model)), steps=3)
@@ -249,9 +255,9 @@ def test_models_without_attention_and_unknown_settings_are_refused():
 
 def test_gradients_of_the_scaled_model_are_its_own():
     model, x, y = small("vit")
-    adv = pgd(Scaled(model, [0.1, 0.1]), x, y, LINF, steps=2, keep_broken=True)
+    adv = pgd(Scaled(model, [0.1, 0.1]), x, y, LINF, steps=2, early_stop=False)
     with torch.no_grad():
         for block in model.net.blocks:  # the same model, with the scale in its weights
             block.attn.qkv.weight[:48] *= 0.1
             block.attn.qkv.bias[:48] *= 0.1
-    torch.testing.assert_close(pgd(model, x, y, LINF, steps=2, keep_broken=True), adv, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pgd(model, x, y, LINF, steps=2, early_stop=False), adv, rtol=0, atol=1e-5)

@@ -25,12 +25,18 @@ def fit_of(folder: Path, **keys: Any) -> Fit:
     model = robvit.load("robvit-mini")
     learned = open_data("sample", split="train", limit=24)
     recipe = {
-        "loss": "aas_at", "loss_settings": {"base": "pgd_at", "every": 2, "steps": 2, "space": "log"},
-        "inner": {"eps": 0.03, "steps": 1}, "batch": 8, "epochs": 3, "lr": 1e-3, "judge_steps": 1,
-        "save_seconds": 0, **keys,
-    }  # fmt: skip
-    course = Splits(learned, open_data("sample", split="test", limit=8))
-    return Fit(model, course, make_recipe(recipe), folder=folder, about={"arch": "robvit-mini"}, trackers=[])
+        "loss": "aas_at",
+        "loss_settings": {"base": "pgd_at", "every": 2, "steps": 2, "space": "log"},
+        "inner": {"eps": 0.03, "steps": 1},
+        "batch": 8,
+        "epochs": 3,
+        "lr": 1e-3,
+        "judge_steps": 1,
+        "save_seconds": 0,
+        **keys,
+    }
+    splits = Splits(learned, open_data("sample", split="test", limit=8))
+    return Fit(model, splits, make_recipe(recipe), folder=folder, about={"arch": "robvit-mini"}, trackers=[])
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:
@@ -133,8 +139,8 @@ def test_every_recipe_names_a_loss_that_is_there(name):
 
 
 def test_nonsense_is_refused():
-    model, pictures = robvit.load("robvit-mini"), open_data("sample", limit=2)
+    model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)
     with pytest.raises(InputError, match="every >= 2"):
-        make_loss("aas_at", model, pictures, {"every": 1})
+        make_loss("aas_at", model, images, {"every": 1})
     with pytest.raises(InputError, match="such as trades or mart, got fare"):
-        make_loss("aas_at", model, pictures, {"base": "fare"})
+        make_loss("aas_at", model, images, {"base": "fare"})

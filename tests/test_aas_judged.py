@@ -27,7 +27,7 @@ LINF = Threat("linf", 8 / 255)
 
 
 class Few:
-    """Pictures in memory, as much of a set as a comparison needs."""
+    """Images in memory, as much of a set as a comparison needs."""
 
     kind = "labels"
 
@@ -42,17 +42,21 @@ class Few:
 def test_on_the_planted_model_the_effect_appears():
     net, x, y = planted(1e4)
     found = compare_scaling(
-        net, Few(x, y), Threat("linf", 16 / 255), settings={"steps": 5}, way=ScalingMethod(settings={"starts": 4})
+        net,
+        Few(x, y),
+        Threat("linf", 16 / 255),
+        settings={"steps": 5},
+        way=ScalingMethod(settings={"starts": 4}),
     )
-    assert sum(found.plain.right) == sum(found.control.right) == 8
-    assert sum(found.scaled.right) == sum(found.both) == 0
-    assert found.verdict().startswith("The paper's effect appears: of 8 pictures pgd")
+    assert sum(found.plain.correct) == sum(found.control.correct) == 8
+    assert sum(found.scaled.correct) == sum(found.both) == 0
+    assert found.verdict().startswith("The paper's effect appears: of 8 images pgd")
     assert all(0 < v <= 1 for v in found.scales[0])
 
 
 @pytest.mark.parametrize(("base", "settings"), [("pgd", {"steps": 4}), ("fgsm", {})])
 @pytest.mark.parametrize("name", ["aas", "scale"])
-def test_a_picture_that_withstands_gets_no_fewer_passes_from_the_control(base, settings, name):
+def test_a_image_that_withstands_gets_no_fewer_passes_from_the_control(base, settings, name):
     """With no budget nothing breaks, so what is spent is what is allowed."""
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=2).arrays()
@@ -69,26 +73,28 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=8).arrays()
     scales = [0.05] * len(attention_layers(model))
-    found = compare_scaling(model, Few(x, y), LINF, settings={"steps": 3}, way=ScalingMethod(scales=scales), batch=5)
-    assert found.clean.right == (model(x).argmax(1) == y).tolist()
+    found = compare_scaling(
+        model, Few(x, y), LINF, settings={"steps": 3}, way=ScalingMethod(scales=scales), batch=5
+    )
+    assert found.clean.correct == (model(x).argmax(1) == y).tolist()
     assert len(found.scales) == 2
     for trial in found.trials[1:]:
-        assert not any(r and not c for r, c in zip(trial.right, found.clean.right, strict=True))
+        assert not any(r and not c for r, c in zip(trial.correct, found.clean.correct, strict=True))
     parts = [
         run("aas", model, a, b, LINF, scales=scales, steps=3)
         for a, b in zip(x.split(5), y.split(5), strict=True)
     ]
-    assert found.scaled.right == [not s for part in parts for s in part.success.tolist()]
+    assert found.scaled.correct == [not s for part in parts for s in part.success.tolist()]
     assert found.own is not None
-    assert found.own[0] < 1  # of pictures that the model itself gets right
+    assert found.own[0] < 1  # of images that the model itself gets right
     assert found.control.control
-    assert found.both == [a and b for a, b in zip(found.plain.right, found.scaled.right, strict=True)]
+    assert found.both == [a and b for a, b in zip(found.plain.correct, found.scaled.correct, strict=True)]
 
 
 def test_verdicts_need_more_than_chance():
     def says(both: list[bool], control: list[bool]) -> str:
         plain = Trial("pgd", "", {}, both, [], [])
-        found = Comparison(plain, plain, plain, replace(plain, right=control), [], None)
+        found = Comparison(plain, plain, plain, replace(plain, correct=control), [], None)
         return found.verdict().split(":")[0]
 
     yes, no = [True] * 8, [False] * 8
@@ -104,7 +110,7 @@ def test_attacks_that_take_no_restarts_have_no_control():
         control_of("autoattack", {}, LINF, 100)
 
 
-def test_universal_scales_come_from_pictures_that_are_not_judged():
+def test_universal_scales_come_from_images_that_are_not_judged():
     model = robvit.load("robvit-mini")
     learned: ImageDataset = open_data("sample", split="train", limit=6)
     scales = universal_scales(model, learned, batch=3, steps=2)
@@ -114,10 +120,12 @@ def test_universal_scales_come_from_pictures_that_are_not_judged():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"])
+@pytest.mark.parametrize(
+    "way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"]
+)
 def test_without_underflow_scaling_is_never_reported_better_than_its_control(way):
     model = robvit.load("robvit-mini-robust")
-    pictures = open_data("sample", limit=64)
+    images = open_data("sample", limit=64)
     for base, settings in (("fgsm", {}), ("pgd", {"steps": 10}), ("gama", {"steps": 10})):
-        found = compare_scaling(model, pictures, LINF, base=base, settings=settings, way=way)
+        found = compare_scaling(model, images, LINF, base=base, settings=settings, way=way)
         assert not found.verdict().startswith("The paper's effect appears"), found.verdict()

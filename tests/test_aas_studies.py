@@ -31,9 +31,9 @@ def test_a_study_runs_and_tells_its_judgement(name, tmp_path, monkeypatch):
         return
     assert any("paper's effect appears in" in note for note in record.notes)
     judged = next(t for t in record.tables if t.title.startswith("Plain and scaled"))
-    assert len(judged.rows) == len(record.rungs())
+    assert len(judged.rows) == len(record.scenarios())
     for trial in record.trials:
-        assert len(trial.right) == 4
+        assert len(trial.correct) == 4
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_training_with_scales_is_judged_beside_one_without(tmp_path):
 def test_no_budget_breaks_nothing_and_scale_one_changes_nothing(tmp_path):
     record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1)
     clean, *attacked = record.trials
-    assert all(trial.right == clean.right for trial in attacked)
+    assert all(trial.correct == clean.correct for trial in attacked)
 
 
 def test_every_table_and_figure_has_a_study():

@@ -23,13 +23,13 @@ import robvit
 from app_bench import bench, token_file
 from robvit.app import gate
 from robvit.app.compute import SWEPT
-from robvit.app.request import Order, Picture, Result, Step, pixels_of, png
+from robvit.app.request import InputImage, Order, Result, Step, pixels_of, png
 from robvit.app.script import lines
 from robvit.app.session import Bench, Limits, OutOfTime
 from robvit.app.subjects import KNOWN, OFF, SECRET, subjects
 from robvit.cli import app as commands
 from robvit.data import open_data
-from robvit.data.decode import ImageError, read_picture
+from robvit.data.decode import ImageError, read_image
 from robvit.errors import InputError, RobvitError, UnknownName, WrongBackbone
 
 NAME = "test/02529"
@@ -41,9 +41,9 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def cat() -> Picture:
+def cat() -> InputImage:
     x, _ = open_data("sample", subset=[NAME]).arrays()
-    return Picture(png(pixels_of(x)), NAME, "cat")
+    return InputImage(png(pixels_of(x)), NAME, "cat")
 
 
 def finished(play: Bench, order: Order) -> Result:
@@ -53,7 +53,7 @@ def finished(play: Bench, order: Order) -> Result:
 
 
 @pytest.mark.parametrize("attack", ["fgsm", "pgd", "gama", "apgd_ce", "square", "feature"])
-def test_a_watched_attack_is_the_attack_bit_for_bit(play: Bench, cat: Picture, attack: str) -> None:
+def test_a_watched_attack_is_the_attack_bit_for_bit(play: Bench, cat: InputImage, attack: str) -> None:
     order = Order(cat, "robvit-mini", attack=attack, eps=4, steps=3)
     *steps, last = play.attack(order)
     assert isinstance(last, Result)
@@ -65,12 +65,12 @@ def test_a_watched_attack_is_the_attack_bit_for_bit(play: Bench, cat: Picture, a
     assert not np.array_equal(last.exhibit.adversarial, last.exhibit.clean)
     assert np.abs(last.exhibit.adversarial.astype(int) - last.exhibit.clean).max() <= 4
     assert last.passes == (alone.forward, alone.backward)
-    assert all(isinstance(s, Step) and s.passes == len(s.course) <= s.expected for s in steps)
+    assert all(isinstance(s, Step) and s.passes == len(s.splits) <= s.expected for s in steps)
     assert [s.passes for s in steps] == sorted({s.passes for s in steps})
-    assert all(s.course == last.course[: s.passes] for s in steps)
+    assert all(s.splits == last.splits[: s.passes] for s in steps)
 
 
-def test_the_result_says_what_the_model_says(play: Bench, cat: Picture) -> None:
+def test_the_result_says_what_the_model_says(play: Bench, cat: InputImage) -> None:
     found = finished(play, Order(cat, "robvit-mini", eps=8))
     x = cat.tensor(32)
     adv = torch.from_numpy(found.exhibit.adversarial).permute(2, 0, 1)[None] / 255
@@ -89,7 +89,7 @@ def test_the_result_says_what_the_model_says(play: Bench, cat: Picture) -> None:
     assert len(found.exhibit.attention) == 2
 
 
-def test_tokens_change_who_is_judged_and_who_is_attacked(play: Bench, cat: Picture) -> None:
+def test_tokens_change_who_is_judged_and_who_is_attacked(play: Bench, cat: InputImage) -> None:
     off, secret, known = (
         finished(play, Order(cat, "robvit-mini", tokens)) for tokens in (OFF, SECRET, KNOWN)
     )
@@ -107,12 +107,17 @@ def test_tokens_change_who_is_judged_and_who_is_attacked(play: Bench, cat: Pictu
 @pytest.mark.parametrize("tokens", [OFF, SECRET, KNOWN])
 @pytest.mark.parametrize("attack", ["pgd", "feature"])
 @pytest.mark.parametrize("uploaded", [False, True])
-def test_the_python_lines_make_the_same_picture(
-    play: Bench, cat: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    tokens: str, attack: str, uploaded: bool,
-) -> None:  # fmt: skip
-    picture = Picture(cat.png) if uploaded else cat
-    order = Order(picture, "robvit-mini", tokens, attack, eps=5, steps=3)
+def test_the_python_lines_make_the_same_image(
+    play: Bench,
+    cat: InputImage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: str,
+    attack: str,
+    uploaded: bool,
+) -> None:
+    image = InputImage(cat.png) if uploaded else cat
+    order = Order(image, "robvit-mini", tokens, attack, eps=5, steps=3)
     found = finished(play, order)
     monkeypatch.chdir(tmp_path)
     token_file(tmp_path)
@@ -121,7 +126,7 @@ def test_the_python_lines_make_the_same_picture(
     assert np.array_equal(np.asarray(Image.open("adversarial.png")), found.exhibit.adversarial)
 
 
-def test_the_sweep_is_the_attack_at_each_budget(play: Bench, cat: Picture) -> None:
+def test_the_sweep_is_the_attack_at_each_budget(play: Bench, cat: InputImage) -> None:
     order = Order(cat, "robvit-mini", SECRET, steps=3)
     *_, swept = play.sweep(order)
     assert list(swept.lines) == ["without tokens", "with tokens"]
@@ -148,13 +153,13 @@ def test_the_sweep_is_the_attack_at_each_budget(play: Bench, cat: Picture) -> No
     ],
 )
 def test_what_may_not_be_asked_for_is_refused(
-    play: Bench, cat: Picture, change: dict[str, object], error: type[RobvitError], says: str
+    play: Bench, cat: InputImage, change: dict[str, object], error: type[RobvitError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
         next(play.attack(replace(Order(cat, "robvit-mini"), **change)))
 
 
-def test_an_order_ends_with_its_time(play: Bench, cat: Picture) -> None:
+def test_an_order_ends_with_its_time(play: Bench, cat: InputImage) -> None:
     hasty = Bench(play.subjects, Limits(seconds=0))
     for answers in (hasty.attack, hasty.sweep):
         with pytest.raises(OutOfTime, match="try fewer steps"):
@@ -162,7 +167,7 @@ def test_an_order_ends_with_its_time(play: Bench, cat: Picture) -> None:
     assert not hasty.turn.locked()
 
 
-def test_an_order_ends_with_its_visitor(play: Bench, cat: Picture) -> None:
+def test_an_order_ends_with_its_visitor(play: Bench, cat: InputImage) -> None:
     going = play.attack(Order(cat, "robvit-mini", attack="apgd_t", steps=100))
     assert isinstance(next(going), Step)
     assert play.turn.locked()
@@ -173,7 +178,7 @@ def test_an_order_ends_with_its_visitor(play: Bench, cat: Picture) -> None:
 
 def test_orders_at_once_are_answered_as_alone(play: Bench) -> None:
     x, _ = open_data("sample", limit=6).arrays()
-    orders = [Order(Picture(png(pixels_of(one[None]))), "robvit-mini", steps=3) for one in x]
+    orders = [Order(InputImage(png(pixels_of(one[None]))), "robvit-mini", steps=3) for one in x]
     alone = [finished(play, order) for order in orders]
     together: dict[int, Result] = {}
     threads = [
@@ -201,7 +206,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def test_uploads_are_bounded_before_they_are_decoded(play: Bench) -> None:
-    with pytest.raises(ImageError, match="not a picture in any of the formats"):
+    with pytest.raises(ImageError, match="not an image in any of the formats"):
         play.upload(b"<svg onload=alert(1)>")
     with pytest.raises(ImageError, match="empty"):
         play.upload(b"")
@@ -215,7 +220,7 @@ def test_an_upload_becomes_a_bounded_square(play: Bench) -> None:
     held = io.BytesIO()
     Image.new("RGBA", (1500, 900), (10, 200, 30, 255)).save(held, "WEBP", lossless=True)
     kept = play.upload(held.getvalue())
-    pixels = read_picture(kept.png)
+    pixels = read_image(kept.png)
     assert pixels.shape == (3, 448, 448)
     assert pixels[:, 0, 0].tolist() == [10, 200, 30]
     assert kept.name == ""
@@ -235,7 +240,7 @@ def test_tokens_and_heads_go_to_their_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.weights
-def test_dinov2_without_a_head_shows_features(cat: Picture) -> None:
+def test_dinov2_without_a_head_shows_features(cat: InputImage) -> None:
     found = subjects()
     play = Bench(found)
     subject = found["dinov2-small"]
@@ -274,10 +279,20 @@ def test_the_gate_knows_few_addresses_and_hosts(tmp_path: Path) -> None:
         assert door.ask(path) == 200, path
         assert b"default-src 'self'" in door.headers[b"content-security-policy"]
     for path in (
-        "/gradio_api/file=/etc/passwd", "/gradio_api/file/x", "/file=x", "/gradio_api/proxy=http://a.b",
-        "/gradio_api/run/predict", "/gradio_api/call/x", "/gradio_api/component_server", "/docs",
-        "/gradio_api/vibe-edit", "/assets/../../x", "/assets/%2e%2e/x", "/monitoring", "/assets/x\n",
-    ):  # fmt: skip
+        "/gradio_api/file=/etc/passwd",
+        "/gradio_api/file/x",
+        "/file=x",
+        "/gradio_api/proxy=http://a.b",
+        "/gradio_api/run/predict",
+        "/gradio_api/call/x",
+        "/gradio_api/component_server",
+        "/docs",
+        "/gradio_api/vibe-edit",
+        "/assets/../../x",
+        "/assets/%2e%2e/x",
+        "/monitoring",
+        "/assets/x\n",
+    ):
         assert door.ask(path) == 404, path
     assert door.ask("/", host="evil.example") == 421
     assert door.ask("/", host="[::1]:7860") == 200

@@ -36,7 +36,7 @@ def visit(browser: Browser, server: Playground, **settings: object) -> Visit:
 
 
 def seen(image: Locator) -> np.ndarray:
-    """The pixels of a picture in the page, as the file inside it has them."""
+    """The pixels of an image in the page, as the file inside it has them."""
     return np.asarray(Image.open(io.BytesIO(_decoded(image.get_attribute("src")))))
 
 
@@ -54,7 +54,7 @@ def attack(page: Page) -> None:
     expect(page.locator(".numbers")).to_be_visible(timeout=PATIENCE)
 
 
-def test_a_picture_is_attacked_slid_over_and_downloaded(
+def test_a_image_is_attacked_slid_over_and_downloaded(
     browser: Browser, server: Playground, tmp_path: Path
 ) -> None:
     with visit(browser, server) as page:
@@ -62,7 +62,7 @@ def test_a_picture_is_attacked_slid_over_and_downloaded(
         page.locator(".thumbs button").nth(6).click()
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: cat")
         attack(page)
-        figures = page.locator(".pictures figure")
+        figures = page.locator(".images figure")
         expect(figures).to_have_count(5)
         expect(figures.nth(2)).to_contain_text("difference ×")
         expect(page.locator(".verdict")).to_contain_text("Fooled: cat")
@@ -102,19 +102,19 @@ def test_good_and_bad_uploads(browser: Browser, server: Playground, tmp_path: Pa
     pixels = np.random.default_rng(3).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     Image.fromarray(pixels).resize((64, 64)).save(good)
-    bad.write_bytes(b"this is no picture")
+    bad.write_bytes(b"this is no image")
     with visit(browser, server) as page:
         chooser = page.locator("input[type=file]")
         chooser.set_input_files(bad)
-        expect(page.get_by_text("not a picture in any of the formats")).to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_text("not an image in any of the formats")).to_be_visible(timeout=PATIENCE)
         expect(page.get_by_text("Traceback")).to_have_count(0)
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: frog")
         chooser.set_input_files(good)
-        expect(page.locator(".chosen figcaption")).to_have_text("chosen: your picture", timeout=PATIENCE)
+        expect(page.locator(".chosen figcaption")).to_have_text("chosen: your image", timeout=PATIENCE)
         attack(page)
-        assert seen(page.locator(".pictures img").first).shape == (32, 32, 3)
+        assert seen(page.locator(".images img").first).shape == (32, 32, 3)
         page.locator("#lines").click()
-        expect(page.locator(".cm-content")).to_contain_text('read_picture("clean.png")')
+        expect(page.locator(".cm-content")).to_contain_text('read_image("clean.png")')
 
 
 def test_every_control_explains_itself(browser: Browser, server: Playground) -> None:

@@ -73,8 +73,11 @@ class Visitor:
     def ask(self, element: str, kind: str, data: list[Any], more: Any = None) -> dict[str, Any]:
         """Send an event; the last message about it."""
         body = {
-            "data": data, "fn_index": self.event(element, kind), "session_hash": self.name, "event_data": more
-        }  # fmt: skip
+            "data": data,
+            "fn_index": self.event(element, kind),
+            "session_hash": self.name,
+            "event_data": more,
+        }
         joined = self.http.post(f"{API}/queue/join", json=body)
         self.heard += joined.content
         if joined.status_code != 200:
@@ -111,26 +114,26 @@ def enter() -> Iterator[Enter]:
         yield stack.enter_context
 
 
-def pictures(html: str) -> dict[str, np.ndarray]:
+def images(html: str) -> dict[str, np.ndarray]:
     """The downloads of a result by name."""
     found = re.findall(r"download='(\w+)\.png' href='data:image/png;base64,([^']+)'", html)
     return {name: np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for name, text in found}
 
 
-def picture(seed: int) -> tuple[np.ndarray, bytes]:
-    """A small picture that nobody else has; its middle is what the server keeps."""
+def image(seed: int) -> tuple[np.ndarray, bytes]:
+    """A small image that nobody else has; its middle is what the server keeps."""
     pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "PNG")
     return pixels, held.getvalue()
 
 
-def test_twenty_visitors_at_once_get_their_own_pictures(address: str, play: Bench) -> None:
+def test_twenty_visitors_at_once_get_their_own_images(address: str, play: Bench) -> None:
     got: dict[int, str] = {}
 
     def visit(number: int) -> None:
         with Visitor(address, f"visitor{number}") as visitor:
-            if visitor.upload(picture(number)[1])["success"]:
+            if visitor.upload(image(number)[1])["success"]:
                 answer = visitor.attack()
                 if answer["success"]:
                     got[number] = answer["output"]["data"][0]
@@ -142,8 +145,8 @@ def test_twenty_visitors_at_once_get_their_own_pictures(address: str, play: Benc
         thread.join()
     assert sorted(got) == list(range(20))
     for number, html in got.items():
-        mine = play.upload(picture(number)[1]).tensor(32)
-        shown = pictures(html)
+        mine = play.upload(image(number)[1]).tensor(32)
+        shown = images(html)
         assert np.array_equal(shown["clean"], (mine[0] * 255).round().byte().permute(1, 2, 0).numpy())
         moved = np.abs(shown["adversarial"].astype(int) - shown["clean"])
         assert 0 < moved.max() <= 3
@@ -151,10 +154,10 @@ def test_twenty_visitors_at_once_get_their_own_pictures(address: str, play: Benc
 
 def test_a_visitor_chooses_attacks_and_reads_the_lines(address: str, enter: Enter) -> None:
     visitor = enter(Visitor(address, "alone"))
-    first = pictures(visitor.attack()["output"]["data"][0])["clean"]
+    first = images(visitor.attack()["output"]["data"][0])["clean"]
     assert visitor.ask("", "click", [], {"index": 7})["success"]
     answer = visitor.attack(tokens="known")["output"]["data"]
-    assert not np.array_equal(pictures(answer[0])["clean"], first)
+    assert not np.array_equal(images(answer[0])["clean"], first)
     assert "with tokens" in answer[0]
     code = visitor.ask("lines", "click", [None])["output"]["data"][0]["value"]
     assert 'robvit.load("robvit-mini", tokens="tokens.safetensors")' in code
@@ -208,7 +211,7 @@ def test_what_breaks_inside_stays_inside(server: Playground) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no picture", b"<svg onload=alert(1)>", b"\x89PNG\r\n\x1a\n" + bytes(99)]
+    "content", [b"", b"no image", b"<svg onload=alert(1)>", b"\x89PNG\r\n\x1a\n" + bytes(99)]
 )
 def test_a_bad_upload_gets_a_sentence(address: str, content: bytes) -> None:
     with Visitor(address, "clumsy") as visitor:
@@ -236,14 +239,22 @@ def test_a_made_up_upload_reads_no_file_of_the_server(address: str, path: str) -
 
 def test_the_server_serves_no_files_and_fetches_none(address: str, enter: Enter) -> None:
     visitor = enter(Visitor(address, "reader"))
-    _, content = picture(1)
+    _, content = image(1)
     kept = visitor.http.post(f"{API}/upload", files={"files": ("x.png", content)}).json()[0]
     for path in (
-        f"{API}/file={kept}", f"{API}/file=/etc/passwd", f"{API}/file=pyproject.toml",
-        f"{API}/file=../../../../etc/passwd", f"{API}/file%3D/etc/passwd", "/file=/etc/passwd",
-        f"{API}/file=http://127.0.0.1:1/", f"{API}/proxy=http://127.0.0.1:1/", "/static/../../../etc/passwd",
-        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd", f"{API}/openapi.json", "/monitoring",
-    ):  # fmt: skip
+        f"{API}/file={kept}",
+        f"{API}/file=/etc/passwd",
+        f"{API}/file=pyproject.toml",
+        f"{API}/file=../../../../etc/passwd",
+        f"{API}/file%3D/etc/passwd",
+        "/file=/etc/passwd",
+        f"{API}/file=http://127.0.0.1:1/",
+        f"{API}/proxy=http://127.0.0.1:1/",
+        "/static/../../../etc/passwd",
+        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        f"{API}/openapi.json",
+        "/monitoring",
+    ):
         assert visitor.http.get(path).status_code == 404, path
     assert visitor.http.post(f"{API}/run/predict", json={"data": []}).status_code == 404
 

@@ -1,4 +1,4 @@
-"""`robvit attack` and the shards behind it: resume, sharing out, pictures that hold what they promise."""
+"""`robvit attack` and the shards behind it: resume, sharing out, images that hold what they promise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from robvit.attacks.pixels import eight_bit
 from robvit.attention.hooks import class_attention
 from robvit.cli import app, main
 from robvit.cli.attack import _check_classes
-from robvit.data import open_data, read_picture
+from robvit.data import open_data, read_image
 from robvit.errors import DataError, InputError
 from robvit.evaluation.attack_shards import Job, craft, shards
 from robvit.evaluation.metrics import interval
@@ -37,13 +37,13 @@ def silent(*_: object, **__: object) -> None:
 
 def job(count: int = 12, batch: int = 5, **settings: object) -> Job:
     model = robvit.load("robvit-mini-robust")
-    pictures = open_data("sample", limit=count)
-    return Job("pgd", LINF, {"steps": 3, **settings}, model, model.identity(), pictures, batch=batch)
+    images = open_data("sample", limit=count)
+    return Job("pgd", LINF, {"steps": 3, **settings}, model, model.identity(), images, batch=batch)
 
 
 def contents(folder: Path, work: Job) -> tuple[torch.Tensor, list[bool]]:
     parts = list(shards(folder, len(work.batches())))
-    return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["right"]]
+    return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["correct"]]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert len(list((tmp_path / "parts").glob("shard-*"))) == 1
     (tmp_path / "parts" / "shard-00001.safetensors").write_bytes(b"half a sh")  # torn by a crash
     resumed = craft(work, tmp_path / "parts", silent)
-    assert (whole.right, whole.distance) == (resumed.right, resumed.distance)
+    assert (whole.correct, whole.distance) == (resumed.correct, resumed.distance)
     assert torch.equal(contents(tmp_path / "whole", work)[0], contents(tmp_path / "parts", work)[0])
 
 
-def test_batches_of_any_size_give_the_same_pictures(tmp_path: Path) -> None:
+def test_batches_of_any_size_give_the_same_images(tmp_path: Path) -> None:
     sizes = {batch: job(batch=batch) for batch in (1, 4, 12)}
     for batch, work in sizes.items():
         craft(work, tmp_path / str(batch), silent)
@@ -83,7 +83,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         craft(job(count=4, seed=1), tmp_path, silent)
 
 
-def test_pictures_are_whole_levels_inside_the_budget() -> None:
+def test_images_are_whole_levels_inside_the_budget() -> None:
     x = (torch.rand(8, 3, 6, 6) * 255).round() / 255
     for threat in (LINF, Threat("linf", 1.7 / 255), Threat("l2", 0.3), Threat("linf", 8 / 255, psnr=40)):
         adv = threat.project(x, x + 0.05 * torch.randn_like(x))
@@ -94,7 +94,7 @@ def test_pictures_are_whole_levels_inside_the_budget() -> None:
         assert ((out - adv).abs() <= 1 / 255 + 1e-6).all()
 
 
-def test_the_command_writes_pictures_that_still_succeed_when_read_back(tmp_path: Path) -> None:
+def test_the_command_writes_images_that_still_succeed_when_read_back(tmp_path: Path) -> None:
     arguments = [
         "attack",
         "robvit-mini",
@@ -111,15 +111,15 @@ def test_the_command_writes_pictures_that_still_succeed_when_read_back(tmp_path:
     record = Record.load(tmp_path / "record.json")
     model = robvit.load("robvit-mini")
     clean, pgd = record.trials
-    pictures = open_data("sample", limit=12)
-    assert record.data["names"] == pictures.names
+    images = open_data("sample", limit=12)
+    assert record.data["names"] == images.names
     with torch.no_grad():
         for i, name in enumerate(record.data["names"]):
-            picture = read_picture((tmp_path / "pictures" / name).with_suffix(".png")).float() / 255
-            assert (picture - pictures[i][0]).abs().max() <= 8 / 255 + 1e-6
-            assert int(model(picture[None]).argmax()) == pgd.predicted[i]
-    assert sum(pgd.right) < sum(clean.right)
-    assert record.robust_accuracy() == sum(pgd.right) / 12
+            image = read_image((tmp_path / "images" / name).with_suffix(".png")).float() / 255
+            assert (image - images[i][0]).abs().max() <= 8 / 255 + 1e-6
+            assert int(model(image[None]).argmax()) == pgd.predicted[i]
+    assert sum(pgd.correct) < sum(clean.correct)
+    assert record.robust_accuracy() == sum(pgd.correct) / 12
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size[0] > 400
     again = CliRunner().invoke(app, arguments)
@@ -148,8 +148,8 @@ def test_a_killed_command_run_again_makes_the_same_bits(tmp_path: Path) -> None:
         record = json.loads((tmp_path / out / "record.json").read_text())
         for trial in record["trials"]:
             trial.pop("seconds")
-        pictures = {p.name: p.read_bytes() for p in (tmp_path / out / "pictures").rglob("*.png")}
-        return {k: v for k, v in record.items() if k not in ("created", "command")}, pictures
+        images = {p.name: p.read_bytes() for p in (tmp_path / out / "images").rglob("*.png")}
+        return {k: v for k, v in record.items() if k not in ("created", "command")}, images
 
     whole = subprocess.run(command("whole"), check=False, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
@@ -201,12 +201,12 @@ def test_two_processes_make_the_same_record_as_one(tmp_path: Path) -> None:
             trial.pop("seconds")
     assert records[0]["trials"] == records[1]["trials"]
     for name in records[0]["data"]["names"]:
-        pictures = [(tmp_path / run / "pictures" / name).with_suffix(".png") for run in ("one", "two")]
-        assert pictures[0].read_bytes() == pictures[1].read_bytes()
+        images = [(tmp_path / run / "images" / name).with_suffix(".png") for run in ("one", "two")]
+        assert images[0].read_bytes() == images[1].read_bytes()
 
 
 def masked(root: Path, count: int = 5) -> Path:
-    """Pictures whose bright half is class 1, its masks, and a strip of void."""
+    """Images whose bright half is class 1, its masks, and a strip of void."""
     for part in ("images", "annotations"):
         (root / part).mkdir(parents=True)
     for i in range(count):
@@ -232,14 +232,14 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     record = Record.load(tmp_path / "out" / "record.json")
-    assert record.figures["attacked mIoU"] < record.figures["clean mIoU"] - 0.1
+    assert record.metrics["attacked mIoU"] < record.metrics["clean mIoU"] - 0.1
 
     model = robvit.load("robvit-mini", head=head)
-    pictures, rights, total = open_data(data, limit=64), [], torch.zeros(2, 2)
+    images, rights, total = open_data(data, limit=64), [], torch.zeros(2, 2)
     with torch.no_grad():
-        for i, name in enumerate(pictures.names):
-            x, mask = pictures[i]
-            adv = read_picture((tmp_path / "out" / "pictures" / name).with_suffix(".png")).float() / 255
+        for i, name in enumerate(images.names):
+            x, mask = images[i]
+            adv = read_image((tmp_path / "out" / "images" / name).with_suffix(".png")).float() / 255
             assert (adv - x).abs().max() <= 8 / 255 + 1e-6
             seen, there = model(adv[None])[0].argmax(0), mask != 255
             rights.append(float((seen == mask)[there].float().mean()))
@@ -248,7 +248,7 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
                     total[a, b] += ((mask == a) & (seen == b)).sum()
     assert [row[2] for row in record.tables[0].rows] == pytest.approx(rights)
     iou = [float(total[k, k] / (total[k].sum() + total[:, k].sum() - total[k, k])) for k in (0, 1)]
-    assert record.figures["attacked mIoU"] == pytest.approx(sum(iou) / 2)
+    assert record.metrics["attacked mIoU"] == pytest.approx(sum(iou) / 2)
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 0
     assert Record.load(tmp_path / "out" / "record.json").tables == record.tables
@@ -258,19 +258,19 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
 
 def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
-    with pytest.raises(DataError, match=r"pgd needs labels, these pictures have masks .*segmentation"):
+    with pytest.raises(DataError, match=r"pgd needs labels, these images have masks .*segmentation"):
         Job("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
-    with pytest.raises(DataError, match="segmentation needs masks, these pictures have labels"):
+    with pytest.raises(DataError, match="segmentation needs masks, these images have labels"):
         Job("segmentation", LINF, {}, model, "", open_data("sample", limit=2))
 
 
-def test_a_job_in_python_leaves_pictures_sheet_and_record(tmp_path: Path) -> None:
+def test_a_job_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:
     work = job(count=4, batch=3)
     record = robvit.attack_dataset(work, tmp_path)
     assert Record.load(tmp_path / "record.json") == record
     assert record.model["judged"] == "robvit-mini-robust"
     assert (tmp_path / "sheet.png").exists()
-    assert len(list((tmp_path / "pictures").rglob("*.png"))) == 4
+    assert len(list((tmp_path / "images").rglob("*.png"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Pat
     assert kept.shape == (3, 2, 8, 8)
     assert kept.flatten(2).amax(2).eq(255).all()
     assert kept.flatten(2).amin(2).eq(0).all()
-    looks = class_attention(work.model, work.pictures.arrays()[0])
+    looks = class_attention(work.model, work.images.arrays()[0])
     assert looks is not None
     assert torch.equal(looks.flatten(1).argmax(1), kept[:, 0].flatten(1).argmax(1))
     robvit.attack_dataset(work, tmp_path)
@@ -347,14 +347,14 @@ def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Pat
     assert [e.attention is not None and len(e.attention) for e in shown] == [2, 2, 2]
 
 
-def test_pictures_whose_names_differ_by_their_ending_are_all_written(tmp_path: Path) -> None:
+def test_images_whose_names_differ_by_their_ending_are_all_written(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     for number, label in enumerate(open_data("sample").classes):
         (folder / label).mkdir(parents=True)
         for ending in ("png", "jpg"):
             Image.new("RGB", (32, 32), (20 * number, 90, 0)).save(folder / label / f"a.{ending}")
     model = robvit.load("robvit-mini")
-    pictures = open_data(folder, size=32).take(range(4))
-    robvit.attack_dataset(Job("fgsm", LINF, {}, model, model.identity(), pictures), tmp_path / "out")
-    names = sorted(p.name for p in (tmp_path / "out" / "pictures").rglob("*.png"))
+    images = open_data(folder, size=32).take(range(4))
+    robvit.attack_dataset(Job("fgsm", LINF, {}, model, model.identity(), images), tmp_path / "out")
+    names = sorted(p.name for p in (tmp_path / "out" / "images").rglob("*.png"))
     assert names == ["a.jpg.png", "a.jpg.png", "a.png.png", "a.png.png"]

@@ -28,9 +28,13 @@ def tiny(classes: int = 4, seed: int = 0) -> nn.Module:
     """A small network with something of everything: convolution, normalisation, dropout."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.GELU(), nn.Dropout(0.5), nn.Flatten(),
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.GELU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
         nn.Linear(6 * SIDE * SIDE, classes),
-    ).double()  # fmt: skip
+    ).double()
 
 
 class Segmenter(nn.Module):
@@ -47,12 +51,12 @@ class Segmenter(nn.Module):
 
 
 def prepared(name: str, count: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A model for the attack's task, pictures, and the labels the model gives them."""
+    """A model for the attack's task, images, and the labels the model gives them."""
     model = Segmenter() if ATTACKS.entry(name).facts["task"] == "pixels" else tiny()
-    return model, pictures(count), labelled(model, pictures(count))
+    return model, images(count), labelled(model, images(count))
 
 
-def pictures(count: int = 8, seed: int = 0) -> torch.Tensor:
+def images(count: int = 8, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed)).double()
 
 
@@ -126,9 +130,11 @@ def test_any_model_shape_and_budget(name, norm, data):
     if facts["task"] == "pixels":
         model = nn.Sequential(nn.Conv2d(3, classes, 1))
     x = {
-        "black": torch.zeros(count, 3, side, side), "white": torch.ones(count, 3, side, side),
-        "random": torch.rand(count, 3, side, side), "both": (torch.rand(count, 3, side, side) > 0.5).float(),
-    }[fill]  # fmt: skip
+        "black": torch.zeros(count, 3, side, side),
+        "white": torch.ones(count, 3, side, side),
+        "random": torch.rand(count, 3, side, side),
+        "both": (torch.rand(count, 3, side, side) > 0.5).float(),
+    }[fill]
     threat = Threat(norm, eps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroGradient)  # a dead ReLU is likely in a network this small
@@ -150,33 +156,33 @@ def test_no_gradient_mode_and_inference_mode_of_the_caller_do_not_matter(name, n
 @pytest.mark.parametrize(("name", "norm"), CLASSIFIERS)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_few_classes_are_attacked_with_success(name, norm, classes):
-    model, x = tiny(classes, seed=1), pictures(6)
+    model, x = tiny(classes, seed=1), images(6)
     y = labelled(model, x)
     result = run(name, model, x, y, Threat(norm, 4 * EPS[norm]))
     assert result.success.float().mean() > 0.8
 
 
 def test_passes_are_counted_and_pgd_takes_no_more_than_it_must():
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     with Count(model) as counted:
         pgd(counted, x, labelled(model, x), Threat("linf", 0.0), steps=10)
     assert (counted.forward, counted.backward) == (11 * len(x), 10 * len(x))
 
 
-def test_broken_pictures_leave_the_batch_unless_kept():
-    model, x = tiny(), pictures()
+def test_broken_images_leave_the_batch_unless_kept():
+    model, x = tiny(), images()
     y = labelled(model, x)
     passes = []
     for keep in (False, True):
         with Count(model) as counted:
-            pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, keep_broken=keep)
+            pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, early_stop=not keep)
         passes.append(counted.forward)
     assert passes[0] < passes[1] / 3
     assert passes[1] == 22 * len(x)
 
 
-def test_draws_differ_by_picture_seed_and_purpose_only():
-    x = pictures(3)
+def test_draws_differ_by_image_seed_and_purpose_only():
+    x = images(3)
     numbers = draw(x, 0, "start")
     assert torch.equal(numbers[1:2], draw(x[1:2], 0, "start"))
     assert not torch.equal(numbers[0], numbers[1])
@@ -185,7 +191,7 @@ def test_draws_differ_by_picture_seed_and_purpose_only():
 
 
 def test_a_run_reports_what_happened():
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     y = labelled(model, x)
     y[0] = (y[0] + 1) % 4
     result = run("pgd", model, x, y, Threat("linf", 1.0), batch=3)
@@ -199,7 +205,7 @@ def test_a_run_reports_what_happened():
 
 
 def test_transfer_is_judged_by_the_victim_and_runs_to_the_end():
-    model, victim, x = tiny(seed=0), tiny(seed=1), pictures()
+    model, victim, x = tiny(seed=0), tiny(seed=1), images()
     y = labelled(victim, x)
     result = run("pgd", model, x, y, Threat("linf", 0.2), victim=victim, steps=5)
     assert torch.equal(result.success, misclassified(victim.eval()(result.adv), y))
@@ -209,12 +215,15 @@ def test_transfer_is_judged_by_the_victim_and_runs_to_the_end():
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda x: x + 0.2, "within"), (lambda x: x - 0.05, r"\[0,1\]"), (lambda x: x * math.nan, "finite"),
-        (lambda x: x[:, :, 1:], "return"), (lambda x: x.float(), "return"),
+        (lambda x: x + 0.2, "within"),
+        (lambda x: x - 0.05, r"\[0,1\]"),
+        (lambda x: x * math.nan, "finite"),
+        (lambda x: x[:, :, 1:], "return"),
+        (lambda x: x.float(), "return"),
     ],
-)  # fmt: skip
+)
 def test_the_certificate_refuses_and_does_not_repair(spoil, message):
-    x = pictures() * 0.5
+    x = images() * 0.5
     certify(x, x + 0.1, Threat("linf", 0.1))
     with pytest.raises(BrokenAttack, match=message):
         certify(x, spoil(x), Threat("linf", 0.1))
@@ -223,7 +232,7 @@ def test_the_certificate_refuses_and_does_not_repair(spoil, message):
 
 
 def test_the_certificate_knows_grey_levels_and_psnr():
-    x = (pictures() * 255).round() / 255
+    x = (images() * 255).round() / 255
     certify(x, x, Threat("linf", 0.1), eight_bit=True)
     with pytest.raises(BrokenAttack, match="grey"):
         certify(x, (x + 0.001).clamp(0, 1), Threat("linf", 0.1), eight_bit=True)
@@ -242,7 +251,7 @@ def test_the_certificate_sees_a_ball_that_is_too_big(norm, far):
 
 
 def test_bad_input_is_named():
-    model, x = tiny().eval(), pictures()
+    model, x = tiny().eval(), images()
     y, threat = labelled(model, x), Threat("linf", 0.1)
     with pytest.raises(InputError, match="normalises"):
         run("pgd", model, x * 4 - 2, y, threat)
@@ -266,12 +275,12 @@ def test_bad_input_is_named():
         run("pgd", model, x, y, threat, stepz=3)
     with pytest.raises(UnknownName, match="pgd"):
         run("pdg", model, x, y, threat)
-    with pytest.raises(InputError, match="one number a picture"):
+    with pytest.raises(InputError, match="one number an image"):
         pgd(model, x, y, threat, loss=lambda output, target: output)
 
 
 def test_doubtful_models_are_named_in_the_outcome():
-    model, x = tiny().eval(), pictures()
+    model, x = tiny().eval(), images()
     y = labelled(model, x)
     with pytest.warns(SoftmaxOutput):
         result = run("pgd", lambda x: model(x).softmax(1), x, y, Threat("linf", 0.1))
@@ -287,7 +296,7 @@ def test_a_new_attack_is_one_decorated_function():
         return threat.project(x, x - share * threat.eps)
 
     try:
-        model, x = tiny(), pictures()
+        model, x = tiny(), images()
         result = run("darker", model, x, labelled(model, x), Threat("linf", 0.1), share=0.5)
         assert float(result.distance.max()) == pytest.approx(0.05)
     finally:

@@ -11,7 +11,7 @@ from torch import nn
 
 from robvit.attacks import ATTACKS, Count, fab_t, misclassified, run
 from robvit.threat import Threat
-from test_attacks import EPS, EVERY, labelled, pictures, prepared, quick, tiny
+from test_attacks import EPS, EVERY, images, labelled, prepared, quick, tiny
 from test_attacks_oracle import DUAL, linear, setting
 from test_attacks_oracle import EPS as SMALL
 
@@ -19,12 +19,12 @@ fab_file = importlib.import_module("robvit.attacks.fab")  # the package's `fab` 
 
 
 @pytest.mark.parametrize(("name", "norm"), EVERY)
-def test_the_model_is_shown_pictures_only(name, norm):
+def test_the_model_is_shown_images_only(name, norm):
     """Every point a model is asked about lies in [0,1], also in the middle of a search."""
     model, x, _ = prepared(name, 4)
     x = (x > 0.5).to(x)  # black and white: every step leads out of the box
     y, seen = labelled(model, x), []
-    settings = {**quick(name), "keep_broken": True}
+    settings = {**quick(name), "early_stop": False}
 
     def watched(z: torch.Tensor) -> torch.Tensor:
         seen.extend(float(v) for v in z.detach().aminmax())
@@ -67,7 +67,7 @@ def test_a_step_stays_in_the_box():
 
 
 def test_fab_gives_up_only_what_is_far():
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     y = labelled(model, x)
     distance = run("fab_t", model, x, y, Threat("linf", math.inf)).distance
     threat = Threat("linf", float(distance.median()))

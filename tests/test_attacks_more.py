@@ -29,13 +29,13 @@ from robvit.attacks import (
 from robvit.attacks import losses as L
 from robvit.errors import BrokenAttack, InputError
 from robvit.threat import NORMS, Threat
-from test_attacks import Segmenter, labelled, pictures, tiny
+from test_attacks import Segmenter, images, labelled, tiny
 
 LINF = Threat("linf", 8 / 255)
 
 
 class Tokens(nn.Module):
-    """Pictures to (B T D) features."""
+    """Images to (B T D) features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Tokens(nn.Module):
 
 
 def levels(count: int = 4) -> torch.Tensor:
-    return (pictures(count).float() * 255).round() / 255
+    return (images(count).float() * 255).round() / 255
 
 
 # Losses
@@ -108,8 +108,8 @@ def test_ignored_pixels_count_for_nothing():
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_adaptive_steps_settle_on_an_optimum_inside_the_ball(norm):
-    x, threat = pictures(3), Threat(norm, 0.2)
-    goal = threat.project(x, x + 0.02 * (pictures(3, seed=1) - 0.5))
+    x, threat = images(3), Threat(norm, 0.2)
+    goal = threat.project(x, x + 0.02 * (images(3, seed=1) - 0.5))
 
     def nearness(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return -(output - target).square().sum(1)
@@ -133,7 +133,7 @@ def test_adaptive_steps_settle_on_an_optimum_inside_the_ball(norm):
     ],
 )
 def test_no_pass_is_wasted(name, settings, forward, backward):
-    model, x = tiny(), pictures(3)
+    model, x = tiny(), images(3)
     with Count(model) as counted:
         ATTACKS[name](counted, x, labelled(model, x), Threat("linf", 1e-9), **settings)
     assert (counted.forward, counted.backward) == (3 * forward, 3 * backward)
@@ -147,8 +147,8 @@ def test_the_feature_attack_keeps_the_papers_promises():
     adv = feature(model, x, None, LINF)
     certify(x, adv, Threat("linf", 8 / 255, psnr=40), eight_bit=True)
 
-    def likeness(picture: torch.Tensor) -> float:
-        return float(F.cosine_similarity(model(picture), model(x), dim=-1).mean())
+    def likeness(image: torch.Tensor) -> float:
+        return float(F.cosine_similarity(model(image), model(x), dim=-1).mean())
 
     noise = Threat("linf", 8 / 255, psnr=40).random(x, torch.rand(x.shape))
     assert 1 - likeness(adv) > 2 * (1 - likeness(noise))
@@ -162,7 +162,7 @@ def test_the_reference_attack_follows_the_published_code():
     adv = feature_reference(model, x, None, LINF)
     std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
     move = (adv - x) * 255
-    assert bool((move <= 8 * std + 1e-3).all()), "eight levels of the normalised picture"
+    assert bool((move <= 8 * std + 1e-3).all()), "eight levels of the normalised image"
     assert bool((move >= -8 * std - 1 - 1e-3).all()), "and cut off, not rounded"
     assert float(F.cosine_similarity(model(adv), model(x), dim=1).mean()) < 1
     torch.testing.assert_close((adv * 255).round(), adv * 255)
@@ -173,8 +173,17 @@ def test_the_reference_attack_follows_the_published_code():
         run("feature_reference", model, x, None, Threat("linf", 0.0))
 
 
-@pytest.mark.parametrize("threat", [LINF, Threat("linf", 0.03), Threat("l2", 0.4), Threat("l1", 2.0),
-                                    Threat("linf", 8 / 255, psnr=40), Threat("linf", 0.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "threat",
+    [
+        LINF,
+        Threat("linf", 0.03),
+        Threat("l2", 0.4),
+        Threat("l1", 2.0),
+        Threat("linf", 8 / 255, psnr=40),
+        Threat("linf", 0.0),
+    ],
+)
 def test_rounding_stays_inside_the_ball_and_near(threat):
     x = levels()
     adv = threat.project(x, x + torch.randn(x.shape))
@@ -187,7 +196,7 @@ def test_rounding_stays_inside_the_ball_and_near(threat):
         eight_bit(x * 0.987, adv, threat)
 
 
-def test_a_run_can_return_pictures_that_survive_saving():
+def test_a_run_can_return_images_that_survive_saving():
     model, x = tiny().float(), levels()
     y = labelled(model, x)
     result = run("pgd", model, x, y, Threat("l2", 0.8), eight_bit=True)
@@ -201,7 +210,7 @@ def test_a_run_can_return_pictures_that_survive_saving():
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_segmentation_attacks_turn_pixels(weighted):
-    model, x = Segmenter().eval(), pictures(3)
+    model, x = Segmenter().eval(), images(3)
     y = labelled(model, x)
     adv = segmentation(model, x, y, Threat("linf", 0.3), steps=10, weighted=weighted)
     assert float((model(adv).argmax(1) == y).float().mean()) < 0.6
@@ -213,7 +222,7 @@ def test_segmentation_attacks_turn_pixels(weighted):
 
 
 def test_an_ensemble_breaks_what_any_member_breaks():
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     y = labelled(model, x)
     threat = Threat("linf", 0.02)
     alone = [run(name, model, x, y, threat).success for name in ("pgd", "apgd_dlr")]
@@ -224,7 +233,7 @@ def test_an_ensemble_breaks_what_any_member_breaks():
 
 
 def test_square_gives_up_only_what_is_out_of_reach():
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     y = labelled(model, x)
     for eps, broken in ((1e-4, 0), (0.3, 8)):
         passes = []
@@ -236,7 +245,7 @@ def test_square_gives_up_only_what_is_out_of_reach():
 
 
 def test_transfer_through_an_ensemble_is_judged_by_the_victim():
-    model, victim, x = tiny(seed=0), tiny(seed=5), pictures()
+    model, victim, x = tiny(seed=0), tiny(seed=5), images()
     y = labelled(victim, x)
     threat = Threat("linf", 0.1)
     single = [run(name, model, x, y, threat, victim=victim).success for name in ("pgd", "apgd_dlr")]
@@ -245,7 +254,7 @@ def test_transfer_through_an_ensemble_is_judged_by_the_victim():
 
 
 def test_a_random_model_is_judged_by_the_mean_of_fresh_passes():
-    net, x = tiny().eval(), pictures(16)
+    net, x = tiny().eval(), images(16)
     y = labelled(net, x)
     sure = L.margin(net(x), y) < -0.15  # so sure that the mean of 400 passes is right
     x, y = x[sure], y[sure]
@@ -261,11 +270,11 @@ def test_a_random_model_is_judged_by_the_mean_of_fresh_passes():
     rand = {"version": "rand", "steps": 5, "judgements": 400}
     steady = run("autoattack", noisy, x, y, tiny_budget, samples=400, **rand)
     assert not steady.success.any(), "noise alone fools nobody"
-    assert run("pgd", eot(noisy, 4), x, y, Threat("linf", 0.5), samples=100, keep_broken=True).success.all()
+    assert run("pgd", eot(noisy, 4), x, y, Threat("linf", 0.5), samples=100, early_stop=False).success.all()
 
 
 def test_bpda_gives_a_gradient_to_what_has_none():
-    model, x = tiny().eval(), pictures()
+    model, x = tiny().eval(), images()
 
     def coarse(z: torch.Tensor) -> torch.Tensor:
         return (z * 16).round() / 16
@@ -284,7 +293,7 @@ def test_bpda_gives_a_gradient_to_what_has_none():
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_minimum_attack_spends_the_budget_when_it_is_to_transfer(norm):
-    model, x = tiny(), pictures()
+    model, x = tiny(), images()
     threat = Threat(norm, {"linf": 0.1, "l2": 0.8, "l1": 4.0}[norm])
     y = labelled(model, x)
     nearest = run("fab_t", model, x, y, Threat(norm, math.inf), steps=10).distance

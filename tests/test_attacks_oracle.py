@@ -41,9 +41,10 @@ def tolerance(name: str, norm: str) -> float:
 
 def of_kind(kind: str) -> list[tuple[str, str]]:
     chosen = [
-        e for e in ATTACKS
+        e
+        for e in ATTACKS
         if e.facts["kind"] == kind and e.facts["task"] == "classes" and not e.facts["needs"]
-    ]  # fmt: skip
+    ]
     return [(e.name, norm) for e in chosen for norm in e.facts["norms"]]
 
 
@@ -51,11 +52,11 @@ def of_kind(kind: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_budget_attack_reaches_the_best_margin(name, norm, kept):
     x, y = setting()
-    # Unless kept, a misclassified picture stops early: there the model must be one that can't be misclassified.
+    # Unless kept, a misclassified image stops early: there the model must be one that can't be misclassified.
     model, weight = linear(2, 0.1 if kept else 10.0)
     clean = model(x)[:, 1] - model(x)[:, 0]
     best = EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
-    adv = ATTACKS[name](model, x, y, Threat(norm, EPS[norm]), keep_broken=kept, **oracle(name))
+    adv = ATTACKS[name](model, x, y, Threat(norm, EPS[norm]), early_stop=not kept, **oracle(name))
     rise = (model(adv)[:, 1] - model(adv)[:, 0] - clean) / best
     assert bool((rise <= 1 + 1e-4).all()), "more than the budget allows"
     assert bool((rise >= 1 - tolerance(name, norm)).all()), rise
@@ -91,7 +92,7 @@ def test_success_turns_at_the_distance_of_the_boundary(name, norm, above):
 @pytest.mark.parametrize(("name", "norm"), of_kind("minimum"))
 @pytest.mark.parametrize("tone", [0.02, 1.0])
 def test_a_minimum_attack_finds_the_nearest_boundary_along_the_box(name, norm, tone):
-    """In near-black or white pictures half of the ways out are closed."""
+    """In near-black or white images half of the ways out are closed."""
     model, weight = linear(2, 0.5)
     x, y = torch.full((1, 3, 8, 8), tone), torch.zeros(1, dtype=torch.long)
     with torch.no_grad():

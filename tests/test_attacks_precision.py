@@ -58,7 +58,7 @@ def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
-def test_a_compiled_model_gives_the_same_pictures() -> None:
+def test_a_compiled_model_gives_the_same_images() -> None:
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=4).arrays()
     plain, compiled = (run("pgd", model, x, y, LINF, steps=2, compiler=c) for c in (None, "aot_eager"))

@@ -21,7 +21,7 @@ def small_model(family: str) -> tuple[Model, torch.Tensor]:
 
 
 def timm_logits(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """What timm's own network says to the normalised pictures."""
+    """What timm's own network says to the normalised images."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
     return model.net((x - mean) / std)
 
@@ -186,9 +186,9 @@ def test_wrong_number_of_scales_and_models_without_attention_are_refused() -> No
         attention_layers(torch.nn.Linear(2, 2))
 
 
-def test_wrong_pictures_and_tokens_get_a_remedy() -> None:
+def test_wrong_images_and_tokens_get_a_remedy() -> None:
     model, x = small_model("vit")
-    with pytest.raises(InputError, match=r"loaded for 32x32 pictures, got 16x16.*img_size=16"):
+    with pytest.raises(InputError, match=r"loaded for 32x32 images, got 16x16.*img_size=16"):
         model(x[..., :16, :16])
     with pytest.raises(InputError, match=r"\(B 3 H W\)"):
         model(x[0])

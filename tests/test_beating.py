@@ -54,11 +54,11 @@ def robvit_(*words: object) -> int:
 
 
 def kept(out: Path) -> dict[str, object]:
-    """What an attack left: tensors, outcomes and pictures, without the time it took."""
+    """What an attack left: tensors, outcomes and images, without the time it took."""
     shards = {p.name: read_tensors(p, "a shard")[0]["adv"].tolist() for p in sorted(out.rglob("shard-*"))}
-    pictures = {p.name: p.read_bytes() for p in sorted((out / "pictures").rglob("*.png"))}
-    trials = [(t.right, t.predicted, t.distance) for t in Record.load(out / "record.json").trials]
-    return {**shards, **pictures, "trials": trials}
+    images = {p.name: p.read_bytes() for p in sorted((out / "images").rglob("*.png"))}
+    trials = [(t.correct, t.predicted, t.distance) for t in Record.load(out / "record.json").trials]
+    return {**shards, **images, "trials": trials}
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_processes_of_one_run_share_a_folder(tmp_path: Path, monkeypatch: pytest
 
 def test_a_run_that_is_refused_leaves_no_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError), alone_in(tmp_path / "out"):
-        raise DataError("no pictures")
+        raise DataError("no images")
     assert not list(tmp_path.iterdir())
 
 
@@ -269,13 +269,13 @@ def test_a_shard_that_rots_is_found_and_made_again(place: Callable[[bytes], int]
 
 
 def test_a_shard_of_the_cache_that_rots_is_found_and_made_again(tmp_path: Path) -> None:
-    model, pictures = robvit.load("robvit-mini"), open_data("sample", split="train", limit=20)
+    model, images = robvit.load("robvit-mini"), open_data("sample", split="train", limit=20)
     attack = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 1})
     recipe = Recipe(count=1, steps=2, batch=4, attack=attack)
-    sound = learn(model, pictures, recipe)
+    sound = learn(model, images, recipe)
     _flip(max((tmp_path / "cache").rglob("shard-*")), lambda data: len(data) - 5)
-    again = learn(model, pictures, recipe)
-    assert (sound.attacked, again.attacked) == (20, 4)  # one shard of sixteen pictures, one of four
+    again = learn(model, images, recipe)
+    assert (sound.attacked, again.attacked) == (20, 4)  # one shard of sixteen images, one of four
     assert again.tokens.key_id == sound.tokens.key_id
     assert again.baseline == sound.baseline
 

@@ -33,14 +33,14 @@ def visit(browser: Browser, path: Path, **settings: object) -> Visit:
     return Visit(browser, path.as_uri(), allowed=("file:",), **{"viewport": DESKTOP, **settings})
 
 
-def test_filters_choose_pictures_and_pages_turn(browser: Browser, report: Path) -> None:
+def test_filters_choose_images_and_pages_turn(browser: Browser, report: Path) -> None:
     with visit(browser, report) as page:
         count = page.locator(".gallery output")
         expect(count).to_have_text("1–24 of 60")
         page.get_by_role("button", name="next").click()
         expect(count).to_have_text("25–48 of 60")
         page.get_by_label("outcome").select_option("wrong")
-        wrong = sum(not right for right in rich_record().trials[0].right)
+        wrong = sum(not correct for correct in rich_record().trials[0].correct)
         expect(page.locator(".item")).to_have_count(wrong)
         expect(count).to_have_text(f"1–{wrong} of {wrong}, from 60")
         page.get_by_label("outcome").select_option("")
@@ -48,11 +48,11 @@ def test_filters_choose_pictures_and_pages_turn(browser: Browser, report: Path) 
         expect(page.locator(".item")).to_have_count(6)
         page.get_by_label("name").fill("no such name")
         expect(page.locator(".item")).to_have_count(0)
-        expect(page.get_by_text("No picture fits")).to_be_visible()
+        expect(page.get_by_text("No image fits")).to_be_visible()
         assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
 
 
-def test_a_picture_can_be_enlarged_and_the_keys_move_on(browser: Browser, report: Path) -> None:
+def test_a_image_can_be_enlarged_and_the_keys_move_on(browser: Browser, report: Path) -> None:
     with visit(browser, report) as page:
         page.locator(".item button").first.click()
         viewer = page.locator("#viewer")
@@ -72,7 +72,7 @@ def test_a_plot_reads_its_figures_and_its_legend_hides_lines(browser: Browser, r
         box = budget.locator("svg").bounding_box()
         assert box
         page.mouse.move(box["x"] + box["width"] - 16, box["y"] + 60)
-        share = sum(rich_record().trials[4].right) / 60
+        share = sum(rich_record().trials[4].correct) / 60
         expect(budget.locator(".tip")).to_contain_text(f"{100 * share:.1f} %")
         gap = page.locator(".chart", has_text="Attention gap")
         expect(gap.locator("path.line")).to_have_count(2)
@@ -159,7 +159,7 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
     curve = Curve("course", "block", "value", {"one": [[1.0, 2.0], [2.0, 3.0]]})
     plates = [
         Figure("towers", "Towers <b>", "Look up.", Image.new("RGB", (40, 20), "red"), [curve], pair),
-        Figure("hills", "Hills", "Look around.", reliefs=[hills]),
+        Figure("hills", "Hills", "Look around.", surfaces=[hills]),
     ]
     write_report(rich_record(), tmp_path / "plates.html", plates=plates)
     drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter(v => v).length"
@@ -194,7 +194,7 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
-def test_a_thousand_pictures_open_at_once(browser: Browser, tmp_path: Path) -> None:
+def test_a_thousand_images_open_at_once(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "thousand.html"
     record = rich_record(count=1000)
     few = list(exhibits(20, 112))

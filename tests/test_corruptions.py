@@ -52,7 +52,7 @@ def test_every_corruption(name: str, small: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_large_pictures(name: str, large: torch.Tensor) -> None:
+def test_large_images(name: str, large: torch.Tensor) -> None:
     first, last = (corrupt(large, name, severity) for severity in (1, 5))
     assert first.shape == large.shape
     assert 0 <= last.min() <= last.max() <= 1
@@ -61,7 +61,7 @@ def test_large_pictures(name: str, large: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_picture_depends_on_its_seed_alone(name: str, small: torch.Tensor) -> None:
+def test_a_image_depends_on_its_seed_alone(name: str, small: torch.Tensor) -> None:
     batch = corrupt(small[:3], name, 3, seed=7)
     assert torch.equal(batch, corrupt(small[:3], name, 3, seed=7))
     for i in range(3):
@@ -72,8 +72,15 @@ def test_a_picture_depends_on_its_seed_alone(name: str, small: torch.Tensor) -> 
 
 def test_closed_forms() -> None:
     grey = torch.full((3, 32, 32), 0.5)
-    for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "elastic_transform",
-                 "pixelate"):  # fmt: skip
+    for name in (
+        "defocus_blur",
+        "glass_blur",
+        "motion_blur",
+        "zoom_blur",
+        "contrast",
+        "elastic_transform",
+        "pixelate",
+    ):
         assert torch.allclose(corrupt(grey, name, 5), grey, atol=1 / 255), name  # nothing to blur or bend
     assert torch.allclose(corrupt(grey, "brightness", 2), torch.tensor(0.6), atol=1 / 255)
     noise = corrupt(grey.repeat(1, 4, 4), "gaussian_noise", 1) - 0.5
@@ -148,12 +155,12 @@ def test_accuracy_falls_with_the_severity() -> None:
     from robvit.loading import load
 
     model = load("robvit-mini")
-    pictures = open_data("sample", limit=60)
+    images = open_data("sample", limit=60)
 
     def mean(severity: int) -> float:
-        scores = [clean_score(model, pictures.corrupted(f"{name}:{severity}")).value for name in NAMES]
+        scores = [clean_score(model, images.corrupted(f"{name}:{severity}")).value for name in NAMES]
         return sum(scores) / len(scores)
 
-    clean, light, heavy = clean_score(model, pictures).value, mean(1), mean(5)
+    clean, light, heavy = clean_score(model, images).value, mean(1), mean(5)
     assert clean > light > heavy
     assert clean - heavy > 0.1

@@ -22,7 +22,7 @@ from robvit.files import sha256
 
 
 def paint(path: Path, shade: int = 0, size: tuple[int, int] = (8, 6)) -> Path:
-    """A small grey picture whose shade tells which it is."""
+    """A small grey image whose shade tells which it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (shade, shade, shade)).save(path)
     return path
@@ -47,12 +47,12 @@ def pets(tmp_path: Path) -> Path:
 class TestSample:
     def test_parts_are_balanced_and_disjoint(self) -> None:
         parts = [open_data("sample", split=split) for split in ("train", "test")]
-        pictures = []
+        images = []
         for part in parts:
             assert len(part) == 1000
             assert Counter(part.labels) == dict.fromkeys(range(10), 100)
-            pictures += [x.tobytes() for x in part.listing.pictures.numpy()]
-        assert len(set(pictures)) == 2000
+            images += [x.tobytes() for x in part.listing.images.numpy()]
+        assert len(set(images)) == 2000
         assert not set(parts[0].names) & set(parts[1].names)
 
     def test_judging_part_by_default_and_pixels_in_the_unit_interval(self) -> None:
@@ -99,13 +99,13 @@ class TestFolders:
     def test_no_classes(self, tmp_path: Path) -> None:
         for i in range(3):
             paint(tmp_path / f"{i}.jpg")
-        (tmp_path / "notes.txt").write_text("not a picture, and not counted as one")
+        (tmp_path / "notes.txt").write_text("not an image, and not counted as one")
         (tmp_path / "._0.jpg").write_bytes(b"hidden")
         found = open_data(str(tmp_path))
         assert found.kind == "none"
         assert found.arrays()[1].tolist() == [-1, -1, -1]
 
-    def test_one_picture(self, tmp_path: Path) -> None:
+    def test_one_image(self, tmp_path: Path) -> None:
         assert open_data(paint(tmp_path / "cat.png")).names == ["cat.png"]
 
     def test_parts(self, pets: Path) -> None:
@@ -114,7 +114,7 @@ class TestFolders:
             paint(root / part / "cat/0.png")
         assert open_data(root).classes == ["cat"]
         assert open_data(root, split="val").names == open_data(root, split="validation").names
-        assert open_data(root, split="train").listing.pictures[0].parts[-3] == "train"
+        assert open_data(root, split="train").listing.images[0].parts[-3] == "train"
         with pytest.raises(DataError, match=re.escape("no part called 'tset'; it holds train, validation")):
             open_data(root, split="tset")
         with pytest.raises(DataError, match="no part"):
@@ -135,17 +135,17 @@ class TestFolders:
 
     def test_empty_missing_and_mixed_folders_are_errors(self, tmp_path: Path, pets: Path) -> None:
         (tmp_path / "empty").mkdir()
-        with pytest.raises(DataError, match="holds no pictures"):
+        with pytest.raises(DataError, match="holds no images"):
             open_data(tmp_path / "empty")
         with pytest.raises(DataError, match="does not exist"):
             open_data(tmp_path / "nowhere")
         with pytest.raises(DataError, match="does not exist"):
             open_data("./nowhere")
         (pets / "fox").mkdir()
-        with pytest.raises(DataError, match=r"class folder .*fox holds no pictures"):
+        with pytest.raises(DataError, match=r"class folder .*fox holds no images"):
             open_data(pets)
         paint(pets / "loose.png")
-        with pytest.raises(DataError, match=r"both pictures and folders .*cat, dog"):
+        with pytest.raises(DataError, match=r"both images and folders .*cat, dog"):
             open_data(pets)
 
     def test_unknown_names_offer_the_nearest(self) -> None:
@@ -171,7 +171,7 @@ class TestBroken:
         return pets
 
     def test_left_out_counted_and_named_once(self, broken: Path) -> None:
-        with pytest.warns(SkippedImages, match="2 of 7 pictures were skipped") as caught:
+        with pytest.warns(SkippedImages, match="2 of 7 images were skipped") as caught:
             found = open_data(broken)
         assert len(caught) == 1
         assert caught[0].filename == __file__
@@ -195,7 +195,7 @@ class TestBroken:
 
     def test_nothing_left_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "a.png").write_bytes(b"junk")
-        with pytest.raises(DataError, match=r"none of the 1 pictures .* a\.png"):
+        with pytest.raises(DataError, match=r"none of the 1 images .* a\.png"):
             open_data(tmp_path)
 
 
@@ -249,7 +249,7 @@ class TestBatches:
         x, y = part.arrays()
         batches = list(part.batches(10))
         assert [len(labels) for _, labels in batches] == [10, 10, 5]
-        assert torch.equal(torch.cat([pictures for pictures, _ in batches]), x)
+        assert torch.equal(torch.cat([images for images, _ in batches]), x)
         shuffled = [torch.cat([labels for _, labels in part.batches(10, shuffle=True, seed=3)]) for _ in "ab"]
         assert torch.equal(*shuffled)
         assert not torch.equal(shuffled[0], y)
@@ -260,7 +260,7 @@ class TestBatches:
         paint(tmp_path / "b.png", size=(8, 9))
         with pytest.raises(DataError, match="8 x 8 and 9 x 8; open the set with size="):
             open_data(tmp_path).arrays()
-        assert open_data(tmp_path, size=4, how="crop").arrays()[0].shape == (2, 3, 4, 4)
+        assert open_data(tmp_path, size=4, resize="crop").arrays()[0].shape == (2, 3, 4, 4)
 
     def test_travels_to_workers(self, pets: Path) -> None:
         found = pickle.loads(pickle.dumps(open_data(pets, size=8)))  # noqa: S301  (our own bytes)
@@ -400,7 +400,7 @@ class TestMasks:
         with pytest.raises(DataError, match=r"no mask for .*b\.jpg; expected .*b\.png"):
             open_data(f"masks:{tmp_path}")
         paint_mask(tmp_path / "masks/b.png", [[0, 1], [0, 1]])
-        with pytest.warns(SkippedImages, match=r"the mask is \(2, 2\), the picture \(2, 4\)"):
+        with pytest.warns(SkippedImages, match=r"the mask is \(2, 2\), the image \(2, 4\)"):
             assert open_data(f"masks:{tmp_path}").names == ["a.jpg"]
 
 
@@ -458,11 +458,11 @@ class TestHub:
         monkeypatch.setitem(sys.modules, "datasets", fake)
         return table
 
-    def test_pictures_labels_and_splits(self, hub: Table) -> None:
+    def test_images_labels_and_splits(self, hub: Table) -> None:
         with pytest.warns(SkippedImages, match="2 of 5"):
             found = open_data("hf:someone/pets")
         assert found.names == ["validation/00000000", "validation/00000001", "validation/00000002"]
-        assert found.skipped["validation/00000004"] == "the data set has no picture in this row"
+        assert found.skipped["validation/00000004"] == "the data set has no image in this row"
         assert found.labels == [0, 1, 0]
         assert found.classes == ["cat", "dog"]
         assert torch.allclose(found[2][0], torch.tensor(20 / 255))
@@ -490,7 +490,7 @@ class TestHub:
         hub.features.pop("label")
         assert open_data("hf:pets", check=False).kind == "none"
         hub.features["img"] = "text"
-        with pytest.raises(DataError, match="expected a column of pictures"):
+        with pytest.raises(DataError, match="expected a column of images"):
             open_data("hf:pets")
 
         def fail(*arguments: object) -> None:

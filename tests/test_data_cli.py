@@ -35,7 +35,7 @@ def test_help_of_every_command() -> None:
 def test_show_counts_and_draws(tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     text = run("show", "sample", "--split", "train", "--limit", "20", "--out", str(sheet))
-    for part in ("20", "10 of 10; pictures a class: 2", "airplane, automobile", "32 x 32 (20)", str(sheet)):
+    for part in ("20", "10 of 10; images a class: 2", "airplane, automobile", "32 x 32 (20)", str(sheet)):
         assert part in text
     with Image.open(sheet) as page:
         assert page.size == (8 * 120 + 8, 3 * 136 + 8)
@@ -47,7 +47,7 @@ def test_show_names_what_was_skipped(tmp_path: Path) -> None:
     Image.new("L", (5, 4), 9).save(tmp_path / "good.png")
     (tmp_path / "bad[1].png").write_bytes(b"junk")
     text = run("show", str(tmp_path))
-    assert "skipped bad[1].png: not a picture" in text
+    assert "skipped bad[1].png: not an image" in text
     assert "5 x 4 (1)" in text
 
 

@@ -1,4 +1,4 @@
-"""Several processes that need the same file, the mean corruption error, and a picture's own mIoU."""
+"""Several processes that need the same file, the mean corruption error, and an image's own mIoU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_mean_corruption_error() -> None:
         mean_corruption_error({name: alexnet[name] for name in alexnet if name != "fog"})
 
 
-def test_the_mean_iou_of_one_picture() -> None:
+def test_the_mean_iou_of_one_image() -> None:
     masks = torch.tensor([[[0, 0, 1, 1]], [[2, 2, IGNORE, 2]], [[IGNORE] * 4]])
     seen = torch.tensor([[[0, 1, 1, 1]], [[2, 2, 0, 2]], [[0, 1, 2, 0]]])
     output = torch.nn.functional.one_hot(seen, 3).permute(0, 3, 1, 2).float()

@@ -43,19 +43,29 @@ from robvit.attacks import ATTACKS, AttackWarning
 from robvit.backbones.families import FAMILIES
 from robvit.cli import app
 from robvit.evaluation import protocol
-from robvit.studies import STUDIES, aas_bench
+from robvit.studies import STUDIES
+from robvit.studies.aas import common as aas_common
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import make_recipe
 
 STANDS_FOR = {
-    "dinov2-small": "robvit-mini", "vit-base": "robvit-mini", "MODEL": "robvit-mini",
-    "DATA": "sample", "cifar10": "sample", "/data/imagenet": "sample",
-    "IMAGENET": "pictures", "IMAGENET_FOLDER": "pictures", "PICTURES": "pictures", "ANIMALS": "animals",
-    "camvid:PATH": "shapes", "segmentation_data=camvid:FOLDER": "segmentation_data=shapes",
-    "HEAD": "head.safetensors", "tokens=dinov2_small.pt": "tokens=published.pt",
+    "dinov2-small": "robvit-mini",
+    "vit-base": "robvit-mini",
+    "MODEL": "robvit-mini",
+    "DATA": "sample",
+    "cifar10": "sample",
+    "/data/imagenet": "sample",
+    "IMAGENET": "images",
+    "IMAGENET_FOLDER": "images",
+    "IMAGES": "images",
+    "ANIMALS": "animals",
+    "camvid:PATH": "shapes",
+    "segmentation_data=camvid:FOLDER": "segmentation_data=shapes",
+    "HEAD": "head.safetensors",
+    "tokens=dinov2_small.pt": "tokens=published.pt",
     "scale=paper": "scale=small",
     "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
-}  # fmt: skip
+}
 
 TRAINING = (
     "--model robvit-mini --data sample --limit 64 --set batch=16 --set epochs=1 --set warmup=0 "
@@ -78,14 +88,35 @@ SMALLER = {
 }
 # Settings of studies, attacks and TORA that decide how long one takes.
 SMALL = {
-    "steps": "1", "attack_steps": "1", "queries": "2", "targets": "2", "scenes": "4", "few": "1",
-    "learn": "40", "head": "40", "epochs": "1", "fusion_epochs": "1", "inner_steps": "1", "token_steps": "1",
-    "token_learn": "8", "counts": "[1]", "levels": "[8]", "places": "[0.5]", "methods": '["mart"]',
-    "between": "[2]", "periods": "[5]", "values": "[0.05]", "trades": "[0.1,0.9]", "starts": "1",
-}  # fmt: skip
+    "steps": "1",
+    "attack_steps": "1",
+    "queries": "2",
+    "targets": "2",
+    "scenes": "4",
+    "few": "1",
+    "learn": "40",
+    "head": "40",
+    "epochs": "1",
+    "fusion_epochs": "1",
+    "inner_steps": "1",
+    "token_steps": "1",
+    "token_learn": "8",
+    "counts": "[1]",
+    "levels": "[8]",
+    "places": "[0.5]",
+    "methods": '["mart"]',
+    "between": "[2]",
+    "periods": "[5]",
+    "values": "[0.05]",
+    "trades": "[0.1,0.9]",
+    "starts": "1",
+}
 SMALLER_PYTHON = {
-    "limit=64": "limit=2", "limit=16": "limit=4", '"steps": 100': '"steps": 1', "starts=4": "starts=1",
-}  # fmt: skip
+    "limit=64": "limit=2",
+    "limit=16": "limit=4",
+    '"steps": 100': '"steps": 1',
+    "starts=4": "starts=1",
+}
 
 NOT_RUN = {
     "robvit serve": "answers until it is stopped; tests/test_serve.py runs and asks it",
@@ -210,14 +241,18 @@ def _execute(block: Block, where: str, names: dict[str, Any]) -> None:
 
 
 def _given() -> dict[str, Any]:
-    """What a page may take for granted: a model, a few pictures, a threat."""
-    pictures = robvit.data.open_data("sample", limit=2)
-    x, y = pictures.arrays()
+    """What a page may take for granted: a model, a few images, a threat."""
+    images = robvit.data.open_data("sample", limit=2)
+    x, y = images.arrays()
     threat = robvit.Threat("linf", 8 / 255)
     return {
-        "robvit": robvit, "model": robvit.load("robvit-mini"), "pictures": pictures, "x": x, "y": y,
+        "robvit": robvit,
+        "model": robvit.load("robvit-mini"),
+        "images": images,
+        "x": x,
+        "y": y,
         "threat": threat,
-    }  # fmt: skip
+    }
 
 
 def _make_knows(arguments: list[str]) -> None:
@@ -243,8 +278,11 @@ def _extras_exist(arguments: list[str]) -> None:
 
 
 WITHOUT_RUNNING: dict[str, Callable[[list[str]], None]] = {
-    "make": _make_knows, "python": _script_knows, "pip": _extras_exist, "curl": lambda _: None,
-}  # fmt: skip
+    "make": _make_knows,
+    "python": _script_knows,
+    "pip": _extras_exist,
+    "curl": lambda _: None,
+}
 
 
 @pytest.fixture
@@ -253,7 +291,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(aas_bench, "LEARN", 2)  # pictures on which studies of AAS choose a factor
+    monkeypatch.setattr(aas_common, "LEARN", 2)  # images on which studies of AAS choose a factor
     _write_placeholders(tmp_path)
     loaded, families = set(sys.modules), list(FAMILIES)
     entries = [(registry, dict(registry._entries)) for registry in (ATTACKS, LOSSES)]
@@ -270,7 +308,7 @@ def _write_placeholders(folder: Path) -> None:
     sample = robvit.data.open_data("sample", split="train", limit=20)
     for i, ((x, label), name) in enumerate(zip(sample, sample.names, strict=True)):
         animal = f"{'train' if i % 4 < 2 else 'val'}/{'animal' if i % 2 else 'thing'}"
-        for root, kind in (("pictures", sample.classes[label]), ("animals", animal)):
+        for root, kind in (("images", sample.classes[label]), ("animals", animal)):
             place = folder / root / kind / f"{name.replace('/', '-')}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
@@ -278,7 +316,7 @@ def _write_placeholders(folder: Path) -> None:
     ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
     ladder["attacker"] = {
         "sets": 2,
-        "pictures": 8,
+        "images": 8,
         "steps": 1,
         "batch": 4,
         "attack_steps": 1,

@@ -31,7 +31,7 @@ def mini() -> robvit.Model:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+def images() -> tuple[torch.Tensor, torch.Tensor]:
     return open_data("sample", limit=16).arrays()
 
 
@@ -46,37 +46,37 @@ class Linear:
         return torch.stack((score, -score), 1)
 
 
-def plane_and_pictures(slope: float = 1.0) -> tuple[Linear, torch.Tensor, torch.Tensor]:
+def plane_and_images(slope: float = 1.0) -> tuple[Linear, torch.Tensor, torch.Tensor]:
     x = (torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(2)) * 255).round() / 255
     model = Linear(slope)
     return model, x, model(x).argmax(1)
 
 
-def status(model: object, pictures: object, check: str, **settings: object) -> str:
-    (finding,) = doctor(model, pictures, checks=[check], effort=SMALL, **settings).findings
+def status(model: object, images: object, check: str, **settings: object) -> str:
+    (finding,) = doctor(model, images, checks=[check], effort=SMALL, **settings).findings
     assert finding.check == check
     return finding.status
 
 
 @pytest.mark.parametrize("name", [p.name for p in PATIENTS])
 def test_broken_defences_are_caught_by_name(
-    name: str, mini: robvit.Model, pictures: tuple[torch.Tensor, torch.Tensor]
+    name: str, mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     patient = PATIENTS.entry(name)
     first = patient.facts["caught_by"][0]
-    assert status(patient.value(mini), pictures, first) == "red"
-    assert status(mini, pictures, first) == "green"
+    assert status(patient.value(mini), images, first) == "red"
+    assert status(mini, images, first) == "green"
 
 
 def test_an_honest_model_has_no_symptom(
-    mini: robvit.Model, pictures: tuple[torch.Tensor, torch.Tensor]
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    record = doctor(mini, pictures, checks=ALONE, effort=SMALL)
+    record = doctor(mini, images, checks=ALONE, effort=SMALL)
     assert {f.check: f.status for f in record.findings} == dict.fromkeys(ALONE, "green")
 
 
 def test_a_plane_passes_every_check_and_the_record_keeps_it(tmp_path: Path) -> None:
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
     record = doctor(model, (x, y), threat=Threat("linf", 0.05), effort=SMALL)
     assert [f.check for f in record.findings] == [c.name for c in CHECKS]
     assert {f.status for f in record.findings} == {"green"}
@@ -85,7 +85,7 @@ def test_a_plane_passes_every_check_and_the_record_keeps_it(tmp_path: Path) -> N
     broken = 0.05 * model.weight.abs().sum() > (x - 0.5).flatten(1).matmul(model.weight).abs()
     assert record.trials[1].attack == "fgsm"
     free = ((x - 0.05 >= 0) & (x + 0.05 <= 1)).flatten(1).all(1)  # where the box does not bind
-    assert [not r for r, f in zip(record.trials[1].right, free, strict=True) if f] == broken[free].tolist()
+    assert [not r for r, f in zip(record.trials[1].correct, free, strict=True) if f] == broken[free].tolist()
     assert {c.title for c in record.curves} == {"Accuracy over budget", "Accuracy over steps"}
     record.save(tmp_path / "record.json")
     assert Record.load(tmp_path / "record.json") == record
@@ -93,7 +93,7 @@ def test_a_plane_passes_every_check_and_the_record_keeps_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_other_norms(norm: str) -> None:
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
     record = doctor(model, (x, y), threat=Threat(norm, {"l2": 0.5, "l1": 5.0}[norm]), effort=SMALL)
     assert not [f for f in record.findings if f.status == "red"]
 
@@ -108,13 +108,13 @@ def test_a_gradient_that_promises_too_much_disagrees_with_differences() -> None:
         def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
             return 3 * grad
 
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
     assert status(model, (x, y), "finite_differences") == "green"
     assert status(lambda z: model(Doubled.apply(z)), (x, y), "finite_differences") == "red"
 
 
 def test_nan_gradients_are_seen_though_the_outputs_are_sound() -> None:
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
 
     def rooted(z: torch.Tensor) -> torch.Tensor:
         return model(z) + 0 * (z - z.detach()).sqrt().sum()  # the root's slope at zero is infinite
@@ -122,49 +122,49 @@ def test_nan_gradients_are_seen_though_the_outputs_are_sound() -> None:
     (finding,) = doctor(rooted, (x, y), checks=["gradients"], effort=SMALL).findings
     assert finding.status == "red"
     assert "12 have NaN" in finding.evidence
-    assert len(finding.pictures) == 12
+    assert len(finding.images) == 12
 
 
 def test_probabilities_that_are_not_sharp_are_only_amber() -> None:
-    model, x, y = plane_and_pictures(0.1)
+    model, x, y = plane_and_images(0.1)
     assert status(lambda z: model(z).softmax(1), (x, y), "softmax_output") == "amber"
 
 
 def test_a_randomised_model_is_averaged_and_a_steady_mean_is_no_red() -> None:
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
 
     def noisy(z: torch.Tensor) -> torch.Tensor:
         return model(z) + 0.1 * torch.randn(len(z), 2)
 
-    exam = CheckContext(noisy, x, y, EIGHT)
-    assert exam.randomised
-    answers = torch.stack([exam.logits(x) for _ in range(200)])
+    context = CheckContext(noisy, x, y, EIGHT)
+    assert context.randomised
+    answers = torch.stack([context.logits(x) for _ in range(200)])
     assert answers.std(0).mean() == pytest.approx(0.1 / 2, rel=0.1)  # the mean of four passes
     assert status(noisy, (x, y), "randomness", samples=50) in ("amber", "green")
 
 
 def test_attacks_are_run_once_however_many_checks_ask() -> None:
-    model, x, y = plane_and_pictures()
+    model, x, y = plane_and_images()
     counted = Count(model)
-    exam = CheckContext(counted, x, y, EIGHT, effort=SMALL)
-    first = exam.pgd()
+    context = CheckContext(counted, x, y, EIGHT, effort=SMALL)
+    first = context.pgd()
     passes = counted.forward
-    assert exam.pgd() is first
-    assert exam.on_loss("cross_entropy") is first
+    assert context.pgd() is first
+    assert context.on_loss("cross_entropy") is first
     assert counted.forward == passes
-    assert exam.pgd(steps=4) is not first
+    assert context.pgd(steps=4) is not first
 
 
-def test_the_white_box_is_the_worst_of_its_losses_for_each_picture(
-    pictures: tuple[torch.Tensor, torch.Tensor],
+def test_the_white_box_is_the_worst_of_its_losses_for_each_image(
+    images: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    exam = CheckContext(robvit.load("robvit-mini-robust"), *pictures, EIGHT, effort=SMALL)
-    parts = [exam.on_loss(loss) for loss in ("cross_entropy", "margin", "dlr")]
-    assert torch.equal(exam.white.broken, torch.stack([p.broken for p in parts]).any(0))
-    assert torch.equal(exam.logits(exam.white.adv).argmax(1) != exam.y, exam.white.broken)
-    after = exam.attack("square", title="square", after=exam.white, steps=5)
-    assert after.skipped == tuple(exam.white.broken.nonzero()[:, 0].tolist())
-    assert bool((after.broken >= exam.white.broken).all())
+    context = CheckContext(robvit.load("robvit-mini-robust"), *images, EIGHT, effort=SMALL)
+    parts = [context.on_loss(loss) for loss in ("cross_entropy", "margin", "dlr")]
+    assert torch.equal(context.white.broken, torch.stack([p.broken for p in parts]).any(0))
+    assert torch.equal(context.logits(context.white.adv).argmax(1) != context.y, context.white.broken)
+    after = context.attack("square", title="square", after=context.white, steps=5)
+    assert after.skipped == tuple(context.white.broken.nonzero()[:, 0].tolist())
+    assert bool((after.broken >= context.white.broken).all())
 
 
 def test_grading_needs_more_than_bad_luck() -> None:
@@ -178,8 +178,8 @@ def test_grading_needs_more_than_bad_luck() -> None:
     assert not surely_more(0, 6)
 
 
-def test_what_cannot_be_examined_is_refused(pictures: tuple[torch.Tensor, torch.Tensor]) -> None:
-    model, x, y = plane_and_pictures()
+def test_what_cannot_be_examined_is_refused(images: tuple[torch.Tensor, torch.Tensor]) -> None:
+    model, x, y = plane_and_images()
     with pytest.raises(InputError, match="right on none"):
         doctor(model, (x, 1 - y))
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.1"):
@@ -192,11 +192,11 @@ def test_what_cannot_be_examined_is_refused(pictures: tuple[torch.Tensor, torch.
         Effort(steps=1)
 
 
-def test_pictures_without_labels_are_refused(tmp_path: Path) -> None:
+def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match="one label a picture"):
+    with pytest.raises(DataError, match="one label an image"):
         doctor(Linear(), open_data(str(tmp_path)))
 
 
@@ -212,7 +212,7 @@ def test_the_command_tells_writes_and_exits_with_one_on_red(
     bad = CliRunner().invoke(app, ["doctor", "hot_model:build", *common, "--img-size", "32"])
     assert bad.exit_code == 1, bad.output
     assert "red    saturation" in bad.output
-    assert "pictures: test/" in bad.output
+    assert "images: test/" in bad.output
     record = Record.load(tmp_path / "out/record.json")
     assert record.findings[0].status == "red"
     assert record.model["name"] == "hot_model:build"

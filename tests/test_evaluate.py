@@ -106,7 +106,7 @@ def test_an_unknown_protocol_offers_the_nearest() -> None:
 
 
 def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> None:
-    """The four parts one after another break the pictures that AutoAttack breaks."""
+    """The four parts one after another break the images that AutoAttack breaks."""
     steps, queries = 3, 10
     rules = Protocol.model_validate(
         {
@@ -121,38 +121,50 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
         }
     )
     model = robvit.load("robvit-mini-robust")
-    pictures = open_data("sample", limit=16)
-    record = robvit.evaluate(model, pictures, protocol=rules, batch=16)
-    whole = run("autoattack", model, *pictures.arrays(), rules.threat_of(rules.attacks[0]), steps=steps,
-                targets=3, queries=queries, eight_bit=True)  # fmt: skip
+    images = open_data("sample", limit=16)
+    record = robvit.evaluate(model, images, protocol=rules, batch=16)
+    whole = run(
+        "autoattack",
+        model,
+        *images.arrays(),
+        rules.threat_of(rules.attacks[0]),
+        steps=steps,
+        targets=3,
+        queries=queries,
+        eight_bit=True,
+    )
     assert record.still_correct() == (~whole.success).tolist()
     clean, *attacks = record.trials
-    assert sum(clean.right) > sum(attacks[0].right)  # else nothing was skipped and nothing shown
+    assert sum(clean.correct) > sum(attacks[0].correct)  # else nothing was skipped and nothing shown
     before = clean
     for trial in attacks:
-        assert trial.skipped == [i for i, right in enumerate(before.right) if not right]
+        assert trial.skipped == [i for i, correct in enumerate(before.correct) if not correct]
         assert all(trial.predicted[i] == before.predicted[i] for i in trial.skipped)
         before = trial
     assert any("left standing" in note for note in record.notes)
 
 
-def test_without_survivors_every_attack_sees_every_picture_and_the_worst_case_is_by_picture() -> None:
+def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_by_image() -> None:
     rules = Protocol.model_validate({**SHORT, "seeds": [0, 1]})
     model = robvit.load("robvit-mini-robust")
-    pictures = open_data("sample", limit=12)
-    record = robvit.evaluate(model, pictures, protocol=rules, batch=5)
+    images = open_data("sample", limit=12)
+    record = robvit.evaluate(model, images, protocol=rules, batch=5)
     assert [(t.attack, t.settings.get("seed")) for t in record.trials] == [
-        ("clean", None), ("pgd", 0), ("pgd", 1), ("square", 0), ("square", 1)
-    ]  # fmt: skip
+        ("clean", None),
+        ("pgd", 0),
+        ("pgd", 1),
+        ("square", 0),
+        ("square", 1),
+    ]
     assert not any(t.skipped for t in record.trials)
-    x, y = pictures.arrays()
+    x, y = images.arrays()
     alone = run("pgd", model, x, y, rules.threat_of(rules.attacks[0]), steps=2, seed=1, eight_bit=True)
-    assert record.trials[2].right == (~alone.success).tolist()
-    worst = [all(t.right[i] for t in record.trials) for i in range(12)]
+    assert record.trials[2].correct == (~alone.success).tolist()
+    worst = [all(t.correct[i] for t in record.trials) for i in range(12)]
     assert record.headline().share == sum(worst) / 12
 
 
-def test_the_pictures_are_the_protocols(tmp_path: Path) -> None:
+def test_the_images_are_the_protocols(tmp_path: Path) -> None:
     rules = {**SHORT, "attacks": [], "subset": {"count": 9, "seed": 3}}
     by_name = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules))
     everything = open_data("sample")
@@ -164,7 +176,7 @@ def test_the_pictures_are_the_protocols(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=digest[:12]):
         robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(pinned), limit=8)
     fewer = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules), limit=4)
-    assert "4 of its 9 pictures" in " ".join(fewer.notes)
+    assert "4 of its 9 images" in " ".join(fewer.notes)
 
 
 def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +194,7 @@ def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pyte
     assert max(held) == 4
 
 
-def test_the_forecast_is_exact_where_every_picture_withstands() -> None:
+def test_the_forecast_is_exact_where_every_image_withstands() -> None:
     rules = Protocol.model_validate(SHORT)
     net = _Steadfast(10)
     listing = open_data("sample", limit=200)
@@ -229,8 +241,19 @@ def test_two_processes_make_the_record_of_one(tmp_path: Path) -> None:
 
 def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None:
     rules = written(tmp_path, SHORT)
-    arguments = ["evaluate", "robvit-mini", "sample", "--protocol", str(rules), "--limit", "4",
-                 "--out", str(tmp_path / "out"), "--robustbench", str(tmp_path / "info.json")]  # fmt: skip
+    arguments = [
+        "evaluate",
+        "robvit-mini",
+        "sample",
+        "--protocol",
+        str(rules),
+        "--limit",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+        "--robustbench",
+        str(tmp_path / "info.json"),
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     for text in ("backward passes", "worst case", "The attacker knew everything", "next: robvit report"):
@@ -238,7 +261,7 @@ def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None
     record = Record.load(tmp_path / "out" / "record.json")
     assert record.protocol["attacks"][0]["settings"] == {"steps": 2}
     info = json.loads((tmp_path / "info.json").read_text())
-    assert info["clean_acc"] == f"{100 * sum(record.trials[0].right) / 4:.2f}"
+    assert info["clean_acc"] == f"{100 * sum(record.trials[0].correct) / 4:.2f}"
     assert (info["eps"], info["threat_model"], "autoattack_acc" in info) == ("8/255", "Linf", False)
     parts = [replace(record.trials[1], attack=name) for name in ("apgd_ce", "apgd_t", "fab_t", "square")]
     whole = replace(record, trials=[record.trials[0], *parts])
@@ -252,7 +275,7 @@ def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None
     [
         (["robvit-mini", "sample", "--protocol", "nothing@1"], "no protocol is called"),
         (["robvit-mini", "sample", "--protocol", "rob-tokens@1"], "give --tokens"),
-        (["robvit-mini", "DATA"], "pictures with labels"),
+        (["robvit-mini", "DATA"], "images with labels"),
         (["robvit-mini", "sample", "--precision", "fp8"], "precision must be fp32"),
         (["robvit-mini", "sample", "--protocol", "clean@1", "--robustbench", "x.json"], "wants attacks"),
     ],
@@ -269,7 +292,7 @@ def test_bad_input_leaves_nothing_behind(
 
 @pytest.fixture
 def sample_folder(tmp_path: Path) -> Path:
-    """Two pictures without labels."""
+    """Two images without labels."""
     from PIL import Image
 
     folder = tmp_path / "unlabelled"

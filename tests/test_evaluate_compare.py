@@ -60,7 +60,7 @@ def test_the_paired_interval_is_agresti_and_mins() -> None:
     assert paired_interval(0, 0, 10)[0] == 0
 
 
-def test_records_are_compared_picture_by_picture() -> None:
+def test_records_are_compared_image_by_image() -> None:
     a, b = record("RRRRRR", "RRRR..", "RRR..."), record("RRRRR.", "R..R..", ".RR.R.")
     pairs = {pair.what: pair for pair in compare(a, b)}
     assert list(pairs) == ["clean", "pgd linf 8/255", "square linf 8/255", "worst case"]
@@ -73,9 +73,9 @@ def test_records_are_compared_picture_by_picture() -> None:
     assert "survivors" in differences(skipping, b)[0]
 
 
-def test_other_pictures_and_other_attacks_are_refused_or_named() -> None:
+def test_other_images_and_other_attacks_are_refused_or_named() -> None:
     a = record("RRRRRR", "RRRR..", "RRR...")
-    with pytest.raises(InputError, match="same pictures"):
+    with pytest.raises(InputError, match="same images"):
         compare(a, record("RRRRRR", names="abcdeg"))
     fewer = record("RRRRRR", "RRRR..")
     assert [pair.what for pair in compare(a, fewer)] == ["clean", "pgd linf 8/255"]
@@ -83,7 +83,7 @@ def test_other_pictures_and_other_attacks_are_refused_or_named() -> None:
     assert any("worst cases" in line for line in differences(a, fewer))
 
 
-def test_the_command_compares_folders_and_refuses_other_pictures(tmp_path: Path) -> None:
+def test_the_command_compares_folders_and_refuses_other_images(tmp_path: Path) -> None:
     for place, made in (
         ("a", record("RRRRRR", "RRRR..")),
         ("b", record("RRRRR.", "R..R..")),
@@ -132,21 +132,21 @@ def test_a_torchvision_checkpoint_is_judged_behind_its_normalisation(tmp_path: P
     assert torch.equal(found.net(x), net((x - mean) / std))
     with pytest.raises(RobvitError, match="did you mean squeezenet"):
         open_classifier("torchvision:squeezenet9")
-    pictures = open_data("sample", limit=2, size=64)
-    with pytest.raises(InputError, match="tells 1000 classes apart, the pictures have 10"):
-        check_fit(found, pictures)
+    images = open_data("sample", limit=2, size=64)
+    with pytest.raises(InputError, match="tells 1000 classes apart, the images have 10"):
+        check_fit(found, images)
 
 
 def test_what_is_no_classifier_is_refused() -> None:
-    pictures = open_data("sample", limit=2)
+    images = open_data("sample", limit=2)
     for network in (nn.Flatten(0), nn.Identity()):
         with pytest.raises(InputError, match="must return logits"):
-            check_fit(open_classifier(network), pictures)
+            check_fit(open_classifier(network), images)
     with pytest.raises(InputError, match="has no classifier"):
         open_classifier(robvit.load("vit_tiny_patch16_224", pretrained=False, num_classes=0))
 
 
-def picture_tree(root: Path, ids: list[str], folders: tuple[str, ...] = ("",)) -> None:
+def image_tree(root: Path, ids: list[str], folders: tuple[str, ...] = ("",)) -> None:
     for folder in folders:
         for shade, wordnet_id in enumerate(ids):
             place = root / folder / wordnet_id
@@ -170,41 +170,41 @@ class Thousand(nn.Module):
 
 def test_imagenet_a_is_judged_among_its_own_classes(tmp_path: Path) -> None:
     ids = [k for k, v in labels_by_id().items() if v in variant_labels("a")][:2]
-    picture_tree(tmp_path, ids)
+    image_tree(tmp_path, ids)
     net = Thousand(labels_by_id()[ids[1]])
     among = robvit.evaluate(net, f"imagenet-a:{tmp_path}", protocol="clean@1")
-    assert among.trials[0].right == [False, True]
+    assert among.trials[0].correct == [False, True]
     plain = robvit.evaluate(net, f"imagenet:{tmp_path}", protocol="clean@1")
-    assert plain.trials[0].right == [False, False]
+    assert plain.trials[0].correct == [False, False]
 
 
 def test_corruptions_made_here_are_never_called_mce() -> None:
     rules = Protocol.model_validate(
         {"name": "c@1", "about": "x", "corruptions": {"severities": [1, 5], "names": ["fog", "contrast"]}}
     )
-    pictures = open_data("sample", limit=6)
+    images = open_data("sample", limit=6)
     model = robvit.load("robvit-mini")
-    found = robvit.evaluate(model, pictures, protocol=rules)
+    found = robvit.evaluate(model, images, protocol=rules)
     fog = next(t for t in found.trials if t.attack == "fog" and t.threat == "severity 5")
     with torch.no_grad():
-        expected = model(pictures.corrupted("fog:5").arrays()[0]).argmax(1).tolist()
+        expected = model(images.corrupted("fog:5").arrays()[0]).argmax(1).tolist()
     assert fog.predicted == expected
     assert found.tables[0].columns == ["corruption", "severity 1", "severity 5", "mean"]
-    errors = [1 - sum(t.right) / 6 for t in found.trials if t.attack != "clean"]
-    assert found.figures["mean error under corruptions, unnormalised"] == pytest.approx(sum(errors) / 4)
-    assert "mCE" not in found.figures
-    assert found.headline().share == sum(found.trials[0].right) / 6  # corruptions are no attacks
+    errors = [1 - sum(t.correct) / 6 for t in found.trials if t.attack != "clean"]
+    assert found.metrics["mean error under corruptions, unnormalised"] == pytest.approx(sum(errors) / 4)
+    assert "mCE" not in found.metrics
+    assert found.headline().share == sum(found.trials[0].correct) / 6  # corruptions are no attacks
 
 
 def test_imagenet_c_is_normalised_as_published(tmp_path: Path) -> None:
     ids = list(labels_by_id())[:2]
-    picture_tree(tmp_path, ids, tuple(f"{name}/{s}" for name in ALEXNET_ERRORS for s in range(1, 6)))
+    image_tree(tmp_path, ids, tuple(f"{name}/{s}" for name in ALEXNET_ERRORS for s in range(1, 6)))
     net = Thousand(0)
     net.logits = nn.Parameter(torch.arange(1000.0).flip(0))  # always says class 0: half of all is right
     found = robvit.evaluate(net, f"imagenet-c:{tmp_path}", protocol="corruptions@1")
     assert len(found.trials) == 75
-    assert found.figures["mCE"] == pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15)
-    assert found.figures["mean error under corruptions, unnormalised"] == 0.5
+    assert found.metrics["mCE"] == pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15)
+    assert found.metrics["mean error under corruptions, unnormalised"] == 0.5
     with pytest.raises(InputError, match="corruptions@1"):
         robvit.evaluate(net, f"imagenet-c:{tmp_path}", protocol="quick@1")
 
@@ -212,5 +212,5 @@ def test_imagenet_c_is_normalised_as_published(tmp_path: Path) -> None:
 def test_a_record_tells_a_worst_case_from_the_least_mean() -> None:
     made = record("RRRRRR", "RRRR..", "..RRRR")
     assert made.robust_accuracy() == 2 / 6
-    control = replace(made.trials[1], right=[False] * 6, control=True)
+    control = replace(made.trials[1], correct=[False] * 6, control=True)
     assert replace(made, trials=[*made.trials, control]).robust_accuracy() == 2 / 6

@@ -18,14 +18,14 @@ from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
 from robvit.evaluation.attack_shards import shards
 from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
-from robvit.evaluation.protocol import ATTACKERS, Attacker, Protocol, find
+from robvit.evaluation.protocol import AttackerBudget, Protocol, find
 from robvit.evaluation.record import Record
 from robvit.threat import Threat
 
 RULES: dict[str, Any] = {
     **find("rob-tokens@1").model_dump(mode="json"),
     "name": "short@1",
-    "attacker": {"sets": 2, "pictures": 8, "steps": 2, "batch": 4, "attack_steps": 1, "leak_steps": 3},
+    "attacker_budget": {"sets": 2, "images": 8, "steps": 2, "batch": 4, "attack_steps": 1, "leak_steps": 3},
 }
 for entry in RULES["attacks"]:
     entry["settings"] = {"steps": 2}
@@ -47,18 +47,18 @@ def judged(hardened: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
         rules = Protocol.model_validate(RULES)
         record = robvit.evaluate(hardened, "sample", protocol=rules, limit=COUNT, batch=4, out=out)
         again = robvit.evaluate(hardened, "sample", protocol=rules, limit=COUNT, batch=4, out=out)
-    assert [(t.right, t.forward) for t in again.trials] == [(t.right, t.forward) for t in record.trials]
-    assert again.figures == record.figures
+    assert [(t.correct, t.forward) for t in again.trials] == [(t.correct, t.forward) for t in record.trials]
+    assert again.figures == record.metrics
     return record, out
 
 
-def rung(record: Record, knowledge: str) -> list[Any]:
-    return [t for t in record.trials if t.knowledge == knowledge and not t.control and t.attack != "clean"]
+def scenario(record: Record, attacker: str) -> list[Any]:
+    return [t for t in record.trials if t.attacker == attacker and not t.control and t.attack != "clean"]
 
 
 def test_every_attacker_is_on_the_ladder() -> None:
     assert {entry.name for entry in ATTACKERS} == set(ATTACKERS)
-    assert {entry.knowledge for entry in find("rob-tokens@1").attacks} == set(ATTACKERS)
+    assert {entry.attacker for entry in find("rob-tokens@1").attacks} == set(ATTACKERS)
     assert find("rob-tokens@1").attacker.sets >= 5
 
 
@@ -66,8 +66,8 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
     judged: tuple[Record, Path], hardened: Model
 ) -> None:
     record, out = judged
-    pictures = open_data("sample", limit=COUNT)
-    x, y = pictures.arrays()
+    images = open_data("sample", limit=COUNT)
+    x, y = images.arrays()
     bare = hardened.with_tokens(None)
     parts = [
         run("pgd", bare, a, b, Threat("linf", 3 / 255), victim=hardened, steps=2, seed=0, eight_bit=True).adv
@@ -75,12 +75,12 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
     ]
     kept = torch.cat([s.adv for s in shards(out / "shards" / "01-pgd-0-0", 2)])
     assert torch.equal(kept, (torch.cat(parts) * 255).round().to(torch.uint8))
-    (trial,) = rung(record, "no-tokens")
+    (trial,) = scenario(record, "no-tokens")
     adv = kept.float() / 255
     with torch.no_grad():
         assert trial.predicted == hardened(adv).argmax(1).tolist()
         for control, tokens in (("no tokens", None), ("random tokens", random_tokens(hardened.extra))):
-            clean, attacked = (t for t in record.trials if t.rung == control)
+            clean, attacked = (t for t in record.trials if t.scenario == control)
             twin = hardened.with_tokens(tokens, hardened.layers)
             assert clean.control
             assert attacked.control
@@ -90,21 +90,23 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
         cosine = F.cosine_similarity(after, original, dim=-1).mean()
         own = F.cosine_similarity(after, hardened.features(x), dim=-1).mean()
     where = "trained tokens, attacker has no tokens, pgd on the public model"
-    assert record.figures[f"cosine with the original features, {where}"] == pytest.approx(
+    assert record.metrics[f"cosine with the original features, {where}"] == pytest.approx(
         float(cosine), abs=1e-5
     )
-    assert record.figures[f"cosine with its own clean features, {where}"] == pytest.approx(
+    assert record.metrics[f"cosine with its own clean features, {where}"] == pytest.approx(
         float(own), abs=1e-5
     )
 
 
 def test_who_trains_tokens_crafts_on_each_set_and_on_all(judged: tuple[Record, Path]) -> None:
     record, _ = judged
-    trials = rung(record, "own-tokens")
-    assert [t.crafted for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
-    worst = [all(t.right[i] for t in trials) for i in range(COUNT)]
-    clean = next(t for t in record.trials if t.rung == trials[0].rung)
-    assert record.still_correct(trials[0].rung) == [a and b for a, b in zip(worst, clean.right, strict=True)]
+    trials = scenario(record, "own-tokens")
+    assert [t.surrogate for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
+    worst = [all(t.correct[i] for t in trials) for i in range(COUNT)]
+    clean = next(t for t in record.trials if t.scenario == trials[0].scenario)
+    assert record.still_correct(trials[0].scenario) == [
+        a and b for a, b in zip(worst, clean.correct, strict=True)
+    ]
 
 
 def test_models_together_are_the_mean_of_their_logits(hardened: Model) -> None:
@@ -127,14 +129,14 @@ def situation(hardened: Model, folder: Path, **means: int) -> AttackerContext:
     def watch(label: str, total: float) -> Any:
         return nullcontext(lambda *_, **__: None)
 
-    return AttackerContext(hardened, public, Threat("linf", 3 / 255), Attacker(**means), folder, watch)
+    return AttackerContext(hardened, public, Threat("linf", 3 / 255), AttackerBudget(**means), folder, watch)
 
 
 def test_own_tokens_go_where_the_real_ones_go(
     hardened: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    case = situation(hardened, tmp_path, sets=2, pictures=4, steps=1, batch=4, attack_steps=1)
+    case = situation(hardened, tmp_path, sets=2, images=4, steps=1, batch=4, attack_steps=1)
     first, second, _ = (source.net for source in ATTACKERS["own-tokens"](case))
     assert isinstance(first, Model)
     assert isinstance(second, Model)
@@ -146,10 +148,10 @@ def test_own_tokens_go_where_the_real_ones_go(
 
 
 def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
-    case = situation(hardened, tmp_path, pictures=4, batch=4, leak_steps=50)
+    case = situation(hardened, tmp_path, images=4, batch=4, leak_steps=50)
     (source,) = ATTACKERS["leak"](case)
     far, near = (
-        1 - case.figures[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
+        1 - case.metrics[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
     )
     assert near < far / 2
     assert isinstance(source.net, Model)
@@ -165,16 +167,22 @@ def test_the_headline_is_the_worst_of_all_attackers_and_never_of_controls(
 ) -> None:
     record, _ = judged
     own = [t for t in record.trials if not t.control]
-    worst = sum(all(t.right[i] for t in own) for i in range(COUNT)) / COUNT
+    worst = sum(all(t.correct[i] for t in own) for i in range(COUNT)) / COUNT
     assert record.headline().share == worst == record.robust_accuracy()
-    assert worst <= min(record.robust_accuracy(t.rung) for t in own)
+    assert worst <= min(record.robust_accuracy(t.scenario) for t in own)
     text = " ".join(record.notes)
     assert "only this may be claimed without a word about secrets" in text
     assert "never see the real ones" in text
     (ladder,) = record.tables
     assert [row[1] for row in ladder.rows] == [
-        "no-tokens", "black-box", "own-tokens", "leak", "white-box", "control", "control"
-    ]  # fmt: skip
+        "no-tokens",
+        "black-box",
+        "own-tokens",
+        "leak",
+        "white-box",
+        "control",
+        "control",
+    ]
     assert record.model["tokens"] == 3
 
 
@@ -187,12 +195,12 @@ def test_no_secret_stands_in_the_record(judged: tuple[Record, Path], hardened: M
         assert f"{value:.5f}" not in text
 
 
-def test_attackers_never_learn_from_judged_pictures_nor_with_the_defenders_seed(hardened: Model) -> None:
+def test_attackers_never_learn_from_judged_images_nor_with_the_defenders_seed(hardened: Model) -> None:
     rules = Protocol.model_validate({**RULES, "controls": [], "attacks": [RULES["attacks"][2]]})
-    pictures = open_data("sample", limit=COUNT)
+    images = open_data("sample", limit=COUNT)
     with pytest.raises(InputError, match="give public="):
-        robvit.evaluate(hardened, pictures, protocol=rules)
-    with pytest.raises(InputError, match="may not learn from judged pictures"):
-        robvit.evaluate(hardened, pictures, protocol=rules, public=pictures)
+        robvit.evaluate(hardened, images, protocol=rules)
+    with pytest.raises(InputError, match="may not learn from judged images"):
+        robvit.evaluate(hardened, images, protocol=rules, public=images)
     assert FIRST_SEED > 100
     assert json.dumps(RULES)  # a protocol is plain data

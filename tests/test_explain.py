@@ -1,4 +1,4 @@
-"""Explanations: closed forms of what is drawn, and pictures that are there, readable and not blank."""
+"""Explanations: closed forms of what is drawn, and images that are there, readable and not blank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import DataError, InputError, Unsupported
 from robvit.evaluation.record import Curve, Record
 from robvit.explanation import FIGURES, Subject, gradients, landscape
-from robvit.explanation.activations import relief
+from robvit.explanation.activations import surface
 from robvit.explanation.attention import attention_by_block, attention_maps, group_shares, rollout
 from robvit.explanation.drawing import charts, heat
 from robvit.explanation.explain import save_png
@@ -30,7 +30,7 @@ from robvit.explanation.features import Rainbow
 from robvit.explanation.gaps import gaps
 from robvit.explanation.gates import gate_maps
 from robvit.explanation.gradients import accumulate_gradient, grey_perturbation, noise, rescaled_perturbation
-from robvit.explanation.inputs import Pictures, names_for, open_pictures
+from robvit.explanation.inputs import Images, names_for, open_images
 from robvit.explanation.landscape import loss_landscape, random_like
 from robvit.explanation.masks import coloured_mask
 from robvit.threat import Threat
@@ -86,7 +86,7 @@ def test_an_accumulated_gradient_raises_the_targets_logit_and_stays_near() -> No
     assert torch.equal(noise(2, (4, 4), seed=1), noise(2, (4, 4), seed=1))
     with pytest.raises(InputError, match="steps"):
         accumulate_gradient(model, target, start=start, steps=0)
-    with pytest.raises(InputError, match="one a picture"):
+    with pytest.raises(InputError, match="one an image"):
         accumulate_gradient(model, target[:1], start=start)
 
 
@@ -103,7 +103,7 @@ def test_rollout_is_the_product_of_half_attention_and_half_identity() -> None:
 
 
 def test_attention_over_patches_is_the_class_tokens_row() -> None:
-    model, x = robvit.load("robvit-mini"), pictures(2).x
+    model, x = robvit.load("robvit-mini"), images(2).x
     maps, tokens = attention_maps(model, x)
     found = attention_by_block(model, x)
     assert list(found) == ["block 1", "block 2", "block 3", "block 4", "rollout"]
@@ -112,12 +112,15 @@ def test_attention_over_patches_is_the_class_tokens_row() -> None:
     hand = torch.zeros(1, 1, 65, 65)
     hand[..., 0], hand[..., 7] = 0.25, 0.75
     assert group_shares(hand, tokens) == {
-        "the class token": 0.25, "registers": 0.0, "extra tokens": 0.0, "the most attended patch": 0.75
-    }  # fmt: skip
+        "the class token": 0.25,
+        "registers": 0.0,
+        "extra tokens": 0.0,
+        "the most attended patch": 0.75,
+    }
 
 
-def test_only_attention_over_the_whole_picture_is_shown() -> None:
-    x = pictures(2).x
+def test_only_attention_over_the_whole_image_is_shown() -> None:
+    x = images(2).x
     xcit = robvit.Model(small_net("xcit"), name="xcit")
     assert list(attention_by_block(xcit, x)) == ["block 3", "block 4"]  # those before attend over channels
     with pytest.raises(Unsupported, match="only the class token"):
@@ -144,7 +147,7 @@ def test_colours_of_features_stay_under_rotation_and_shift() -> None:
 
 def test_gaps_are_the_largest_minus_the_second_score() -> None:
     assert score_gaps(torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 4.0]])).tolist() == [0.5, 0.0]
-    model, x = robvit.load("robvit-mini"), pictures(1).x
+    model, x = robvit.load("robvit-mini"), images(1).x
     with watch(model, scores=True) as seen:
         model(x)
     found = gaps(model, x)
@@ -156,23 +159,23 @@ def test_a_relief_holds_the_highest_stems_where_they_stand() -> None:
     values = torch.zeros(65, 128)
     values[1 + 8 * 2 + 3, 100], values[0, 7] = 5.0, 3.0
     tokens = robvit.load("robvit-mini").tokens(torch.rand(1, 3, 32, 32))
-    held = relief("test", values, tokens, 5.0)
+    held = surface("test", values, tokens, 5.0)
     assert held.stems[:2] == [[100, 20, 5.0], [7, 0, 3.0]]
     assert held.row_names[20] == "patch 3/4"
     assert held.row_names[0] == "class token"
 
 
 def test_what_secret_tokens_become_inside_is_not_drawn() -> None:
-    model, held = robvit.load("robvit-mini"), pictures(1)
+    model, held = robvit.load("robvit-mini"), images(1)
     subject = Subject(
         model, held.x, settings={"steps": 1}, hardened=model.with_tokens(torch.full((1, 3, 128), 50.0))
     )
-    reliefs = FIGURES["massive"](subject).reliefs
-    assert [one.rows for one in reliefs] == [65] * 4
-    assert all(stem[1] < 65 for one in reliefs for stem in one.stems)
+    surfaces = FIGURES["massive"](subject).surfaces
+    assert [one.rows for one in surfaces] == [65] * 4
+    assert all(stem[1] < 65 for one in surfaces for stem in one.stems)
 
 
-def test_the_landscape_of_a_linear_loss_is_a_plane_through_the_picture_and_the_attack() -> None:
+def test_the_landscape_of_a_linear_loss_is_a_plane_through_the_image_and_the_attack() -> None:
     weights = torch.randn(3, 4, 4)
     x = torch.full((3, 4, 4), 0.5)
     delta = 0.01 * weights.sign()
@@ -220,30 +223,30 @@ def test_a_png_keeps_black_and_white_whatever_its_levels(tmp_path: Path) -> None
     assert found.tolist() == [0, 51, 102, 153, 204, 255]
 
 
-def pictures(count: int) -> Pictures:
-    return open_pictures([f"sample:{i}" for i in range(count)], 32)
+def images(count: int) -> Images:
+    return open_images([f"sample:{i}" for i in range(count)], 32)
 
 
-def test_pictures_are_files_or_numbers_in_a_set(tmp_path: Path) -> None:
+def test_images_are_files_or_numbers_in_a_set(tmp_path: Path) -> None:
     everything = robvit.data.open_data("sample")
-    three = open_pictures(["sample:3"], 32)
+    three = open_images(["sample:3"], 32)
     assert torch.equal(three.x[0], everything[3][0])
     assert three.truth is not None
     assert three.truth.tolist() == [everything[3][1]]
     file = tmp_path / "photo.png"
     Image.new("RGB", (50, 40), (255, 0, 0)).save(file)
-    mixed = open_pictures([str(file), "sample:3"], 32)
+    mixed = open_images([str(file), "sample:3"], 32)
     assert mixed.truth is None
     assert mixed.names[0] == "photo.png"
     assert mixed.x.shape == (2, 3, 32, 32)
-    assert open_pictures(["shapes:0"], 32).truth.shape == (1, 32, 32)
+    assert open_images(["shapes:0"], 32).truth.shape == (1, 32, 32)
     for wrong, said in (
         ("nowhere.png", "DATA:NUMBER"),
-        ("sample:1000", "has 1000 pictures"),
+        ("sample:1000", "has 1000 images"),
         ("sample", "file"),
     ):
         with pytest.raises(DataError, match=said):
-            open_pictures([wrong], 32)
+            open_images([wrong], 32)
     assert names_for(mixed, 1000, [])[0].startswith("tench")
     assert names_for(mixed, 10, []) == []
 
@@ -251,12 +254,18 @@ def test_pictures_are_files_or_numbers_in_a_set(tmp_path: Path) -> None:
 def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "STEPS", 2)
     monkeypatch.setattr(landscape, "POINTS", 5)
-    model, held = robvit.load("robvit-mini"), pictures(2)
+    model, held = robvit.load("robvit-mini"), images(2)
     extra = 0.5 * torch.randn(1, 3, model.width)
     subject = Subject(
-        model, held.x, names=held.names, truth=held.truth, classes=held.classes, settings={"steps": 3},
-        hardened=model.with_tokens(extra), beside=robvit.load("robvit-mini-robust"),
-    )  # fmt: skip
+        model,
+        held.x,
+        names=held.names,
+        truth=held.truth,
+        classes=held.classes,
+        settings={"steps": 3},
+        hardened=model.with_tokens(extra),
+        beside=robvit.load("robvit-mini-robust"),
+    )
     record = robvit.explain(subject, tmp_path, data="sample")
     drawn = record.protocol["figures"]
     assert {*drawn, *record.protocol["not drawn"]} == {entry.name for entry in FIGURES}
@@ -271,7 +280,7 @@ def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: py
             assert (below < 250).mean() > 0.01, name
     assert Record.load(tmp_path / "record.json").curves
     said = record.tables[0]
-    assert said.columns == ["picture", "truth", "clean", "attacked", "clean, tokens", "attacked, tokens"]
+    assert said.columns == ["image", "truth", "clean", "attacked", "clean, tokens", "attacked, tokens"]
     assert said.rows[0][1] == held.classes[int(held.truth[0])]
     text = (tmp_path / "report.html").read_text()
     for name in drawn:
@@ -290,7 +299,7 @@ def test_titles_are_short_and_captions_one_sentence() -> None:
 
 
 def test_gates_are_drawn_where_there_are_adapters() -> None:
-    model, held = robvit.load("robvit-mini"), pictures(1)
+    model, held = robvit.load("robvit-mini"), images(1)
     adapters = fresh(model)
     with torch.no_grad():
         for parameter in adapters.parameters():
@@ -299,7 +308,7 @@ def test_gates_are_drawn_where_there_are_adapters() -> None:
     plate = FIGURES["gates"](subject)
     gate = gate_maps(subject.model, held.x).mean((1, 2, 3)).tolist()
     assert [point[1] for point in plate.curves[0].lines["clean"]] == pytest.approx(gate)
-    assert plate.picture is not None
+    assert plate.image is not None
 
 
 def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
@@ -310,10 +319,10 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
     model.head = SegmentationHead.fit(
         model, list(scenes.batches(8)), len(scenes.classes), names=scenes.classes
     )
-    held = open_pictures(["shapes:0", "shapes:1"], 32)
+    held = open_images(["shapes:0", "shapes:1"], 32)
     subject = Subject(model, held.x, truth=held.truth, settings={"steps": 2})
     assert subject.attack == "segmentation"
-    assert FIGURES["segmentation"](subject).picture is not None
+    assert FIGURES["segmentation"](subject).image is not None
     assert "pixels" in repr(Subject(model, held.x).task)
     with pytest.raises(Unsupported, match="--head"):
         FIGURES["accumulation"](subject)
@@ -326,7 +335,7 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
 
 def test_a_model_without_a_head_is_attacked_in_its_features(monkeypatch: pytest.MonkeyPatch) -> None:
     model = robvit.load("robvit-mini", num_classes=0)
-    held = pictures(1)
+    held = images(1)
     subject = Subject(model, held.x, settings={"steps": 2})
     assert (subject.task, subject.attack, subject.target) == ("features", "feature", None)
     assert subject.adv.shape == held.x.shape
@@ -334,7 +343,7 @@ def test_a_model_without_a_head_is_attacked_in_its_features(monkeypatch: pytest.
     monkeypatch.setattr(landscape, "POINTS", 7)
     plate = FIGURES["landscape"](subject)
     zero = next(p for p in plate.curves[1].lines[model.name] if p[0] == 0)
-    assert abs(zero[1]) < 1e-5  # at the picture itself the features are the clean ones
+    assert abs(zero[1]) < 1e-5  # at the image itself the features are the clean ones
     with pytest.raises(Unsupported, match="--head"):
         FIGURES["accumulation"](subject)
 

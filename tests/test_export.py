@@ -82,7 +82,7 @@ def test_other_families_become_torch_programs(family: str, tmp_path: Path) -> No
     model = Model(small_net(family), name=family, mean=(0.4, 0.5, 0.6), input_size=size).eval()
     strong = model.with_tokens(tokens_for(model, 0, 1))
     x = torch.rand(5, 3, *model.input_size)
-    export(strong, tmp_path / "m.pt2", "torch", pictures=x, with_secret=True)
+    export(strong, tmp_path / "m.pt2", "torch", images=x, with_secret=True)
     answers, facts = torch_answers(tmp_path / "m.pt2", x[:3])
     torch.testing.assert_close(answers[0], strong.features(x[:3]), atol=1e-4, rtol=0)
     torch.testing.assert_close(answers[1], strong(x[:3]), atol=1e-4, rtol=0)
@@ -96,7 +96,7 @@ def test_other_families_become_onnx(family: str, tmp_path: Path) -> None:
     size = (32, 32) if family == "xcit" else None
     model = Model(small_net(family), name=family, input_size=size).eval()
     x = torch.rand(3, 3, *model.input_size)
-    export(model, tmp_path / "m.onnx", pictures=x)
+    export(model, tmp_path / "m.onnx", images=x)
     features, logits = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"pixels": x.numpy()})
     np.testing.assert_allclose(features, model.features(x).detach(), atol=1e-4, rtol=0)
     np.testing.assert_allclose(logits, model(x).detach(), atol=1e-4, rtol=0)
@@ -116,7 +116,7 @@ def test_adapters_are_exported_at_their_present_trade_off(tmp_path: Path) -> Non
         both.trade_off = 0.3
         expected = both(x)
     assert (expected - other).abs().max() > 1e-2
-    export(both, tmp_path / "m.pt2", "torch", pictures=x)
+    export(both, tmp_path / "m.pt2", "torch", images=x)
     assert both.trade_off == 0.3
     answers, facts = torch_answers(tmp_path / "m.pt2", x)
     torch.testing.assert_close(answers[1], expected, atol=1e-4, rtol=0)
@@ -132,12 +132,12 @@ def test_heads_go_along(kind: str, tmp_path: Path) -> None:
     else:
         model.head = SegmentationHead(48, 3, model.fingerprint(), ["a", "b", "c"]).eval()
     x = torch.rand(5, 3, 32, 32)
-    export(model, tmp_path / "m.pt2", "torch", pictures=x)
+    export(model, tmp_path / "m.pt2", "torch", images=x)
     answers, facts = torch_answers(tmp_path / "m.pt2", x)
     torch.testing.assert_close(answers[1], model(x), atol=1e-4, rtol=0)
     assert facts["classes"] == '["a", "b", "c"]'
     with pytest.raises(Unsupported, match="no place for a head"):
-        export(model, tmp_path / "m.safetensors", "timm", pictures=x, arch="vit_tiny_patch16_224")
+        export(model, tmp_path / "m.safetensors", "timm", images=x, arch="vit_tiny_patch16_224")
 
 
 @pytest.mark.parametrize("hardened", [False, True])
@@ -165,9 +165,9 @@ def test_a_pool_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     pool, x = TokenPool((tokens_for(model), tokens_for(model))), torch.rand(2, 3, 32, 32)
     with pytest.raises(Unsupported, match="robvit serve"):
-        export(model.with_tokens(pool), tmp_path / "m.onnx", pictures=x, with_secret=True)
+        export(model.with_tokens(pool), tmp_path / "m.onnx", images=x, with_secret=True)
     with pytest.raises(InputError, match="onnx, torch, timm"):
-        export(model, tmp_path / "m.xml", "openvino", pictures=x)
+        export(model, tmp_path / "m.xml", "openvino", images=x)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path: Path, monkeypatch: 
     (tmp_path / "m.safetensors").write_text("the old one")
     model, x = robvit.load("robvit-mini"), torch.rand(2, 3, 32, 32)
     with pytest.raises(BrokenExport, match="does not answer as the model does"):
-        export(model, tmp_path / "m.safetensors", "timm", pictures=x)
+        export(model, tmp_path / "m.safetensors", "timm", images=x)
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
     assert (tmp_path / "m.safetensors").read_text() == "the old one"
 

@@ -28,7 +28,7 @@ from report_samples import rich_record
 from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.weights import read_local
 from robvit.data.archives import unpickle
-from robvit.data.decode import read_picture
+from robvit.data.decode import read_image
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.defenses.tora.io import load_adapters, save_adapters
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_read_or_refused(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "PPM"])
-def test_a_damaged_picture_is_read_or_refused(kind: str) -> None:
+def test_a_damaged_image_is_read_or_refused(kind: str) -> None:
     held = io.BytesIO()
     Image.radial_gradient("L").resize((24, 24)).convert("RGB").save(held, kind)
 
@@ -115,7 +115,7 @@ def test_a_damaged_picture_is_read_or_refused(kind: str) -> None:
     @given(damage)
     def trial(wounds: list[tuple[float, int, bytes]]) -> None:
         with suppress(RobvitError):
-            assert read_picture(damaged(held.getvalue(), wounds), max_pixels=10**6).dtype == torch.uint8
+            assert read_image(damaged(held.getvalue(), wounds), max_pixels=10**6).dtype == torch.uint8
 
     trial()
 

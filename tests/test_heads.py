@@ -14,13 +14,13 @@ from robvit.errors import IGNORE, InputError, WrongBackbone
 
 
 def bright_or_dark(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of two classes that anything can tell apart: dark and bright."""
+    """Images of two classes that anything can tell apart: dark and bright."""
     y = torch.arange(count) % 2
     return torch.rand(count, 3, 32, 32) * 0.3 + 0.6 * y.view(-1, 1, 1, 1), y
 
 
 def halves(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures with a bright half, left or right, and their masks; the first row does not count."""
+    """Images with a bright half, left or right, and their masks; the first row does not count."""
     masks = torch.zeros(count, 32, 32, dtype=torch.long)
     masks[::2, :, :16] = 1
     masks[1::2, :, 16:] = 1
@@ -102,7 +102,7 @@ def test_bad_labels_and_files_are_refused(model: Model, tmp_path: Path) -> None:
         fit(model, [(x, torch.tensor([0, 1, 2, 1]))], 2)
     with pytest.raises(InputError, match="at least two classes"):
         fit(model, [(x, torch.zeros_like(y))], 2)
-    with pytest.raises(InputError, match="at least one labelled picture"):
+    with pytest.raises(InputError, match="at least one labelled image"):
         fit(model, [], 2)
     (tmp_path / "broken.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(InputError, match="not a head file"):

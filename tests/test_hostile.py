@@ -93,7 +93,7 @@ def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
     monkeypatch.setattr(sys, "argv", [])
     rich_record().save(path := tmp_path / "record.json")
     content = json.loads(path.read_text())
-    content["trials"][0]["right"] = "all"
+    content["trials"][0]["correct"] = "all"
     path.write_text(json.dumps(content))
     for words in (("report", path), ("compare", path, path)):
         assert run(*words) == 2
@@ -112,26 +112,33 @@ def _beside(tmp_path: Path, adv: torch.Tensor, **changes: object) -> Path:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/job.json").write_text("{}")
     save_file({"adv": adv}, tmp_path / "shards/shard-00000.safetensors", {"facts": json.dumps(facts)})
-    record.data["spec"] = "hf:evil/pictures"
+    record.data["spec"] = "hf:evil/images"
     record.save(tmp_path / "record.json")
     return tmp_path / "record.json"
 
 
 @pytest.mark.parametrize(
     ("adv", "changes"),
-    [(torch.zeros(2, 3, 8, 8), {}), (torch.zeros(2, dtype=torch.uint8), {}),
-     (torch.zeros((), dtype=torch.uint8), {}), (torch.zeros(2, 3, 8, 8), {"predicted": 7})],
-)  # fmt: skip
-def test_shards_beside_a_record_that_hold_no_pictures_are_refused(
-    adv: torch.Tensor, changes: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    [
+        (torch.zeros(2, 3, 8, 8), {}),
+        (torch.zeros(2, dtype=torch.uint8), {}),
+        (torch.zeros((), dtype=torch.uint8), {}),
+        (torch.zeros(2, 3, 8, 8), {"predicted": 7}),
+    ],
+)
+def test_shards_beside_a_record_that_hold_no_images_are_refused(
+    adv: torch.Tensor,
+    changes: dict[str, object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(sys, "argv", [])
     assert run("report", _beside(tmp_path, adv, **changes)) == 2
     assert "shard-00000.safetensors is not a shard that can be read" in capsys.readouterr().err
 
 
-def test_a_record_makes_nobody_fetch_pictures(
+def test_a_record_makes_nobody_fetch_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [])

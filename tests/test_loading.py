@@ -17,7 +17,7 @@ from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
 
 
 @pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust"])
-def test_bundled_models_load_and_know_their_pictures(name: str) -> None:
+def test_bundled_models_load_and_know_their_images(name: str) -> None:
     model = robvit.load(name)
     x, y = robvit.data.open_data("sample", limit=200).arrays()
     assert model.input_size == (32, 32)
@@ -109,17 +109,17 @@ def test_positions_can_be_interpolated_the_hubs_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.weights
-def test_real_dinov2_small_sees_what_is_in_a_picture() -> None:
-    """Nearest neighbours of real features tell sample pictures apart; random weights cannot."""
+def test_real_dinov2_small_sees_what_is_in_a_image() -> None:
+    """Nearest neighbours of real features tell sample images apart; random weights cannot."""
     x, y = robvit.data.open_data("sample", size=112, limit=60).arrays()
-    right = {}
+    correct = {}
     for pretrained in (True, False):
         model = robvit.load("dinov2-small", pretrained=pretrained, img_size=112)
         with torch.no_grad():
             classes = torch.nn.functional.normalize(model.features(x)[:, 0], dim=1)
         near = (classes @ classes.T).fill_diagonal_(-1).argmax(1)
-        right[pretrained] = float((y[near] == y).float().mean())
-    assert right[True] > 0.6 > 0.4 > right[False]
+        correct[pretrained] = float((y[near] == y).float().mean())
+    assert correct[True] > 0.6 > 0.4 > correct[False]
 
 
 def test_bad_names_get_near_ones() -> None:

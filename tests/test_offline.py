@@ -54,9 +54,13 @@ def python(code: str, folder: Path, *before: str) -> subprocess.CompletedProcess
     homes = {name: str(folder / "home") for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "ROBVIT_CACHE")}
     paths = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*before, sys.executable, "-c", code], cwd=folder, env={**homes, **paths}, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [*before, sys.executable, "-c", code],
+        cwd=folder,
+        env={**homes, **paths},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_the_guard_sees_a_connection(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_the_headline_is_the_mean_of_worst_cases_and_attacks_take_their_turns() 
 def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
     record = small_record()
     record.trials[2] = Trial(
-        **{**vars(record.trials[2]), "right": [False, False, True, False], "skipped": [1, 3]}
+        **{**vars(record.trials[2]), "correct": [False, False, True, False], "skipped": [1, 3]}
     )
     (standing,) = ladder(record)
     assert standing.stages[1].withstood[:2] == (1, 2)
@@ -98,8 +98,8 @@ def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
 
 
 def test_the_headline_takes_every_attacker_and_no_control() -> None:
-    def attacked(rung: str, right: list[bool], control: bool = False) -> Trial:
-        one = trial("pgd", "linf 8/255", right, rung)
+    def attacked(scenario: str, correct: list[bool], control: bool = False) -> Trial:
+        one = trial("pgd", "linf 8/255", correct, scenario)
         return Trial(**{**vars(one), "control": control})
 
     trials = [
@@ -120,7 +120,7 @@ def test_curves_come_from_trials_that_differ_in_one_thing_only() -> None:
     (budget,) = budget_curves(record)
     (line,) = budget.lines.values()
     assert [point[0] for point in line] == [0, 1, 2, 4, 8]
-    assert [point[1] for point in line[1:]] == [share(t.right).share for t in record.trials[1:5]]
+    assert [point[1] for point in line[1:]] == [share(t.correct).share for t in record.trials[1:5]]
     assert all(low <= value <= high for _, value, low, high in line)
     (steps,) = step_curves(record)
     assert [p[0] for p in next(iter(steps.lines.values()))] == [5, 20, 100]
@@ -140,7 +140,7 @@ def test_long_histories_keep_their_mean_and_range() -> None:
 
 def test_classes_are_counted_and_the_weakest_comes_first() -> None:
     record = rich_record()
-    standing = next(s for s in ladder(record) if s.rung == "secret known")
+    standing = next(s for s in ladder(record) if s.scenario == "secret known")
     rows = class_rows(record, standing, Labels(record))
     assert sum(row.count for row in rows) == 60
     assert sum(row.worst.hits for row in rows) == standing.worst.hits
@@ -189,31 +189,31 @@ def pixels(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
 
 
-def test_small_pictures_are_exact_and_differences_are_amplified_as_told() -> None:
+def test_small_images_are_exact_and_differences_are_amplified_as_told() -> None:
     (exhibit,) = exhibits(1, 32)
     assert factor(exhibit) == 127 // 8
-    clean, attacked, difference = map(pixels, Small(10**6).pictures(exhibit))
+    clean, attacked, difference = map(pixels, Small(10**6).images(exhibit))
     assert np.array_equal(clean, exhibit.clean)
     assert np.array_equal(attacked, exhibit.adversarial)
     assert exhibit.adversarial is not None
     assert np.array_equal(difference, 128 + 15 * (exhibit.adversarial.astype(int) - exhibit.clean))
 
 
-def test_pictures_shrink_until_they_fit_on_the_average() -> None:
+def test_images_shrink_until_they_fit_on_the_average() -> None:
     for budget in (8_000, 40_000):
         small = Small(budget)
-        sizes = [sum(map(len, small.pictures(exhibit))) for exhibit in exhibits(6, 224)]
+        sizes = [sum(map(len, small.images(exhibit))) for exhibit in exhibits(6, 224)]
         assert budget / 3 < sum(sizes) / 6 <= budget
 
 
-def test_what_is_missing_is_empty_and_attention_adds_two_pictures() -> None:
+def test_what_is_missing_is_empty_and_attention_adds_two_images() -> None:
     (exhibit,) = exhibits(1, 32, attention=True)
-    assert len(Small(10**6).pictures(exhibit)) == 5
+    assert len(Small(10**6).images(exhibit)) == 5
     alone = GalleryItem(0, 7, exhibit.adversarial)
-    assert [bool(address) for address in Small(10**6).pictures(alone)] == [False, True, False]
+    assert [bool(address) for address in Small(10**6).images(alone)] == [False, True, False]
 
 
-UNKNOWN = [(60, 7, "picture 60"), (0, 99, "trial 99"), (0, 0, "clean")]
+UNKNOWN = [(60, 7, "image 60"), (0, 99, "trial 99"), (0, 0, "clean")]
 
 
 @pytest.mark.parametrize(("place", "number", "message"), UNKNOWN)
@@ -236,14 +236,14 @@ def attacked(out: Path) -> Record:
     return Record.load(out / "record.json")
 
 
-def test_the_command_shows_attacked_pictures_with_their_originals(tmp_path: Path) -> None:
+def test_the_command_shows_attacked_images_with_their_originals(tmp_path: Path) -> None:
     record = attacked(tmp_path)
     assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}
     shown = list(AdversarialImages(record, {1: tmp_path / "shards"}))
     for exhibit, name in zip(shown, record.data["names"], strict=True):
-        saved = np.asarray(Image.open((tmp_path / "pictures" / name).with_suffix(".png")))
+        saved = np.asarray(Image.open((tmp_path / "images" / name).with_suffix(".png")))
         assert np.array_equal(exhibit.adversarial, saved)
-    assert "6 attacked pictures" in robvit_("report", tmp_path / "record.json")
+    assert "6 attacked images" in robvit_("report", tmp_path / "record.json")
     items = next(json.loads(b) for b in Page(tmp_path / "report.html").blocks if '"outcome"' in b)
     assert [item["name"] for item in items] == record.data["names"]
     assert {item["factor"] for item in items} - {1} == {15}  # eight levels from the original, or none
@@ -253,14 +253,14 @@ def test_the_command_shows_attacked_pictures_with_their_originals(tmp_path: Path
     assert Page(other).tags.count("article") == 2
 
 
-def test_attacks_on_survivors_find_their_pictures(tmp_path: Path) -> None:
+def test_attacks_on_survivors_find_their_images(tmp_path: Path) -> None:
     record = attacked(tmp_path)
-    lists = ("right", "predicted", "distance")
+    lists = ("correct", "predicted", "distance")
     longer = [
         {**vars(t), **{name: [getattr(t, name)[0], 0, *getattr(t, name)[1:]] for name in lists}}
         for t in record.trials
     ]
-    longer[1]["skipped"] = [1]  # a picture in between that the attack did not see
+    longer[1]["skipped"] = [1]  # an image in between that the attack did not see
     later = Record("evaluate", {}, {"count": 7}, [Trial(**t) for t in longer])
     whole = [e.adversarial for e in AdversarialImages(record, shard_folders(record, tmp_path))]
     parts = [e.adversarial for e in AdversarialImages(later, shard_folders(later, tmp_path))]

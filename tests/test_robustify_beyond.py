@@ -42,7 +42,7 @@ VARIANTS = {
 
 
 class Labelled:
-    """Random pictures (N 3 32 32) with labels of five classes."""
+    """Random images (N 3 32 32) with labels of five classes."""
 
     def __init__(self, count: int = 40, classes: int = 5) -> None:
         self.x = (torch.rand(count, 3, 32, 32) * 255).round() / 255
@@ -66,17 +66,17 @@ def model() -> Model:
 
 
 @pytest.fixture
-def pictures() -> Labelled:
+def images() -> Labelled:
     return Labelled()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_resumes_to_the_same_bits(
-    name: str, model: Model, pictures: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Learner, "SAVE_EVERY", 2)
     recipe, store = VARIANTS[name], tmp_path / "store"
-    whole = train(model, pictures, recipe, store=store)
+    whole = train(model, images, recipe, store=store)
     state, advance, lives = tmp_path / "state", Learner.advance, [4]
 
     def mortal(self: Learner) -> None:
@@ -87,10 +87,10 @@ def test_every_variant_resumes_to_the_same_bits(
 
     monkeypatch.setattr(Learner, "advance", mortal)
     with pytest.raises(KeyboardInterrupt):
-        train(model, pictures, recipe, store=store, state=state)
+        train(model, images, recipe, store=store, state=state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     lives[0] = 1  # the steps three and four are kept, one is left
-    again = train(model, pictures, recipe, store=store, state=state)
+    again = train(model, images, recipe, store=store, state=state)
     assert torch.equal(again.tokens.values, whole.tokens.values)
     assert again.history == whole.history
     assert again.baseline == whole.baseline
@@ -100,28 +100,28 @@ def test_every_variant_resumes_to_the_same_bits(
 
 
 def test_deep_tokens_start_like_shallow_ones_and_know_their_layers(
-    model: Model, pictures: Labelled, tmp_path: Path
+    model: Model, images: Labelled, tmp_path: Path
 ) -> None:
-    deep = train(model, pictures, replace(QUICK, layers="all"), store=tmp_path).tokens
+    deep = train(model, images, replace(QUICK, layers="all"), store=tmp_path).tokens
     assert deep.values.shape == (2, 3, 48)
     assert deep.layers == (0, 1)
     assert Recipe.from_settings(deep.settings) == replace(QUICK, layers=(0, 1))
-    same = train(model, pictures, replace(QUICK, layers=(0,)), store=tmp_path)
-    assert torch.equal(same.tokens.values, train(model, pictures, QUICK, store=tmp_path).tokens.values)
+    same = train(model, images, replace(QUICK, layers=(0,)), store=tmp_path)
+    assert torch.equal(same.tokens.values, train(model, images, QUICK, store=tmp_path).tokens.values)
 
 
-def test_settings_give_the_recipe_back(model: Model, pictures: Labelled, tmp_path: Path) -> None:
+def test_settings_give_the_recipe_back(model: Model, images: Labelled, tmp_path: Path) -> None:
     for recipe in (VARIANTS["mixed"], VARIANTS["several"]):
-        tokens = train(model, pictures, recipe, store=tmp_path / "store").tokens
+        tokens = train(model, images, recipe, store=tmp_path / "store").tokens
         tokens.save(tmp_path / "t.safetensors")
         assert Recipe.from_settings(RobustTokens.load(tmp_path / "t.safetensors").settings) == recipe
     assert Recipe.from_settings({"imported": "small.pt"}) == Recipe()
 
 
-def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, pictures: Labelled) -> None:
+def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, images: Labelled) -> None:
     """With many steps it moves hardened features further than an attack on the token-free model does."""
     recipe = replace(SEEN, adaptive=Adaptive(steps=10))
-    examples = Examples(model, pictures, recipe)
+    examples = Examples(model, images, recipe)
     hardened = model.with_tokens(torch.randn(1, 3, 48))
     seen, blind = examples.batch(0, hardened), examples.batch(0, model)
     goal = model.features(seen.clean)
@@ -132,50 +132,50 @@ def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, pi
 
     assert distance(seen.adv) > distance(blind.adv)
     threat = Threat("linf", 8 / 255)
-    expected = pgd(hardened.features, seen.clean, goal, threat, steps=10, loss="cosine", keep_broken=True)
+    expected = pgd(hardened.features, seen.clean, goal, threat, steps=10, loss="cosine", early_stop=False)
     assert torch.equal(seen.adv, expected)
     assert not torch.equal(examples.batch(1, hardened).adv[0], seen.adv[0])
 
 
-def test_attacks_take_turns_and_every_picture_meets_each_of_them(
-    model: Model, pictures: Labelled, tmp_path: Path
+def test_attacks_take_turns_and_every_image_meets_each_of_them(
+    model: Model, images: Labelled, tmp_path: Path
 ) -> None:
-    recipe = replace(QUICK, steps=20, also=(NEAR,))  # two passes over forty pictures
-    training = train(model, pictures, recipe, store=tmp_path)
+    recipe = replace(QUICK, steps=20, also=(NEAR,))  # two passes over forty images
+    training = train(model, images, recipe, store=tmp_path)
     assert training.attacked == 80
-    examples = Examples(model, pictures, recipe, tmp_path)
+    examples = Examples(model, images, recipe, tmp_path)
     sizes: dict[int, list[int]] = {}
     for step, places in enumerate(examples.order):
         batch = examples.batch(step, model)
         for place, delta in zip(places, (batch.adv - batch.clean).abs(), strict=True):
             sizes.setdefault(place, []).append(round(float(delta.max()) * 255))
     assert all(sorted(seen) == [2, 8] for seen in sizes.values())
-    once = train(model, pictures, replace(recipe, steps=10), store=tmp_path / "other")
-    assert once.attacked == 40  # in one pass no attack runs on pictures it is not needed for
+    once = train(model, images, replace(recipe, steps=10), store=tmp_path / "other")
+    assert once.attacked == 40  # in one pass no attack runs on images it is not needed for
 
 
 def test_stores_of_features_do_not_depend_on_the_head_but_task_attacks_do(
-    model: Model, pictures: Labelled, tmp_path: Path
+    model: Model, images: Labelled, tmp_path: Path
 ) -> None:
     other = model.with_tokens(None)
     other.head = LinearHead(96, 5, model.fingerprint())
     for attack, same in ((FEATURE, True), (LABELS, False)):
-        keys = {AttackCache(one, pictures, attack, tmp_path).key for one in (model, other)}
+        keys = {AttackCache(one, images, attack, tmp_path).key for one in (model, other)}
         assert (len(keys) == 1) == same
 
 
 def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Path) -> None:
     class Bright(Labelled):
-        """The label is in the picture's brightness."""
+        """The label is in the image's brightness."""
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             label = index % 5
             return ((self.x[index] * 0.2 + 0.15 * label) * 255).round() / 255, label
 
-    pictures, before = Bright(), model.identity()
-    training = train(model, pictures, replace(ALONG, steps=40, task=1.0), store=tmp_path)
+    images, before = Bright(), model.identity()
+    training = train(model, images, replace(ALONG, steps=40, task=1.0), store=tmp_path)
     hardened = model.with_tokens(training.tokens)
-    x = torch.stack([pictures[i][0] for i in range(40)])
+    x = torch.stack([images[i][0] for i in range(40)])
     y = torch.arange(40) % 5
     assert training.head is not None
     losses = []
@@ -187,16 +187,16 @@ def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Pa
     assert not any(p.requires_grad for p in training.head.parameters())
 
 
-def test_what_cannot_be_learned_is_refused(model: Model, pictures: Labelled, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="labelled pictures"):
+def test_what_cannot_be_learned_is_refused(model: Model, images: Labelled, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="labelled images"):
         train(model, Labelled(classes=0), VARIANTS["several"], store=tmp_path)
     bare = Model(small_net("vit")).eval()
     with pytest.raises(InputError, match="a linear head learns along"):
-        train(bare, pictures, replace(ALONG, attack=FEATURE), store=tmp_path)
+        train(bare, images, replace(ALONG, attack=FEATURE), store=tmp_path)
     bare.head = None
     bare.net.num_classes = 0
     with pytest.raises(InputError, match="attacks a classifier"):
-        train(bare, pictures, replace(QUICK, attack=LABELS), store=tmp_path)
+        train(bare, images, replace(QUICK, attack=LABELS), store=tmp_path)
     for wrong in ({"steps": 0}, {"share": 0.0}, {"share": 1.5}):
         with pytest.raises(InputError, match="adaptive tokens need"):
             Adaptive(**wrong)
@@ -205,10 +205,10 @@ def test_what_cannot_be_learned_is_refused(model: Model, pictures: Labelled, tmp
 
 
 def test_a_pool_is_learned_from_one_store_and_resumes(
-    model: Model, pictures: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(QUICK, steps=10)
-    pool, trainings = train_pool(model, pictures, recipe, 3, store=tmp_path / "store")
+    pool, trainings = train_pool(model, images, recipe, 3, store=tmp_path / "store")
     assert [t.attacked for t in trainings] == [40, 0, 0]
     assert len({one.settings["seed"] for one in pool}) == 3
     assert not torch.equal(pool[0].values, pool[1].values)
@@ -221,8 +221,8 @@ def test_a_pool_is_learned_from_one_store_and_resumes(
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        train_pool(model, pictures, recipe, 3, state=state, store=tmp_path / "store", report=die)
-    again, _ = train_pool(model, pictures, recipe, 3, state=state, store=tmp_path / "store")
+        train_pool(model, images, recipe, 3, state=state, store=tmp_path / "store", report=die)
+    again, _ = train_pool(model, images, recipe, 3, state=state, store=tmp_path / "store")
     assert all(torch.equal(a.values, b.values) for a, b in zip(pool, again, strict=True))
     assert {stat.S_IMODE(file.stat().st_mode) for file in state.iterdir()} == {0o600}
 

@@ -139,8 +139,8 @@ def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) 
         ("attacked, set 2", "hardened cosine under attack, set 2"),
     ):
         assert [step for step, _ in curve.lines[line]] == [1, 2]
-        assert record.figures[figure] == pytest.approx(sum(value for _, value in curve.lines[line]) / 2)
-    baseline = record.figures["un-hardened cosine under attack, set 1"]
+        assert record.metrics[figure] == pytest.approx(sum(value for _, value in curve.lines[line]) / 2)
+    baseline = record.metrics["un-hardened cosine under attack, set 1"]
     assert curve.lines["un-hardened, attacked"] == [[1, baseline], [2, baseline]]
     for one in pool:
         assert one.key_id in done.output
@@ -187,7 +187,7 @@ def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) 
     assert not (tmp_path / "refused" / "tokens.safetensors").exists()
 
 
-def test_left_to_itself_it_attacks_half_as_many_pictures_as_it_draws(tmp_path: Path) -> None:
+def test_left_to_itself_it_attacks_half_as_many_images_as_it_draws(tmp_path: Path) -> None:
     small = ("robustify", "robvit-mini", "sample", "--steps", 2, "--batch", 4, "--attack-steps", 1)
     assert robvit_(*small, "--out", tmp_path / "a").exit_code == 0
     assert Record.load(tmp_path / "a" / "record.json").data["count"] == 4

@@ -44,7 +44,7 @@ attacks:
   - {attack: pgd, knowledge: white-box, settings: {steps: 1}}
 controls: [no tokens, random tokens]
 features: true
-attacker: {sets: 2, pictures: 4, steps: 1, batch: 2, attack_steps: 1, leak_steps: 2}
+attacker: {sets: 2, images: 4, steps: 1, batch: 2, attack_steps: 1, leak_steps: 2}
 """
 MINI = "robvit-mini"
 SMALL = [MINI, "sample", "--limit", "4", "--batch", "4"]
@@ -54,34 +54,95 @@ SEED = "271828182845904"
 # Command: what to run, T being the tokens, D a finished attack, E a finished evaluation; and the files that
 # may hold tokens, because they are meant to.
 RUNS: dict[str, tuple[list[str], list[str]]] = {
-    "robustify": ([MINI, "sample", *LEARN, "--count", "2", "--pool", "2", "--seed", SEED],
-                  ["pool.safetensors", "state-0.safetensors", "state-1.safetensors"]),
+    "robustify": (
+        [MINI, "sample", *LEARN, "--count", "2", "--pool", "2", "--seed", SEED],
+        ["pool.safetensors", "state-0.safetensors", "state-1.safetensors"],
+    ),
     "attack": ([*SMALL, "--tokens", "T", "--set", "steps=1"], []),
-    "evaluate": ([*SMALL, "--tokens", "T", "--protocol", "secrets.yaml"],
-                 ["attackers/own-1.safetensors", "attackers/own-2.safetensors",
-                  "attackers/recovered.safetensors"]),
+    "evaluate": (
+        [*SMALL, "--tokens", "T", "--protocol", "secrets.yaml"],
+        ["attackers/own-1.safetensors", "attackers/own-2.safetensors", "attackers/recovered.safetensors"],
+    ),
     "doctor": ([*SMALL, "--tokens", "T", "--steps", "4", "--restarts", "2", "--queries", "9"], []),
-    "explain": ([MINI, "sample:0", "--tokens", "T", "--set", "steps=1", "--figure", "attention",
-                 "--figure", "activations", "--figure", "massive"], []),
-    "demo": (["--model", MINI, "--head", "20", "--learn", "16", "--steps", "1", "--judge", "2",
-              "--attack-steps", "1"], ["tokens.safetensors", "state.safetensors"]),
-    "reproduce": (["rob-fig5", "--model", MINI, "--images", "2", "--set", "count=2", "--set", "steps=1",
-                   "--set", "learn=4"], ["tokens.safetensors", "tokens.state"]),
+    "explain": (
+        [
+            MINI,
+            "sample:0",
+            "--tokens",
+            "T",
+            "--set",
+            "steps=1",
+            "--figure",
+            "attention",
+            "--figure",
+            "activations",
+            "--figure",
+            "massive",
+        ],
+        [],
+    ),
+    "demo": (
+        [
+            "--model",
+            MINI,
+            "--head",
+            "20",
+            "--learn",
+            "16",
+            "--steps",
+            "1",
+            "--judge",
+            "2",
+            "--attack-steps",
+            "1",
+        ],
+        ["tokens.safetensors", "state.safetensors"],
+    ),
+    "reproduce": (
+        [
+            "rob-fig5",
+            "--model",
+            MINI,
+            "--images",
+            "2",
+            "--set",
+            "count=2",
+            "--set",
+            "steps=1",
+            "--set",
+            "learn=4",
+        ],
+        ["tokens.safetensors", "tokens.state"],
+    ),
     "report": (["D"], []),
     "compare": (["E", "E"], []),
     "export": ([MINI, "--tokens", "T", "--with-secret", "--format", "timm", "--limit", "2"], [""]),
     "tokens show": (["T"], []),
     "tokens import": (["published.pt"], [""]),
-    "tokens rotate": (["T", MINI, "sample", "--limit", "10", "--judge", "2", "--steps", "1", "--bound", "-1"],
-                      ["tokens.safetensors", "state.safetensors"]),
+    "tokens rotate": (
+        ["T", MINI, "sample", "--limit", "10", "--judge", "2", "--steps", "1", "--bound", "-1"],
+        ["tokens.safetensors", "state.safetensors"],
+    ),
     "tokens bake": ([MINI, "T", "--with-secret"], [""]),
     "train head": ([MINI, "sample", "--limit", "20", "--tokens", "T"], []),
-}  # fmt: skip
+}
 # What is asked of the commands that answer requests; tests/test_app_server.py attacks through the second.
 SERVERS = {"serve": ["metrics", "healthz", "readyz", "predict", "features"], "app": ["", "config"]}
 # Commands that never meet tokens.
-WITHOUT = {"models", "attacks", "weights list", "weights get", "weights verify", "data list", "data cifar10",
-           "data cifar100", "data show", "train recipes", "train recipe", "train tora"}  # fmt: skip
+WITHOUT = {
+    "models",
+    "attacks",
+    "weights list",
+    "weights get",
+    "weights verify",
+    "data list",
+    "data cifar10",
+    "data cifar100",
+    "data show",
+    "train recipes",
+    "train recipe",
+    "train tora",
+}
 NO_OUT = {"compare", "tokens show"}  # commands that write nothing
 
 
@@ -197,15 +258,21 @@ def test_no_output_of_a_command_holds_tokens(
     out = place.folder / command.replace(" ", "-")
     before = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*") if path.is_file()}
     capfd.readouterr()
-    run(*command.split(), *(stand.get(word, word) for word in arguments),
-        *([] if command in NO_OUT else ["--out", out]))  # fmt: skip
+    run(
+        *command.split(),
+        *(stand.get(word, word) for word in arguments),
+        *([] if command in NO_OUT else ["--out", out]),
+    )
     said = "".join(capfd.readouterr())
     needles = place.needles()
     assert needles.found_in(said.encode()) == []
     holders = {out / name if name else out for name in meant}
     assert all(path.exists() for path in holders)
-    changed = [path for path in place.folder.rglob("*") if path.is_file()
-               and path.stat().st_mtime_ns != before.get(path)]  # fmt: skip
+    changed = [
+        path
+        for path in place.folder.rglob("*")
+        if path.is_file() and path.stat().st_mtime_ns != before.get(path)
+    ]
     assert command in NO_OUT or changed
     for path in changed:
         if path in holders or path.name == "seed":
@@ -219,10 +286,17 @@ def test_the_search_finds_what_it_looks_for(place: Place) -> None:
     values = RobustTokens.load(place.tokens).values
     needles = place.needles()
     raw = values.numpy().tobytes()
-    texts = (raw, values.half().numpy().tobytes(), raw.hex().encode(), b"xx" + base64.b64encode(raw),
-             base64.b64encode(b"a" + raw), json.dumps(values.tolist()).encode(), str(values).encode(),
-             str(values.numpy().astype(float).tolist()).encode(),
-             (place.folder / "first/seed").read_bytes())  # fmt: skip
+    texts = (
+        raw,
+        values.half().numpy().tobytes(),
+        raw.hex().encode(),
+        b"xx" + base64.b64encode(raw),
+        base64.b64encode(b"a" + raw),
+        json.dumps(values.tolist()).encode(),
+        str(values).encode(),
+        str(values.numpy().astype(float).tolist()).encode(),
+        (place.folder / "first/seed").read_bytes(),
+    )
     for data in texts:
         assert needles.found_in(data), data[:80]
     assert needles.found_in(torch.randn(values.shape).numpy().tobytes() + raw[:8]) == []
@@ -263,8 +337,10 @@ def test_answers_and_the_process_list_hold_no_tokens(command: str, place: Place)
     what = [MINI] if command == "serve" else ["--demo", place.folder / "none"]
     process = subprocess.Popen(
         [sys.executable, "-m", "robvit", command, *what, "--tokens", place.tokens, "--port", str(port)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.stdout
     heard = ""
     try:
@@ -272,10 +348,10 @@ def test_answers_and_the_process_list_hold_no_tokens(command: str, place: Place)
             heard += (line := process.stdout.readline())
             assert line, heard
         data = b"".join(Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
-        picture = io.BytesIO()
-        Image.new("RGB", (32, 32), "teal").save(picture, "PNG")
+        image = io.BytesIO()
+        Image.new("RGB", (32, 32), "teal").save(image, "PNG")
         for path in SERVERS[command]:
-            posted = [picture.getvalue(), b"junk"] if path in ("predict", "features") else [None]
+            posted = [image.getvalue(), b"junk"] if path in ("predict", "features") else [None]
             data += b"".join(answer(f"http://127.0.0.1:{port}/{path}", body) for body in posted)
     finally:
         process.send_signal(signal.SIGTERM)

@@ -54,9 +54,9 @@ def ask(url: str, data: bytes | None = None, **headers: str) -> Reply:
             return error.code, dict(error.headers), error.read()
 
 
-def png(picture: torch.Tensor) -> bytes:
+def png(image: torch.Tensor) -> bytes:
     file = io.BytesIO()
-    Image.fromarray((picture * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
+    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
     return file.getvalue()
 
 
@@ -95,7 +95,7 @@ def mini() -> Model:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> torch.Tensor:
+def images() -> torch.Tensor:
     return robvit.data.open_data("sample", limit=48).arrays()[0]
 
 
@@ -199,8 +199,8 @@ def test_what_was_given_up_is_not_worked_on() -> None:
 # --- answers -----------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_the_model(url: str, mini: Model, pictures: torch.Tensor) -> None:
-    x = pictures[:1]
+def test_answers_are_those_of_the_model(url: str, mini: Model, images: torch.Tensor) -> None:
+    x = images[:1]
     status, _, body = ask(f"{url}/predict", png(x[0]))
     said = json.loads(body)
     logits = mini(x)[0].detach()
@@ -216,23 +216,23 @@ def test_answers_are_those_of_the_model(url: str, mini: Model, pictures: torch.T
     np.testing.assert_allclose(np.frombuffer(raw, "<f4"), features[0], atol=1e-5, rtol=0)
 
 
-def test_no_answer_goes_to_the_wrong_asker(url: str, mini: Model, pictures: torch.Tensor) -> None:
-    expected = mini(pictures).detach()
+def test_no_answer_goes_to_the_wrong_asker(url: str, mini: Model, images: torch.Tensor) -> None:
+    expected = mini(images).detach()
     apart = torch.cdist(expected, expected).fill_diagonal_(torch.inf).min()
     assert apart > 1e-2  # so a mix-up would be seen
 
     def one(i: int) -> float:
-        status, _, body = ask(f"{url}/predict", png(pictures[i]))
+        status, _, body = ask(f"{url}/predict", png(images[i]))
         assert status == 200
         return float((torch.tensor(json.loads(body)["logits"]) - expected[i]).abs().max())
 
     with ThreadPoolExecutor(6) as clients:
-        assert max(clients.map(one, range(len(pictures)))) < 1e-4
+        assert max(clients.map(one, range(len(images)))) < 1e-4
 
 
-def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, pictures: torch.Tensor) -> None:
+def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: torch.Tensor) -> None:
     sets = tuple(RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()) for _ in range(2))
-    x, choices = pictures[:1], [mini.with_tokens(one)(pictures[:1])[0].detach() for one in sets]
+    x, choices = images[:1], [mini.with_tokens(one)(images[:1])[0].detach() for one in sets]
     drawn, said = set(), b""
     with served(Answering(mini.with_tokens(TokenPool(sets))), max_batch=4, max_wait=0.01) as address:
         with ThreadPoolExecutor(4) as clients:
@@ -248,7 +248,7 @@ def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, pictures:
     assert not any(one.key_id.encode() in said for one in sets)
 
 
-def test_pictures_of_one_batch_may_have_any_tokens(mini: Model, pictures: torch.Tensor) -> None:
+def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tensor) -> None:
     mark = mini.fingerprint()
     kinds = [
         RobustTokens(torch.randn(1, 4, 128), mark),
@@ -259,13 +259,11 @@ def test_pictures_of_one_batch_may_have_any_tokens(mini: Model, pictures: torch.
         RobustTokens(torch.randn(2, 4, 128), mark, layers=(0, 1)),
     ]
     asked = [(i, kinds[i % 6]) for i in range(18)]
-    answers = Answering(mini)([Question(pictures[i], tokens) for i, tokens in asked])
+    answers = Answering(mini)([Question(images[i], tokens) for i, tokens in asked])
     for answer, (i, tokens) in zip(answers, asked, strict=True):
         strong = mini.with_tokens(tokens)
-        torch.testing.assert_close(answer.logits, strong(pictures[i : i + 1])[0], atol=1e-4, rtol=0)
-        torch.testing.assert_close(
-            answer.features, strong.features(pictures[i : i + 1])[0], atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(answer.logits, strong(images[i : i + 1])[0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(answer.features, strong.features(images[i : i + 1])[0], atol=1e-4, rtol=0)
 
 
 def test_a_model_without_classes_gives_features_only() -> None:
@@ -296,14 +294,14 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("path", "data", "headers", "status", "says"),
     [
-        ("/predict", b"not a picture", {}, 422, "not a picture"),
+        ("/predict", b"not an image", {}, 422, "not an image"),
         ("/predict", b"", {}, 422, "empty"),
         ("/predict", bomb(), {}, 422, "decompression bomb"),
         ("/predict", bytes(20_001), {}, 413, "20,000 bytes"),
         ("/features", b"x", {"Content-Type": "application/json"}, 415, "application/json"),
         ("/features?part=some", png(torch.rand(3, 8, 8)), {}, 422, "all or class"),
-        ("/predict", None, {}, 405, "POST a picture"),
-        ("/admin", None, {}, 404, "POST a picture"),
+        ("/predict", None, {}, 405, "POST an image"),
+        ("/admin", None, {}, 404, "POST an image"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words(
@@ -323,7 +321,7 @@ def test_a_body_of_undeclared_length_is_cut_off(url: str) -> None:
             assert reply.status == 413
 
 
-def test_a_picture_that_does_not_come_is_not_waited_for() -> None:
+def test_a_image_that_does_not_come_is_not_waited_for() -> None:
     with served(Slow(), timeout=0.1) as address:
         with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)) as connection:
             connection.putrequest("POST", "/predict")
@@ -352,12 +350,12 @@ def test_when_it_is_full_others_are_told_so_and_those_inside_are_answered() -> N
         assert metric(address, 'robvit_requests_total{route="/predict",status="429"}') == 20
 
 
-def test_everything_is_counted(mini: Model, pictures: torch.Tensor) -> None:
+def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
     with served(Answering(mini), max_batch=3, max_wait=0.001) as address:
-        for picture in pictures[:5]:
-            ask(f"{address}/predict", png(picture))
-        ask(f"{address}/features", png(pictures[0]))
-        ask(f"{address}/features", b"no picture")
+        for image in images[:5]:
+            ask(f"{address}/predict", png(image))
+        ask(f"{address}/features", png(images[0]))
+        ask(f"{address}/features", b"no image")
         ask(f"{address}/{'x' * 40}")
         counted = {
             'robvit_requests_total{route="/predict",status="200"}': 5,
@@ -434,7 +432,7 @@ def test_loopback_is_what_only_this_machine_reaches() -> None:
 
 @pytest.mark.slow
 def test_after_sigterm_everything_accepted_is_answered(
-    tmp_path: Path, mini: Model, pictures: torch.Tensor
+    tmp_path: Path, mini: Model, images: torch.Tensor
 ) -> None:
     sets = tuple(RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()) for _ in range(2))
     TokenPool(sets).save(tmp_path / "pool.safetensors")
@@ -450,7 +448,7 @@ def test_after_sigterm_everything_accepted_is_answered(
             assert found, first
             until(lambda: ask(f"{found[1]}/readyz")[0] == 200)
             with ThreadPoolExecutor(5) as clients:  # fewer than a batch: they wait for more
-                inside = [clients.submit(ask, f"{found[1]}/predict", png(pictures[i])) for i in range(5)]
+                inside = [clients.submit(ask, f"{found[1]}/predict", png(images[i])) for i in range(5)]
                 until(lambda: metric(found[1], "robvit_waiting") == 5)
                 process.send_signal(signal.SIGTERM)
                 replies = [one.result(60) for one in inside]
@@ -458,7 +456,7 @@ def test_after_sigterm_everything_accepted_is_answered(
             rest = process.stdout.read()
         finally:
             process.kill()
-    expected = [mini.with_tokens(one)(pictures[:5]).detach() for one in sets]
+    expected = [mini.with_tokens(one)(images[:5]).detach() for one in sets]
     for i, (status, _, body) in enumerate(replies):
         assert status == 200
         said = torch.tensor(json.loads(body)["logits"])

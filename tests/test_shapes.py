@@ -14,17 +14,17 @@ from robvit.errors import DataError
 
 
 def test_a_set_like_any_other() -> None:
-    pictures = open_data("shapes", split="train", limit=5, size=56)
-    x, masks = pictures.arrays()
-    assert pictures.kind == "masks"
+    images = open_data("shapes", split="train", limit=5, size=56)
+    x, masks = images.arrays()
+    assert images.kind == "masks"
     assert x.shape == (5, 3, 56, 56)
     assert masks.shape == (5, 56, 56)
     assert masks.dtype == torch.int64
     assert 0 <= x.min() < x.max() <= 1
-    assert pictures.classes == CLASSES
+    assert images.classes == CLASSES
     assert int(masks.max()) < len(CLASSES)
-    assert pictures.shape(0) == (224, 224)
-    assert torch.equal(pictures.sized(56, "crop").arrays()[0], x)  # a scene is a square already
+    assert images.shape(0) == (224, 224)
+    assert torch.equal(images.sized(56, "crop").arrays()[0], x)  # a scene is a square already
     assert open_data("shapes", limit=1)[0][0].shape == (3, 224, 224)
     assert len(open_data("shapes", split="train")) == COUNTS["train"]
 
@@ -71,7 +71,7 @@ def test_forms_are_distances(name: str) -> None:
     assert np.quantile(slope, 0.95) < 1.4
 
 
-def test_masks_are_sharp_where_the_picture_is_smooth() -> None:
+def test_masks_are_sharp_where_the_image_is_smooth() -> None:
     """A ball alone: its mask is the set of pixel centres inside the circle, its edge has in-between tones."""
     side, radius = 100, 31.4
     centres = np.arange(side, dtype=np.float32) + 0.5 - side / 2

@@ -27,10 +27,10 @@ def test_cells_of_a_table_are_printed_for_reading() -> None:
     assert [Table.cell(value) for value in (None, 0.125, 3, "a")] == ["–", "0.12", "3", "a"]
 
 
-def test_a_request_names_pictures_and_model_or_takes_the_studys_own() -> None:
-    own = Request().pictures("sample", "test", 32, 4)
+def test_a_request_names_images_and_model_or_takes_the_studys_own() -> None:
+    own = Request().images("sample", "test", 32, 4)
     assert len(own) == 4
-    assert Request(data="sample").pictures("nowhere", "test", 32, 4).digest() == own.digest()
+    assert Request(data="sample").images("nowhere", "test", 32, 4).digest() == own.digest()
     assert Request(model="robvit-mini").load("nothing").name == "robvit-mini"
 
 
@@ -72,10 +72,10 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path) -> None:
     settings = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
     record = robvit.reproduce("rob-table2", out=tmp_path, **QUICK, **settings)
     rows = {row[0]: row[1:] for row in record.tables[0].rows}
-    attacked = [t for t in record.trials if t.rung == "no tokens" and t.attack == "pgd"]
-    assert rows["accuracy under PGD, %"][0] == 100 * sum(attacked[0].right) / 8
-    rungs = {t.rung for t in record.trials}
-    assert {"random tokens", "tokens", "tokens, attacker knows them"} <= rungs
+    attacked = [t for t in record.trials if t.scenario == "no tokens" and t.attack == "pgd"]
+    assert rows["accuracy under PGD, %"][0] == 100 * sum(attacked[0].correct) / 8
+    scenarios = {t.scenario for t in record.trials}
+    assert {"random tokens", "tokens", "tokens, attacker knows them"} <= scenarios
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ from robvit.errors import InputError
 from robvit.threat import NORMS, Threat, parse_number
 
 
-def pictures(seed: int, count: int = 3, side: int = 4) -> torch.Tensor:
+def images(seed: int, count: int = 3, side: int = 4) -> torch.Tensor:
     return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed)).double()
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NORMS), st.floats(0, 3), st.integers(0, 99), st.sampled_from([None, 20.0, 40.0]))
 def test_projection_lands_inside_and_leaves_inner_points(norm, eps, seed, psnr):
-    threat, x = Threat(norm, eps, psnr), pictures(seed)
-    adv = threat.project(x, x + 4 * (pictures(seed + 1) - 0.5))
+    threat, x = Threat(norm, eps, psnr), images(seed)
+    adv = threat.project(x, x + 4 * (images(seed + 1) - 0.5))
     delta = adv - x
     assert bool((threat.size(delta) <= eps + 1e-9).all())
     assert float(adv.min()) >= 0
@@ -31,29 +31,29 @@ def test_projection_lands_inside_and_leaves_inner_points(norm, eps, seed, psnr):
 
 
 def test_l1_projection_is_the_nearest_point():
-    threat, x = Threat("l1", 1.5), pictures(0)
-    wish = x + 2 * (pictures(1) - 0.5)
+    threat, x = Threat("l1", 1.5), images(0)
+    wish = x + 2 * (images(1) - 0.5)
     near = (threat.project(x, wish) - wish).flatten(1).norm(dim=1)
     for seed in range(2, 60):
-        other = threat.project(x, wish + 0.3 * (pictures(seed) - 0.5))
+        other = threat.project(x, wish + 0.3 * (images(seed) - 0.5))
         assert bool(((other - wish).flatten(1).norm(dim=1) >= near - 1e-9).all())
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_steepest_move_has_its_length_and_no_other_rises_more(norm):
-    threat, x = Threat(norm, 0.4), pictures(0)
-    gradient = pictures(1) - 0.5
+    threat, x = Threat(norm, 0.4), images(0)
+    gradient = images(1) - 0.5
     move = threat.steepest(gradient, 0.4)
     torch.testing.assert_close(threat.size(move), torch.full((3,), 0.4, dtype=x.dtype))
     rise = (move * gradient).flatten(1).sum(1)
     for seed in range(2, 40):
-        other = threat.steepest(pictures(seed) - 0.5, 0.4)
+        other = threat.steepest(images(seed) - 0.5, 0.4)
         assert bool(((other * gradient).flatten(1).sum(1) <= rise + 1e-12).all())
     assert not threat.steepest(torch.zeros_like(x), 0.4).any()
 
 
 def test_an_l1_step_may_be_spread():
-    move = Threat("l1", 1).steepest(pictures(0) - 0.5, 0.4, torch.tensor([0.0, 0.25, 1.0]))
+    move = Threat("l1", 1).steepest(images(0) - 0.5, 0.4, torch.tensor([0.0, 0.25, 1.0]))
     assert (move != 0).flatten(1).sum(1).tolist() == [1, 12, 48]
 
 
@@ -70,8 +70,8 @@ def test_random_points_fill_the_ball_without_a_drift(norm):
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NORMS), st.floats(-3, 3), st.integers(0, 99))
 def test_the_move_onto_a_plane_reaches_it_and_none_is_shorter(norm, rise, seed):
-    threat, x = Threat(norm, math.inf), pictures(seed)
-    normal = pictures(seed + 1) - 0.5
+    threat, x = Threat(norm, math.inf), images(seed)
+    normal = images(seed + 1) - 0.5
     wanted = torch.full((3,), rise, dtype=x.dtype)
     move = threat.onto_plane(x, normal, wanted)
     assert float((x + move).min()) + 1e-12 >= 0

@@ -173,7 +173,7 @@ def test_a_model_with_adapters_is_attacked_from_the_command_line(tmp_path: Path)
     x, y = robvit.data.open_data("sample", limit=4).arrays()
     with torch.no_grad():
         said = adapted(model, adapters)(x).argmax(1)
-    assert record.trials[0].right == (said == y).tolist()
+    assert record.trials[0].correct == (said == y).tolist()
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -231,9 +231,14 @@ def test_pushing_the_gates_moves_them() -> None:
     for sign in (1.0, -1.0):
         goal = Goal(twin, _logits_and_gate)
         adv = robvit.attacks.pgd(
-            goal, x, y, robvit.Threat("linf", 8 / 255),
-            steps=5, keep_broken=True, loss=lambda out, target, sign=sign: sign * out[:, -1],
-        )  # fmt: skip
+            goal,
+            x,
+            y,
+            robvit.Threat("linf", 8 / 255),
+            steps=5,
+            early_stop=False,
+            loss=lambda out, target, sign=sign: sign * out[:, -1],
+        )
         with torch.no_grad():
             means.append(float(torch.stack([g.mean() for g in gates(twin, adv)]).mean()))
     with torch.no_grad():

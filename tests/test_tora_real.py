@@ -20,15 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.weights]
 
 def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path) -> None:
     model = robvit.load("vit-base")
-    pictures = open_data("sample", split="train", size=224, limit=4)
-    x = pictures.arrays()[0]
+    images = open_data("sample", split="train", size=224, limit=4)
+    x = images.arrays()[0]
     with torch.no_grad():
         assert torch.equal(adapted(model, fresh(model))(x[:1]), model(x[:1]))
     recipe = load_recipe(
         "tora-imagenet", **{"batch": 2, "epochs": 1, "warmup": 0, "inner.steps": 1, "judge_steps": 1}
     )
-    course = Splits(pictures.take(range(2)), pictures.take(range(2, 4)))
-    _, phases = train_adapters(model, course, Plan(recipe), tmp_path)
+    splits = Splits(images.take(range(2)), images.take(range(2, 4)))
+    _, phases = train_adapters(model, splits, Plan(recipe), tmp_path)
     assert [phase.progress.step for phase in phases] == [1, 1, 1]
     twin = robvit.load("vit-base", adapters=tmp_path / "adapters.safetensors")
     maps = gate_maps(twin, x[:1])

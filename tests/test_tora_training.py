@@ -24,9 +24,9 @@ from robvit.training.tora import Learner, Plan, TradeOff, joined, take_over, tra
 
 
 @pytest.fixture(scope="module")
-def course() -> Splits:
-    pictures = open_data("sample", split="train", limit=24)
-    return Splits(pictures.take(range(16)), pictures.take(range(16, 24)))
+def splits() -> Splits:
+    images = open_data("sample", split="train", limit=24)
+    return Splits(images.take(range(16)), images.take(range(16, 24)))
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def changed(before: Adapters, after: Adapters) -> set[str]:
 
 
 def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
-    model: Model, course: Splits, tmp_path: Path
+    model: Model, splits: Splits, tmp_path: Path
 ) -> None:
     weights = model.identity()
     plan = Plan(recipe(), trades=(0.1,))
     said: list[str] = []
-    first, phases = train_adapters(model, course, plan, tmp_path, say=said.append)
+    first, phases = train_adapters(model, splits, plan, tmp_path, say=said.append)
     assert [phase.name for phase in phases] == ["phase1-accuracy", "phase1-robustness", "phase2-0.1"]
-    start = _start(model, course)
+    start = _start(model, splits)
     accuracy, robustness = (
-        _kept(model, course, tmp_path / f"phase1-{n}") for n in ("accuracy", "robustness")
+        _kept(model, splits, tmp_path / f"phase1-{n}") for n in ("accuracy", "robustness")
     )
     assert changed(start, accuracy) == {"sides.accuracy", "fusions"}
     assert changed(start, robustness) == {"sides.robustness", "fusions"}
@@ -67,7 +67,7 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
             assert torch.equal(tensor, first.sides[name].state_dict()[key])
 
     marks = {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")}
-    both, _ = train_adapters(model, course, Plan(recipe(), trades=(0.1, 0.9)), tmp_path)
+    both, _ = train_adapters(model, splits, Plan(recipe(), trades=(0.1, 0.9)), tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")} == marks
     both.trade_off = 0.1
     x = torch.rand(2, 3, 32, 32)
@@ -78,13 +78,13 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
     assert kept.shape.trades == (0.1, 0.9)
 
 
-def _start(model: Model, course: Splits) -> Adapters:
+def _start(model: Model, splits: Splits) -> Adapters:
     torch.manual_seed(0)
-    return fresh(model, len(course.train.classes), trades=(0.5,))
+    return fresh(model, len(splits.train.classes), trades=(0.5,))
 
 
-def _kept(model: Model, course: Splits, folder: Path) -> Adapters:
-    learner = Learner(model, _start(model, course), "joint", ("fusions",))
+def _kept(model: Model, splits: Splits, folder: Path) -> Adapters:
+    learner = Learner(model, _start(model, splits), "joint", ("fusions",))
     state, _ = read_tensors(folder / "model.safetensors", "a state")
     learner.load_state_dict(state)
     return learner.adapters
@@ -109,8 +109,8 @@ def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> 
     assert not alone.fusions[0].weight[:, 2].any()
 
 
-def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, course: Splits) -> None:
-    x, y = course.train.take(range(6)).arrays()
+def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, splits: Splits) -> None:
+    x, y = splits.train.take(range(6)).arrays()
     learner = Learner(model, fresh(model), "joint", ("fusions",))
     inner = Inner(eps=4 / 255, steps=2)
 
@@ -120,16 +120,16 @@ def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, cou
     clean = F.cross_entropy(learner(x), y)
     adv = F.cross_entropy(learner(attack()(learner, x, y)), y)
     assert adv > clean
-    loss = TradeOff(learner, course.train, trade=0.3)(learner, x, y, attack())
+    loss = TradeOff(learner, splits.train, trade=0.3)(learner, x, y, attack())
     torch.testing.assert_close(loss, 0.3 * adv + 0.7 * clean)
 
 
 @pytest.mark.slow
 def test_a_path_trains_both_ends_on_trade_offs_between_them(
-    model: Model, course: Splits, tmp_path: Path
+    model: Model, splits: Splits, tmp_path: Path
 ) -> None:
     plan = Plan(recipe(), trades=(0.1, 0.5, 0.9), knob="path")
-    made, phases = train_adapters(model, course, plan, tmp_path)
+    made, phases = train_adapters(model, splits, plan, tmp_path)
     assert made.shape.trades == (0.1, 0.9)
     assert phases[-1].progress.step == 3 * phases[0].progress.step  # as long as three trainings
     assert made.trade_off == pytest.approx(0.5)
@@ -139,8 +139,8 @@ def test_a_path_trains_both_ends_on_trade_offs_between_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["heads", "single", "adapterfusion"])
-def test_the_baselines_train_too(model: Model, course: Splits, tmp_path: Path, tuning: str) -> None:
-    made, _ = train_adapters(model, course, Plan(recipe(), tuning=tuning), tmp_path)
+def test_the_baselines_train_too(model: Model, splits: Splits, tmp_path: Path, tuning: str) -> None:
+    made, _ = train_adapters(model, splits, Plan(recipe(), tuning=tuning), tmp_path)
     torch.manual_seed(0)
     start = fresh(model, 10, tuning=tuning)
     assert {name.split(".")[0] for name in changed(start, made)} == (
@@ -154,10 +154,10 @@ class Killed(Exception):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(
-    model: Model, course: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(recipe(epochs=2, save_seconds=0), trades=(0.5,))
-    whole, _ = train_adapters(model, course, plan, tmp_path / "whole")
+    whole, _ = train_adapters(model, splits, plan, tmp_path / "whole")
     advance = Fit._advance
     calls = 0
 
@@ -170,19 +170,19 @@ def test_a_killed_run_ends_with_the_same_bits(
 
     monkeypatch.setattr(Fit, "_advance", dying)
     with pytest.raises(Killed):
-        train_adapters(model, course, plan, tmp_path / "killed")
-    again, _ = train_adapters(model, course, plan, tmp_path / "killed")
+        train_adapters(model, splits, plan, tmp_path / "killed")
+    again, _ = train_adapters(model, splits, plan, tmp_path / "killed")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_plans_that_cannot_be_are_refused(model: Model, course: Splits, tmp_path: Path) -> None:
+def test_plans_that_cannot_be_are_refused(model: Model, splits: Splits, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rising numbers"):
         Plan(recipe(), trades=(0.9, 0.1))
     with pytest.raises(InputError, match="path with two trades"):
         Plan(recipe(), knob="path")
     with pytest.raises(InputError, match="one trade-off at a time"):
-        train_adapters(model, course, Plan(recipe(), tuning="single", trades=(0.1, 0.9)), tmp_path)
+        train_adapters(model, splits, Plan(recipe(), tuning="single", trades=(0.1, 0.9)), tmp_path)
 
 
 def test_states_are_joined_in_their_order(model: Model) -> None:

@@ -45,8 +45,8 @@ def tiny() -> Tiny:
     return Tiny()
 
 
-def pictures(count: int = 40, seed: int = 0, classes: int = 2) -> ImageDataset:
-    """Pictures 8x8 whose brightness tells their class."""
+def images(count: int = 40, seed: int = 0, classes: int = 2) -> ImageDataset:
+    """Images 8x8 whose brightness tells their class."""
     labels = [i % classes for i in range(count)]
     noise = torch.randint(0, 120, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
     images = (noise + 100 * torch.tensor(labels).view(-1, 1, 1, 1)).to(torch.uint8)
@@ -57,16 +57,22 @@ def pictures(count: int = 40, seed: int = 0, classes: int = 2) -> ImageDataset:
 
 
 BASE: dict[str, Any] = {
-    "loss": "pgd_at", "inner": {"eps": 0.05, "steps": 2}, "batch": 8, "epochs": 2, "lr": 1e-2,
-    "augment": {"flip": True, "crop": "pad", "pad": 1}, "judge_steps": 2, "save_seconds": 0,
-}  # fmt: skip
+    "loss": "pgd_at",
+    "inner": {"eps": 0.05, "steps": 2},
+    "batch": 8,
+    "epochs": 2,
+    "lr": 1e-2,
+    "augment": {"flip": True, "crop": "pad", "pad": 1},
+    "judge_steps": 2,
+    "save_seconds": 0,
+}
 
 
 def fit_of(
     folder: Path, model: nn.Module | None = None, *, train: ImageDataset | None = None, **keys: Any
 ) -> Fit:
-    course = Splits(train or pictures(), pictures(12, seed=1))
-    return Fit(model or tiny(), course, make_recipe({**BASE, **keys}), folder=folder, trackers=[])
+    splits = Splits(train or images(), images(12, seed=1))
+    return Fit(model or tiny(), splits, make_recipe({**BASE, **keys}), folder=folder, trackers=[])
 
 
 def test_every_recipe_of_the_package_is_sound_and_says_what_to_expect() -> None:
@@ -86,9 +92,15 @@ def test_every_recipe_of_the_package_is_sound_and_says_what_to_expect() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [("lrr=1", "did you mean lr"), ("inner.step_siz=1", "step"), ("augment.mixupp=1", "did you mean mixup"),
-     ("batch=0", "batch: Input should be greater"), ("schedule=cosin", "schedule"), ("warmup=99", "warmup")],
-)  # fmt: skip
+    [
+        ("lrr=1", "did you mean lr"),
+        ("inner.step_siz=1", "step"),
+        ("augment.mixupp=1", "did you mean mixup"),
+        ("batch=0", "batch: Input should be greater"),
+        ("schedule=cosin", "schedule"),
+        ("warmup=99", "warmup"),
+    ],
+)
 def test_a_key_nobody_knows_or_a_value_out_of_range_is_named(change: str, said: str) -> None:
     with pytest.raises((UnknownName, InputError), match=said):
         load_recipe("mini", **changes_of([change]))
@@ -118,9 +130,9 @@ def test_the_budget_grows_and_its_step_with_it_unless_as_published() -> None:
 
 
 @pytest.mark.parametrize(("processes", "parts"), [(1, 1), (2, 1), (2, 3)])
-def test_no_picture_is_lost_or_repeated_however_a_batch_is_shared(processes: int, parts: int) -> None:
+def test_no_image_is_lost_or_repeated_however_a_batch_is_shared(processes: int, parts: int) -> None:
     recipe = make_recipe({"batch": 12, "epochs": 3, "extra_share": 0.25})
-    stream = Stream(pictures(31), recipe, pictures(10, seed=2))
+    stream = Stream(images(31), recipe, images(10, seed=2))
     assert stream.steps == math.ceil(3 * 31 / 9)
     loaders = [stream.loader(range(stream.steps), Sharing(processes, r, parts), 8) for r in range(processes)]
     samplers: list[Any] = [list(loader.batch_sampler or []) for loader in loaders]
@@ -140,7 +152,7 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
 
 
 def linear() -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A linear classifier of two classes, grey pictures and labels: attacks have closed forms."""
+    """A linear classifier of two classes, grey images and labels: attacks have closed forms."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2, bias=False)).double()
     weight = net[1].weight
@@ -160,16 +172,16 @@ def test_losses_on_a_linear_model_are_what_their_papers_write() -> None:
     worst = (x.flatten(1) + 0.1 * away.sign()).view_as(x)
     clean, attacked = net(x), net(worst)
     p, q = clean.detach().softmax(1), attacked.detach().softmax(1)
-    data = pictures()
+    data = images()
     made = {name: make_loss(name, net, data, {}) for name in ("standard", "pgd_at", "mart")}
     values = {name: float(loss(net, x, y, attack_of(step=1)).detach()) for name, loss in made.items()}
     assert values["standard"] == pytest.approx(float(F.cross_entropy(clean.detach(), y)))
     assert values["pgd_at"] == pytest.approx(float(F.cross_entropy(attacked.detach(), y)))
-    right = torch.arange(4), y
+    correct = torch.arange(4), y
     wrong = torch.arange(4), 1 - y
     apart = (p * (p / q).log()).sum(1)
-    boosted = -q[right].log() - (1.0001 - q[wrong]).log()
-    assert values["mart"] == pytest.approx(float((boosted + 6 * apart * (1 - p[right])).mean()))
+    boosted = -q[correct].log() - (1.0001 - q[wrong]).log()
+    assert values["mart"] == pytest.approx(float((boosted + 6 * apart * (1 - p[correct])).mean()))
     trades = make_loss("trades", net, data, {"beta": 2.0})
     attack = attack_of(start="tiny")
     value = trades(net, x, y, attack)
@@ -198,7 +210,7 @@ def test_the_inner_attack_costs_its_steps_and_leaves_the_model_as_it_was() -> No
         ascend(net, x[i : i + 1], y[i : i + 1], Threat("linf", 0.1), steps=3, step_size=0.05)
         for i in range(4)
     ]
-    torch.testing.assert_close(torch.cat(alone), adv)  # a picture's attack does not depend on its batch
+    torch.testing.assert_close(torch.cat(alone), adv)  # an image's attack does not depend on its batch
     wide = ascend(net, x, y, Threat("linf", 0.1), steps=1, step_size=0.1, start="wide", project=False)
     assert 0.1 < float((wide - x).abs().max()) <= 0.3 + 1e-6
     assert float(wide.min()) >= 0
@@ -217,13 +229,13 @@ def test_awp_moves_every_weight_by_its_share_uphill_and_puts_it_back() -> None:
     net, weight, x, y = linear()
     before = weight.detach().clone()
     attack = attack_of()
-    loss = make_loss("pgd_at", net, pictures(), {})
+    loss = make_loss("pgd_at", net, images(), {})
     low = loss(net, x, y, attack_of()).detach()
     with awp(net, lambda: loss(net, x, y, attack), attack, gamma=0.05, mean=lambda g: g):
         torch.testing.assert_close((weight - before).norm(), 0.05 * before.norm())
         again = loss(net, x, y, attack)
         assert float(again.detach()) > float(low)
-        assert len(attack._made) == 1  # the same pictures, not new ones
+        assert len(attack._made) == 1  # the same images, not new ones
         again.backward()
     assert torch.equal(weight, before)
     assert weight.grad is not None
@@ -232,13 +244,19 @@ def test_awp_moves_every_weight_by_its_share_uphill_and_puts_it_back() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"loss": "trades", "awp": 0.01, "ema": 0.9, "clip": 1.0, "accumulation": 2,
-         "augment": {"flip": True, "mixup": 0.8, "cutmix": 1.0, "mix_share": 0.7}},
+        {
+            "loss": "trades",
+            "awp": 0.01,
+            "ema": 0.9,
+            "clip": 1.0,
+            "accumulation": 2,
+            "augment": {"flip": True, "mixup": 0.8, "cutmix": 1.0, "mix_share": 0.7},
+        },
         {"loss": "free", "replays": 3, "optimizer": "sgd", "epochs": 1},
         {"loss": "standard", "inner": {"eps": 0}, "eps_warmup": 1},
     ],
     ids=["trades", "free", "standard"],
-)  # fmt: skip
+)
 def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path: Path, keys: dict[str, Any]) -> None:
     whole = fit_of(tmp_path / "whole", **keys)
     whole.run()
@@ -361,18 +379,22 @@ def test_a_loss_may_own_a_state_choose_parameters_and_hear_of_epochs(
 def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 6))
-    unlabelled = Listing([str(i) for i in range(40)], pictures().listing.pictures)
+    unlabelled = Listing([str(i) for i in range(40)], images().listing.images)
     fit = fit_of(
-        tmp_path, encoder, loss="fare", epochs=15, train=ImageDataset(unlabelled, list(range(40))),
+        tmp_path,
+        encoder,
+        loss="fare",
+        epochs=15,
+        train=ImageDataset(unlabelled, list(range(40))),
         inner={"eps": 0.1, "steps": 3},
-    )  # fmt: skip
+    )
     history = fit.run().history
     assert history["robust"][-1] > history["robust"][0]
     assert history["loss"][-1] < history["loss"][0] / 2
     assert not fit.loss.state_dict()  # the frozen original is no state: it is the model as it starts
-    tecoa = make_loss("tecoa", encoder, pictures(), {})
+    tecoa = make_loss("tecoa", encoder, images(), {})
     assert tecoa.classes.shape == (2, 6)
-    x, y = pictures().arrays()
+    x, y = images().arrays()
     assert float(tecoa.judge(encoder(x), y).mean()) > 0.9
 
 
@@ -448,15 +470,18 @@ def test_states_of_other_runs_and_other_networks_are_refused(tmp_path: Path) -> 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two classes or more"):
-        fit_of(tmp_path, train=pictures(classes=1))
+        fit_of(tmp_path, train=images(classes=1))
 
 
 def test_weights_are_decayed_and_vectors_are_not(tmp_path: Path) -> None:
     fit = fit_of(tmp_path, weight_decay=0.3)
     decay = {id(p): group["weight_decay"] for group in fit.optimizer.param_groups for p in group["params"]}
     assert {name: decay[id(p)] for name, p in fit.model.named_parameters()} == {
-        "body.2.weight": 0.3, "body.2.bias": 0.0, "head.weight": 0.3, "head.bias": 0.0,
-    }  # fmt: skip
+        "body.2.weight": 0.3,
+        "body.2.bias": 0.0,
+        "head.weight": 0.3,
+        "head.bias": 0.0,
+    }
 
 
 def test_recipe_names_what_decides_the_weights() -> None:
@@ -465,7 +490,7 @@ def test_recipe_names_what_decides_the_weights() -> None:
     assert recipe.digest() != recipe.model_copy(update={"lr": 1.0}).digest()
 
 
-def test_held_out_pictures_are_balanced_and_apart() -> None:
+def test_held_out_images_are_balanced_and_apart() -> None:
     from robvit.training.train import held_out
 
     data = open_data("sample", split="train", limit=200)

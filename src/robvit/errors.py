@@ -9,7 +9,7 @@
     |- DataError           a data set that is empty, broken or of another layout
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder
-    |- BrokenAttack        an attack left its budget or returned something that is not a picture
+    |- BrokenAttack        an attack left its budget or returned something that is not an image
 
 Every message says what was expected, what came, and what to do. Nothing here recovers.
 """
@@ -64,7 +64,7 @@ class Busy(RobvitError):
 
 
 class BrokenAttack(RobvitError):
-    """An attack left its budget or returned something that is not a picture."""
+    """An attack left its budget or returned something that is not an image."""
 
 
 def check_images(x: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ def check_images(x: torch.Tensor) -> None:
         shape = tuple(x.shape)
         raise InputError(f"images must be (B 3 H W), got {shape}; add the batch axis or convert to RGB")
     if not x.is_floating_point():
-        raise InputError(f"images must be floats in [0,1], got {x.dtype}; divide 8-bit pictures by 255")
+        raise InputError(f"images must be floats in [0,1], got {x.dtype}; divide 8-bit images by 255")
     if x.numel() == 0:
         raise InputError(f"images must not be empty, got {tuple(x.shape)}")
     low, high = (float(v) for v in x.detach().aminmax())
@@ -87,7 +87,7 @@ def check_images(x: torch.Tensor) -> None:
 def check_labels(y: torch.Tensor, count: int, classes: int | None = None) -> None:
     """Refuse labels that are not `count` whole numbers in [0, classes)."""
     if y.ndim != 1 or len(y) != count:
-        raise InputError(f"labels must be ({count},), one a picture, got {tuple(y.shape)}")
+        raise InputError(f"labels must be ({count},), one an image, got {tuple(y.shape)}")
     if y.is_floating_point() or y.is_complex():
         raise InputError(f"labels must be whole numbers, got {y.dtype}; use .long()")
     if classes is not None and count and (int(y.min()) < 0 or int(y.max()) >= classes):

@@ -1,7 +1,7 @@
 """A model as a file for other runtimes: ONNX, a `torch.export` program, or a plain timm checkpoint.
 
 Whatever the format, the file is written aside, opened again as its users would open it, and compared
-with the model on real pictures; only then does it get its name. ONNX and torch files take pixels
+with the model on real images; only then does it get its name. ONNX and torch files take pixels
 (B 3 H W) in [0,1] of one size, in batches of any size, normalise inside, and answer with `features`
 (B 1+N D), what `Model.features` gives, and, where there are classes, `logits`.
 """
@@ -33,7 +33,7 @@ from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError, Unsupported, check_images
 from robvit.files import written_whole
 
-# How far a token, or a picture's logits, may be from the model's, as a share of their length. An absolute
+# How far a token, or an image's logits, may be from the model's, as a share of their length. An absolute
 # bound would be below what float32 can do: some values of DINOv2-small are off by 1e-3 in torch itself.
 TOLERANCE = 1e-4
 ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
@@ -56,7 +56,7 @@ class Parity:
     Features and logits as a share of a token's or the logits' length, `absolute` as a single feature.
     """
 
-    pictures: int
+    images: int
     features: float
     absolute: float
     logits: float | None = None  # none where there are no classes
@@ -71,7 +71,7 @@ class Parity:
 
     def __str__(self) -> str:
         text = (
-            f"on {self.pictures} pictures{', in double precision,' * self.exact} features within "
+            f"on {self.images} images{', in double precision,' * self.exact} features within "
             f"{self.features:.1e} of their length (no value off by more than {self.absolute:.1e})"
         )
         if self.logits is None:
@@ -85,11 +85,11 @@ def export(
     path: str | Path,
     form: str = "onnx",
     *,
-    pictures: torch.Tensor,
+    images: torch.Tensor,
     with_secret: bool = False,
     arch: str = "",
 ) -> Parity:
-    """Write the model in a format of `SUFFIXES`, if the file answers as it does on pictures (n 3 H W).
+    """Write the model in a format of `SUFFIXES`, if the file answers as it does on images (n 3 H W).
 
     A hardened model's file carries its secret tokens: that must be asked for, stands in the file's
     metadata, and the file is for its owner's eyes only. `arch` names the network of a model that was
@@ -105,24 +105,24 @@ def export(
     hardened = model.extra is not None
     if hardened and not with_secret:
         raise InputError("the file would carry the secret tokens; say --with-secret if that is meant")
-    check_images(pictures)
+    check_images(images)
     model = _settled(model)
     facts = _facts(model, arch)
     write = {"onnx": _write_onnx, "torch": _write_torch, "timm": _write_timm}[form]
     with torch.no_grad(), written_whole(path, mode=0o600 if hardened else 0o644) as aside:
-        run = write(model, aside, facts, pictures)
-        return checked(model, run, pictures, f"the {form} file")
+        run = write(model, aside, facts, images)
+        return checked(model, run, images, f"the {form} file")
 
 
-def checked(model: Model, run: Runner, pictures: torch.Tensor, what: str) -> Parity:
+def checked(model: Model, run: Runner, images: torch.Tensor, what: str) -> Parity:
     """The parity of `run`; refuses what rounding does not explain.
 
     Where the model's own rounding is the greater one, the model in double precision is the judge.
     """
-    parity = compare(model, run, pictures)
+    parity = compare(model, run, images)
     if parity.close:
         return parity
-    exact = compare(copy.deepcopy(model).double(), run, pictures)
+    exact = compare(copy.deepcopy(model).double(), run, images)
     if exact.close:
         return replace(exact, exact=True)
     raise BrokenExport(
@@ -132,11 +132,11 @@ def checked(model: Model, run: Runner, pictures: torch.Tensor, what: str) -> Par
 
 
 @torch.no_grad()
-def compare(model: Model, run: Runner, pictures: torch.Tensor) -> Parity:
+def compare(model: Model, run: Runner, images: torch.Tensor) -> Parity:
     """The answers of `run` beside the model's, on batches of several sizes."""
     far: list[list[float]] = []
     changed = 0
-    for x in filter(len, (pictures[:1], pictures[1:4], pictures[4:])):
+    for x in filter(len, (images[:1], images[1:4], images[4:])):
         wanted, given = model.features_and_logits(x.to(model.mean)), run(x)
         if [one.shape for one in wanted] != [one.shape for one in given]:
             shapes = " and ".join(" ".join(str(tuple(one.shape)) for one in each) for each in (wanted, given))
@@ -146,7 +146,7 @@ def compare(model: Model, run: Runner, pictures: torch.Tensor) -> Parity:
         far.append([float(features.abs().max()), *shares])
         changed += sum(_changed(a, b) for a, b in zip(wanted[1:], given[1:], strict=True))
     absolute, *most = torch.tensor(far).amax(0).tolist()  # NaN stays NaN
-    return Parity(len(pictures), most[0], absolute, most[1] if len(most) > 1 else None, changed)
+    return Parity(len(images), most[0], absolute, most[1] if len(most) > 1 else None, changed)
 
 
 def _share(off: torch.Tensor, wanted: torch.Tensor, axis: int) -> float:
@@ -218,8 +218,8 @@ def _facts(model: Model, arch: str) -> dict[str, str]:
     return facts
 
 
-def _program(model: Model, pictures: torch.Tensor) -> torch.export.ExportedProgram:
-    """The traced model, compared; it holds no picture and no path of this machine."""
+def _program(model: Model, images: torch.Tensor) -> torch.export.ExportedProgram:
+    """The traced model, compared; it holds no image and no path of this machine."""
     shapes = ({0: torch.export.Dim("batch")},)
     example = torch.zeros(2, 3, *model.input_size)  # it is kept in the file
     try:
@@ -229,18 +229,18 @@ def _program(model: Model, pictures: torch.Tensor) -> torch.export.ExportedProgr
         raise Unsupported(f"torch.export cannot trace {model.name}: {reason}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
-    checked(model, program.module(), pictures, "the traced program")
+    checked(model, program.module(), images, "the traced program")
     return program
 
 
-def _write_torch(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+def _write_torch(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
     with aside.open("wb") as file:
-        torch.export.save(_program(model, pictures), file, extra_files={ABOUT: json.dumps(facts, indent=2)})
+        torch.export.save(_program(model, images), file, extra_files={ABOUT: json.dumps(facts, indent=2)})
     loaded: Runner = torch.export.load(io.BytesIO(aside.read_bytes())).module()
     return loaded
 
 
-def _write_onnx(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+def _write_onnx(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
     for needed in ("onnxscript", "onnxruntime"):
         if importlib.util.find_spec(needed) is None:
             raise Unsupported(f"ONNX needs {needed}; install it with: pip install 'robvit[export]'")
@@ -251,19 +251,23 @@ def _write_onnx(model: Model, aside: Path, facts: dict[str, str], pictures: torc
         raise Unsupported(
             f"an ONNX file holds at most 2 GB, {model.name} has {size / 1e9:.1f} GB; use the torch format"
         )
-    program, names = _program(model, pictures), ["features", "logits"][: 2 if model.classes else 1]
+    program, names = _program(model, images), ["features", "logits"][: 2 if model.classes else 1]
     with _quiet("onnxscript", "onnx_ir"):
         made: Any = torch.onnx.export(
-            program, (), input_names=["pixels"], output_names=names, dynamic_shapes=({0: "batch"},),
+            program,
+            (),
+            input_names=["pixels"],
+            output_names=names,
+            dynamic_shapes=({0: "batch"},),
             verbose=False,
-        )  # fmt: skip
+        )
     made.model.metadata_props.update(facts)
     made.save(aside, external_data=False)
     session = onnxruntime.InferenceSession(aside.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda x: [torch.from_numpy(answer) for answer in session.run(names, {"pixels": x.numpy()})]
 
 
-def _write_timm(model: Model, aside: Path, facts: dict[str, str], pictures: torch.Tensor) -> Runner:
+def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
     if model.head is not None or model.adapters is not None:
         raise Unsupported("a plain timm network has no place for a head or adapters; use onnx or torch")
     state = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}

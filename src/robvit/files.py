@@ -21,7 +21,7 @@ from robvit.errors import Busy, CannotWrite, InputError
 if TYPE_CHECKING:
     import torch
 
-TEXT_BYTES = 256 * 2**20  # the record of a million pictures is smaller
+TEXT_BYTES = 256 * 2**20  # the record of a million images is smaller
 YAML_BYTES = 2**18  # nobody writes a longer one by hand
 YAML_DEPTH = 20  # nor a deeper one; the reader's time grows with the square of it
 
@@ -124,11 +124,11 @@ def one_at_a_time(path: str | Path, *, wait: bool = True) -> Iterator[None]:
         yield
         return
     lock = Path(path).with_name(f".{Path(path).name}.lock")
-    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    resize = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         with _opened(lock) as handle:
             try:
-                fcntl.flock(handle, how)
+                fcntl.flock(handle, resize)
             except BlockingIOError:
                 raise Busy(
                     f"another run is at work in {lock.parent}; wait for it, or choose another --out"

@@ -127,7 +127,7 @@ def build_adapted(
 
 
 def _stride_less(net: Any, patch_size: int) -> None:
-    """Give an XCiT smaller patches: the first convolutions of its stem no longer halve the picture."""
+    """Give an XCiT smaller patches: the first convolutions of its stem no longer halve the image."""
     embed = net.patch_embed
     halving = [m for m in embed.modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
     surplus = len(halving) - (patch_size.bit_length() - 1)

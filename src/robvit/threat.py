@@ -1,7 +1,7 @@
 """Threat models: a norm and a budget in pixels, and all the geometry that depends on the norm.
 
-This is the only file that asks which norm is meant. Every function works on each picture of a
-batch by itself, so that results do not depend on how pictures are batched.
+This is the only file that asks which norm is meant. Every function works on each image of a
+batch by itself, so that results do not depend on how images are batched.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _shrink(x: torch.Tensor, adv: torch.Tensor, radius: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Threat:
-    """All pictures in [0,1] within `eps` of the original in the given norm; `eps` is in pixels.
+    """All images in [0,1] within `eps` of the original in the given norm; `eps` is in pixels.
 
     `eps` may be infinite, for attacks that look for the smallest perturbation. With `psnr`, every
-    picture must also keep at least so many decibels of peak signal-to-noise ratio.
+    image must also keep at least so many decibels of peak signal-to-noise ratio.
     """
 
     norm: str
@@ -72,7 +72,7 @@ class Threat:
         return math.inf if self.psnr is None else math.sqrt(x[0].numel()) * 10 ** (-self.psnr / 20)
 
     def project(self, x: torch.Tensor, adv: torch.Tensor) -> torch.Tensor:
-        """A picture in [0,1] inside the ball around `x`, near `adv`; the nearest one for L-inf and L1."""
+        """An image in [0,1] inside the ball around `x`, near `adv`; the nearest one for L-inf and L1."""
         if not math.isfinite(self.eps):
             adv = adv.clamp(0, 1)
         elif self.norm == "linf":
@@ -107,7 +107,7 @@ class Threat:
         return (move * (length / move.abs().sum(1).clamp_min(1))[:, None]).view_as(gradient)
 
     def random(self, x: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        """A random picture of the ball around `x` from numbers in (0,1) of the same shape.
+        """A random image of the ball around `x` from numbers in (0,1) of the same shape.
 
         In L2 and L1 it lies on the sphere, where nearly all of a ball of many dimensions is.
         """
@@ -148,7 +148,7 @@ def _project_l1_box(x: torch.Tensor, delta: torch.Tensor, eps: float) -> torch.T
     """The nearest perturbation with L1 norm at most `eps` that keeps x + delta in [0,1] (2103.01208).
 
     Shrinking every |delta| by a common amount and then clipping to the box is the exact projection;
-    the amount is found by bisection, which needs no sort and treats every picture by itself.
+    the amount is found by bisection, which needs no sort and treats every image by itself.
     """
     want = delta.abs()
     room = torch.where(delta > 0, 1 - x, x)

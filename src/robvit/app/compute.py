@@ -1,4 +1,4 @@
-"""The computing behind an order: one picture attacked, judged and shown, or attacked at many budgets."""
+"""The computing behind an order: one image attacked, judged and shown, or attacked at many budgets."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Watched:
 
 
 def attacked(subject: Subject, order: Order, tell: Callable[[Step | Result], None]) -> Result:
-    """Attack the picture, telling of every pass; what came of it."""
-    x = order.picture.tensor(subject.size)
-    course: list[float] = []
+    """Attack the image, telling of every pass; what came of it."""
+    x = order.image.tensor(subject.size)
+    splits: list[float] = []
 
     def note(point: torch.Tensor, left: float) -> None:
-        course.append(left)
+        splits.append(left)
         # One pass looks at the model, one judges the last point.
-        expected = max(len(course), int(order.settings.get("steps", 1)) + 2)
-        tell(Step(len(course), expected, pixels_of(point), list(course)))
+        expected = max(len(splits), int(order.settings.get("steps", 1)) + 2)
+        tell(Step(len(splits), expected, pixels_of(point), list(splits)))
 
     start = time.monotonic()
     adv, passes, doubts = _craft(subject, order, x, note)
@@ -63,7 +63,7 @@ def attacked(subject: Subject, order: Order, tell: Callable[[Step | Result], Non
         psnr=-10 * math.log10(mean_square) if mean_square else math.inf,
         passes=passes,
         seconds=seconds,
-        course=course,
+        splits=splits,
         doubts=doubts,
     )
 
@@ -71,9 +71,9 @@ def attacked(subject: Subject, order: Order, tell: Callable[[Step | Result], Non
 def _craft(
     subject: Subject, order: Order, x: torch.Tensor, note: Callable[[torch.Tensor, float], None]
 ) -> tuple[torch.Tensor, tuple[int, int], tuple[str, ...]]:
-    """The attacked picture, the forward and backward passes it took, and what makes it doubtful.
+    """The attacked image, the forward and backward passes it took, and what makes it doubtful.
 
-    The attacker wants the model to leave what it says to the clean picture. Naming the judged model as
+    The attacker wants the model to leave what it says to the clean image. Naming the judged model as
     the victim attacks to the full objective, so that budgets and tokens can be compared.
     """
     target, judged = (_view(model, order) for model in subject.pair(order.tokens))
@@ -99,17 +99,17 @@ def _view(model: Model, order: Order) -> Callable[[torch.Tensor], torch.Tensor]:
 @torch.no_grad()
 def _answers(subject: Subject, order: Order, x: torch.Tensor, adv: torch.Tensor) -> list[Answer]:
     """What the model without tokens says and, unless they are off, the one with them."""
-    rungs = {"without tokens": subject.bare}
+    scenarios = {"without tokens": subject.bare}
     if order.tokens != OFF and subject.hardened is not None:
-        rungs["with tokens"] = subject.hardened
+        scenarios["with tokens"] = subject.hardened
     original = subject.bare.features(x)
     answers = []
-    for rung, model in rungs.items():
+    for scenario, model in scenarios.items():
         top, near = [], []
         for seen in (x, adv):
             near.append(float(F.cosine_similarity(model.features(seen), original, dim=-1).mean()))
             top.append(_top(model(seen)[0], subject.classes) if subject.classes else [])
-        answers.append(Answer(rung, top[0], top[1], (near[0], near[1])))
+        answers.append(Answer(scenario, top[0], top[1], (near[0], near[1])))
     return answers
 
 
@@ -120,25 +120,25 @@ def _top(logits: torch.Tensor, names: list[str]) -> list[tuple[str, float]]:
 
 
 def swept(subject: Subject, order: Order, tell: Callable[[Sweep], None]) -> Sweep:
-    """Confidence in the class of the clean picture, or without classes the cosine of features, by budget."""
-    x = order.picture.tensor(subject.size)
+    """Confidence in the class of the clean image, or without classes the cosine of features, by budget."""
+    x = order.image.tensor(subject.size)
     lines: dict[str, list[tuple[float, float]]] = {}
     first = _answers(subject, order, x, x)
     measure = f"confidence in {first[0].clean[0][0]!r}" if subject.classes else "cosine of features"
-    rungs = [subject.bare, subject.hardened][: len(first)]
+    scenarios = [subject.bare, subject.hardened][: len(first)]
     with torch.no_grad():
         original = subject.bare.features(x)
         label = int(subject.bare(x).argmax(1)) if subject.classes else 0
 
     @torch.no_grad()
     def add(eps: float, seen: torch.Tensor) -> Sweep:
-        for answer, model in zip(first, rungs, strict=True):
+        for answer, model in zip(first, scenarios, strict=True):
             assert model is not None
             if subject.classes:
                 left = float(model(seen).softmax(1)[0, label])
             else:
                 left = float(F.cosine_similarity(model.features(seen), original, dim=-1).mean())
-            lines.setdefault(answer.rung, []).append((eps, left))
+            lines.setdefault(answer.scenario, []).append((eps, left))
         return Sweep(measure, {name: list(points) for name, points in lines.items()})
 
     so_far = add(0, x)

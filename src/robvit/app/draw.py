@@ -1,4 +1,4 @@
-"""Orders and answers as HTML: every picture is inside the page, so the server has no pictures to serve."""
+"""Orders and answers as HTML: every image is inside the page, so the server has no images to serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 from PIL import Image
 
 from robvit.app.compute import SWEPT
-from robvit.app.request import Answer, Picture, Result, Step, Sweep, png
+from robvit.app.request import Answer, InputImage, Result, Step, Sweep, png
 from robvit.report.contact_sheet import Pixels
 from robvit.report.gallery import factor, views
 
@@ -23,33 +23,33 @@ def address(file: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
-def thumbnails(pictures: list[Picture]) -> str:
-    """A button for every picture."""
+def thumbnails(images: list[InputImage]) -> str:
+    """A button for every image."""
     buttons = (
-        f"<button type='button' data-index='{i}' title='Choose this {escape(picture.label)}'>"
-        f"<img src='{address(picture.png)}' alt='{escape(picture.label)}'></button>"
-        for i, picture in enumerate(pictures)
+        f"<button type='button' data-index='{i}' title='Choose this {escape(image.label)}'>"
+        f"<img src='{address(image.png)}' alt='{escape(image.label)}'></button>"
+        for i, image in enumerate(images)
     )
-    return f"<div class='thumbs' role='group' aria-label='bundled pictures'>{''.join(buttons)}</div>"
+    return f"<div class='thumbs' role='group' aria-label='bundled images'>{''.join(buttons)}</div>"
 
 
-def chosen(picture: Picture) -> str:
-    """The picture that will be attacked."""
+def chosen(image: InputImage) -> str:
+    """The image that will be attacked."""
     return (
-        f"<figure class='chosen'><img src='{address(picture.png)}' alt='{escape(picture.label)}'>"
-        f"<figcaption>chosen: {escape(picture.label)}</figcaption></figure>"
+        f"<figure class='chosen'><img src='{address(image.png)}' alt='{escape(image.label)}'>"
+        f"<figcaption>chosen: {escape(image.label)}</figcaption></figure>"
     )
 
 
 def step(news: Step, measure: str) -> str:
     """An attack that is going on."""
-    course = [(float(i + 1), value) for i, value in enumerate(news.course)]
+    splits = [(float(i + 1), value) for i, value in enumerate(news.splits)]
     return (
         f"<p class='verdict busy' role='status'>Attacking: pass {news.passes} of about {news.expected}, "
-        f"{escape(measure)} {news.course[-1]:.2f}</p>"
+        f"{escape(measure)} {news.splits[-1]:.2f}</p>"
         f"<progress max='{news.expected}' value='{news.passes}'></progress>"
-        f"<div class='pictures'>{_figure(png(news.point), 'the point it just tried')}</div>"
-        + chart({measure: course}, "passes of the attack", measure, until=news.expected)
+        f"<div class='images'>{_figure(png(news.point), 'the point it just tried')}</div>"
+        + chart({measure: splits}, "passes of the attack", measure, until=news.expected)
     )
 
 
@@ -62,15 +62,15 @@ def result(found: Result, measure: str) -> str:
     names += ["attention, attacked"]
     shown = [_png(view) for view in views(found.exhibit) if view is not None]
     figures = "".join(_figure(file, name) for file, name in zip(shown, names, strict=False))
-    course = [(float(i + 1), value) for i, value in enumerate(found.course)]
+    splits = [(float(i + 1), value) for i, value in enumerate(found.splits)]
     return (
         _verdict(found)
-        + f"<div class='pictures'>{figures}</div>"
+        + f"<div class='images'>{figures}</div>"
         + _slider(clean, adversarial)
         + _downloads(clean, adversarial)
         + f"<div class='answers'>{''.join(map(_answer, found.answers))}</div>"
         + _numbers(found)
-        + chart({measure: course}, "passes of the attack", measure)
+        + chart({measure: splits}, "passes of the attack", measure)
     )
 
 
@@ -152,13 +152,13 @@ def _png(view: Image.Image) -> bytes:
 
 
 def _slider(clean: Pixels, adversarial: Pixels) -> str:
-    """Both pictures on top of each other, cut where the visitor wants."""
+    """Both images on top of each other, cut where the visitor wants."""
     return (
         "<figure class='slider'><div class='both' style='--cut:50%'>"
         f"<img src='{address(png(clean))}' alt='clean'>"
         f"<img class='over' src='{address(png(adversarial))}' alt='adversarial'></div>"
         "<label>before <input type='range' min='0' max='100' value='50' "
-        "aria-label='before and after' title='Slide between the clean and the adversarial picture' "
+        "aria-label='before and after' title='Slide between the clean and the adversarial image' "
         "oninput=\"this.closest('figure').firstChild.style.setProperty('--cut', this.value + '%')\"> "
         "after</label></figure>"
     )
@@ -167,7 +167,7 @@ def _slider(clean: Pixels, adversarial: Pixels) -> str:
 def _downloads(clean: Pixels, adversarial: Pixels) -> str:
     links = (
         f"<a class='download' download='{name}.png' href='{address(png(pixels))}' "
-        f"title='The {name} picture, pixel by pixel as the model saw it'>Download {name}.png</a>"
+        f"title='The {name} image, pixel by pixel as the model saw it'>Download {name}.png</a>"
         for name, pixels in (("adversarial", adversarial), ("clean", clean))
     )
     return f"<p class='downloads'>{' '.join(links)}</p>"
@@ -181,7 +181,7 @@ def _answer(answer: Answer) -> str:
         f"<div><h4>{head}</h4><ol>{''.join(_bar(name, value) for name, value in top)}</ol></div>"
         for head, top in (("clean", answer.clean), ("attacked", answer.attacked))
     )
-    return f"<section><h3>{escape(answer.rung)}</h3><div class='columns'>{columns}</div></section>"
+    return f"<section><h3>{escape(answer.scenario)}</h3><div class='columns'>{columns}</div></section>"
 
 
 def _bar(name: str, value: float) -> str:
@@ -192,14 +192,15 @@ def _bar(name: str, value: float) -> str:
 
 
 def _numbers(found: Result) -> str:
-    """The figures below the pictures."""
+    """The figures below the images."""
     rows = [("PSNR", "∞ (nothing changed)" if math.isinf(found.psnr) else f"{found.psnr:.1f} dB")]
     rows += [
-        (f"feature cosine {a.rung}", f"clean {a.cosine[0]:.3f}, attacked {a.cosine[1]:.3f}")
+        (f"feature cosine {a.scenario}", f"clean {a.cosine[0]:.3f}, attacked {a.cosine[1]:.3f}")
         for a in found.answers
     ]
-    rows.append(("cost", f"{found.passes[0]} forward and {found.passes[1]} backward passes, "
-                         f"{found.seconds:.1f} s"))  # fmt: skip
+    rows.append(
+        ("cost", f"{found.passes[0]} forward and {found.passes[1]} backward passes, {found.seconds:.1f} s")
+    )
     if found.doubts:
         rows.append(("doubtful", ", ".join(found.doubts)))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)

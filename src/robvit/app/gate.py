@@ -94,7 +94,7 @@ class Gate:
             if int(length) > most:
                 return 413, f"That is too large; at most {most:,} bytes are taken."
             if path.rstrip("/") == UPLOAD and _size(self.folder) + int(length) > ROOM:
-                return 507, "Too many pictures were uploaded; try again in a few minutes."
+                return 507, "Too many images were uploaded; try again in a few minutes."
         return None
 
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from robvit.app import draw
-from robvit.app.request import Order, Picture, Result, png
+from robvit.app.request import InputImage, Order, Result, png
 from robvit.app.script import lines
 from robvit.app.session import Bench, Gone
 from robvit.app.subjects import KNOWN, OFF, SECRET, Subject
 from robvit.data import open_data
 from robvit.errors import InputError, RobvitError
 
-SHOWN = 12  # bundled pictures to choose from
+SHOWN = 12  # bundled images to choose from
 OLD = (60, 600)  # seconds: how often uploads are looked through, and at which age they go
 
 _CLICKED = """element.addEventListener('click', event => {
@@ -27,22 +27,22 @@ _CLICKED = """element.addEventListener('click', event => {
   if (button) trigger('click', {index: Number(button.dataset.index)});
 });"""
 TOOLTIPS = {
-    "upload": "A picture of your own: PNG, JPEG, WebP, GIF, BMP, TIFF or PPM. Its middle is used.",
-    "attack": "Attack the chosen picture with these settings.",
-    "sweep": "Attack the chosen picture at 1, 2, 4, 8 and 16 grey levels, one after the other.",
+    "upload": "An image of your own: PNG, JPEG, WebP, GIF, BMP, TIFF or PPM. Its middle is used.",
+    "attack": "Attack the chosen image with these settings.",
+    "sweep": "Attack the chosen image at 1, 2, 4, 8 and 16 grey levels, one after the other.",
     "stop": "Stop what is running for you.",
-    "lines": "Show the Python lines that make the same adversarial picture.",
+    "lines": "Show the Python lines that make the same adversarial image.",
 }
 
 
-def bundled_pictures() -> list[Picture]:
-    """Pictures of the sample's judging part, each class at least once."""
-    pictures = open_data("sample", split="test", limit=SHOWN)
+def bundled_images() -> list[InputImage]:
+    """Images of the sample's judging part, each class at least once."""
+    images = open_data("sample", split="test", limit=SHOWN)
     found = []
-    for place, name in enumerate(pictures.names):
-        x, y = pictures[place]
+    for place, name in enumerate(images.names):
+        x, y = images[place]
         pixels = (x * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
-        found.append(Picture(png(pixels), name, pictures.classes[int(y)]))
+        found.append(InputImage(png(pixels), name, images.classes[int(y)]))
     return found
 
 
@@ -65,28 +65,28 @@ class Parts(NamedTuple):
 
 def build(bench: Bench) -> gr.Blocks:
     """The page with its controls; whatever a visitor chooses lives in that visitor's session alone."""
-    pictures = bundled_pictures()
+    images = bundled_images()
     page: gr.Blocks = gr.Blocks(title="robvit playground", analytics_enabled=False, delete_cache=OLD)
     with page:
         gr.Markdown(
             "# robvit playground\nAttack a Vision Transformer and see what it takes to fool it, "
             "with and without robustness tokens."
         )
-        _connect(bench, pictures, _lay_out(bench, pictures))
+        _connect(bench, images, _lay_out(bench, images))
     page.queue(max_size=bench.limits.waiting, default_concurrency_limit=1, api_open=False)
     return page
 
 
-def _lay_out(bench: Bench, pictures: list[Picture]) -> Parts:
+def _lay_out(bench: Bench, images: list[InputImage]) -> Parts:
     """Controls to the left, what they lead to on the right; on a phone one below the other."""
     first = next(iter(bench.subjects.values()))
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            thumbs = gr.HTML(draw.thumbnails(pictures), js_on_load=_CLICKED)
+            thumbs = gr.HTML(draw.thumbnails(images), js_on_load=_CLICKED)
             with gr.Row():
-                chosen = gr.HTML(draw.chosen(pictures[0]))
+                chosen = gr.HTML(draw.chosen(images[0]))
                 upload = gr.UploadButton(
-                    "Upload a picture", type="binary", file_types=["image"], size="sm", elem_id="upload"
+                    "Upload an image", type="binary", file_types=["image"], size="sm", elem_id="upload"
                 )
             with gr.Row():
                 attack = gr.Button("Attack", variant="primary", elem_id="attack")
@@ -96,28 +96,26 @@ def _lay_out(bench: Bench, pictures: list[Picture]) -> Parts:
             note = gr.Markdown(first.note)
         with gr.Column(scale=3, min_width=300):
             shown = gr.HTML(
-                "<p class='verdict'>Choose a picture and press Attack.</p>", min_height=120, elem_id="result"
+                "<p class='verdict'>Choose an image and press Attack.</p>", min_height=120, elem_id="result"
             )
             curve = gr.HTML("")
             script = gr.Button("Python lines for this", elem_id="lines", interactive=False)
             code = gr.Code(language="python", visible=False, interactive=False, show_line_numbers=False)
-    return Parts(
-        thumbs, chosen, upload, attack, sweep, stop, controls, note, shown, curve, script, code
-    )  # fmt: skip
+    return Parts(thumbs, chosen, upload, attack, sweep, stop, controls, note, shown, curve, script, code)
 
 
-def _connect(bench: Bench, pictures: list[Picture], parts: Parts) -> None:
+def _connect(bench: Bench, images: list[InputImage], parts: Parts) -> None:
     """What happens when. Attacks and sweeps share one queue, since the models work for one at a time."""
-    picture, done = gr.State(pictures[0]), gr.State("")
+    image, done = gr.State(images[0]), gr.State("")
     shared: dict[str, Any] = {"api_visibility": "private"}
     light = {**shared, "concurrency_limit": 8, "concurrency_id": "light", "show_progress": "hidden"}
     heavy = {**shared, "concurrency_limit": 1, "concurrency_id": "turn", "show_progress_on": parts.shown}
 
-    def choose(event: gr.EventData) -> tuple[Picture, str]:
-        found = pictures[_whole(event.index) % len(pictures)]
+    def choose(event: gr.EventData) -> tuple[InputImage, str]:
+        found = images[_whole(event.index) % len(images)]
         return found, draw.chosen(found)
 
-    def take(data: bytes) -> tuple[Picture, str]:
+    def take(data: bytes) -> tuple[InputImage, str]:
         found = bench.upload(data)
         return found, draw.chosen(found)
 
@@ -142,10 +140,10 @@ def _connect(bench: Bench, pictures: list[Picture], parts: Parts) -> None:
         return gr.update(value=again, visible=True)
 
     model, tokens, attack, *_ = parts.controls
-    wants = [picture, *parts.controls]
+    wants = [image, *parts.controls]
     results = [parts.shown, parts.curve, done, parts.script, parts.code]
-    parts.thumbs.click(friendly(choose), None, [picture, parts.chosen], **light)
-    parts.upload.upload(friendly(take), parts.upload, [picture, parts.chosen], **light)
+    parts.thumbs.click(friendly(choose), None, [image, parts.chosen], **light)
+    parts.upload.upload(friendly(take), parts.upload, [image, parts.chosen], **light)
     model.change(friendly(changed), model, [tokens, attack, parts.note], **light)
     parts.script.click(friendly(told), done, parts.code, **light)
     running: list[Any] = [
@@ -159,46 +157,62 @@ def _controls(bench: Bench, first: Subject) -> list[Any]:
     """Model, tokens, attack, budget and steps, each with a default and a word of explanation."""
     return [
         gr.Dropdown(
-            list(bench.subjects), value=first.name, label="Model", filterable=False,
+            list(bench.subjects),
+            value=first.name,
+            label="Model",
+            filterable=False,
             info="The network under attack. The small ones are bundled and quick.",
         ),
         _tokens(first),
         _attacks(first),
         gr.Slider(
-            1, bench.limits.eps, value=3, step=1, label="ε, in grey levels of 255",
-            info="How far each value of the picture may move. 8 is customary; 3 is hard to see.",
+            1,
+            bench.limits.eps,
+            value=3,
+            step=1,
+            label="ε, in grey levels of 255",
+            info="How far each value of the image may move. 8 is customary; 3 is hard to see.",
         ),
         gr.Slider(
-            1, bench.limits.steps, value=10, step=1, label="Steps",
+            1,
+            bench.limits.steps,
+            value=10,
+            step=1,
+            label="Steps",
             info="More steps make a stronger attack and take longer.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _tokens(subject: Subject) -> gr.Radio:
     words = {OFF: "off", SECRET: "on, secret", KNOWN: "on, known to the attacker"}
     return gr.Radio(
-        [(words[one], one) for one in subject.tokens], value=OFF, label="Robustness tokens",
+        [(words[one], one) for one in subject.tokens],
+        value=OFF,
+        label="Robustness tokens",
         interactive=len(subject.tokens) > 1,
         info="Trained tokens that harden the model while the attacker does not know them.",
-    )  # fmt: skip
+    )
 
 
 def _attacks(subject: Subject) -> gr.Dropdown:
     names = subject.attacks
     return gr.Dropdown(
-        names, value="pgd" if "pgd" in names else names[0], label="Attack", filterable=False,
+        names,
+        value="pgd" if "pgd" in names else names[0],
+        label="Attack",
+        filterable=False,
         info="pgd climbs the gradient, fgsm is its first step, square asks for answers only, "
         "feature needs no classes.",
-    )  # fmt: skip
+    )
 
 
-def _order(picture: Picture | None, *controls: Any) -> Order:
+def _order(image: InputImage | None, *controls: Any) -> Order:
     """What the controls say; anything may come from outside, so the bench checks it."""
-    if picture is None:
-        raise InputError("choose a picture first; this page was left alone for too long")
+    if image is None:
+        raise InputError("choose an image first; this page was left alone for too long")
     model, tokens, attack, eps, steps = controls
-    return Order(picture, str(model), str(tokens), str(attack), _whole(eps), _whole(steps))
+    return Order(image, str(model), str(tokens), str(attack), _whole(eps), _whole(steps))
 
 
 def _whole(value: Any) -> int:

@@ -11,29 +11,29 @@ from PIL import Image
 
 from robvit.app.subjects import OFF
 from robvit.attacks import ATTACKS
-from robvit.data.decode import fit, read_picture
+from robvit.data.decode import fit, read_image
 from robvit.report.contact_sheet import Pixels
 from robvit.report.gallery import GalleryItem
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as a PNG file's bytes; `name` is its name in the bundled sample, empty for an upload."""
+class InputImage:
+    """An image as a PNG file's bytes; `name` is its name in the bundled sample, empty for an upload."""
 
     png: bytes = field(repr=False)
     name: str = ""
-    label: str = "your picture"
+    label: str = "your image"
 
     def tensor(self, size: int) -> torch.Tensor:
         """As a model of that input size sees it: (1 3 size size) in [0,1]."""
-        return fit(read_picture(self.png), size, "squash")[None] / 255
+        return fit(read_image(self.png), size, "squash")[None] / 255
 
 
 @dataclass(frozen=True)
 class Order:
     """What a visitor asks for; `eps` is in grey levels of 255."""
 
-    picture: Picture
+    image: InputImage
     subject: str
     tokens: str = OFF
     attack: str = "pgd"
@@ -60,17 +60,17 @@ class Step:
     passes: int
     expected: int
     point: Pixels
-    course: list[float]
+    splits: list[float]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one model says to the clean and to the attacked picture: five classes each, and features.
+    """What one model says to the clean and to the attacked image: five classes each, and features.
 
     The cosine is that with the clean features of the model without tokens.
     """
 
-    rung: str
+    scenario: str
     clean: list[tuple[str, float]]
     attacked: list[tuple[str, float]]
     cosine: tuple[float, float]
@@ -91,7 +91,7 @@ class Result:
     psnr: float
     passes: tuple[int, int]
     seconds: float
-    course: list[float]
+    splits: list[float]
     doubts: tuple[str, ...]
 
 
@@ -104,13 +104,13 @@ class Sweep:
 
 
 def png(pixels: Pixels) -> bytes:
-    """A picture (H W 3) as a PNG file."""
+    """An image (H W 3) as a PNG file."""
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "PNG")
     return held.getvalue()
 
 
 def pixels_of(x: torch.Tensor) -> Pixels:
-    """The first picture of a batch, rounded to grey levels: (1 3 H W) in [0,1] to uint8 (H W 3)."""
+    """The first image of a batch, rounded to grey levels: (1 3 H W) in [0,1] to uint8 (H W 3)."""
     levels: Pixels = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
     return levels

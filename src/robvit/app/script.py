@@ -8,7 +8,7 @@ from robvit.backbones.heads import FeatureHead
 
 
 def lines(subject: Subject, order: Order) -> str:
-    """A script that makes the same adversarial picture; files stand under the names they have on the page."""
+    """A script that makes the same adversarial image; files stand under the names they have on the page."""
     own = [] if subject.name in BUNDLED else [f"img_size={subject.size}"]
     if isinstance(subject.bare.head, FeatureHead):
         own.append('head="head.safetensors"')
@@ -17,19 +17,19 @@ def lines(subject: Subject, order: Order) -> str:
     judged = "model" if order.tokens == OFF else "hardened"
     settings = "".join(f", {name}={value!r}" for name, value in order.settings.items())
     script = ["import robvit", "from PIL import Image"]
-    if order.picture.name:
+    if order.image.name:
         script += ["from robvit.data import open_data"]
-        picture = f'x, _ = open_data("sample", subset=["{order.picture.name}"], size={subject.size}).arrays()'
+        image = f'x, _ = open_data("sample", subset=["{order.image.name}"], size={subject.size}).arrays()'
     else:
-        script += ["from robvit.data.decode import read_picture"]
-        picture = 'x = read_picture("clean.png")[None] / 255  # the clean picture, downloaded from the page'
+        script += ["from robvit.data.decode import read_image"]
+        image = 'x = read_image("clean.png")[None] / 255  # the clean image, downloaded from the page'
     script += ["", f"model = robvit.load({', '.join([repr(subject.name), *own])})".replace("'", '"')]
     if order.tokens != OFF:
         script += [
             f'hardened = robvit.load({", ".join([repr(subject.name), *own])}, tokens="tokens.safetensors")'
         ]
     labels = "None" if order.on_features else "y"
-    script += [picture]
+    script += [image]
     if not order.on_features:
         script += [f"y = {attacked}(x).argmax(1)  # the attack drives the model away from what it says now"]
     script += [

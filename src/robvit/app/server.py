@@ -18,7 +18,7 @@ from robvit.app.page import TOOLTIPS, build
 from robvit.app.session import Bench
 
 OVERHEAD = 10_000  # bytes that an upload has around the file
-SESSIONS = 256  # visitors whose picture is kept, at most some hundred kilobytes each
+SESSIONS = 256  # visitors whose image is kept, at most some hundred kilobytes each
 SYSTEM_FONTS = ["system-ui", "sans-serif"]  # no font comes from elsewhere
 
 # On a phone the result is far below the buttons that lead to it.
@@ -49,16 +49,28 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
         page = build(bench)
         try:
             page.launch(
-                server_name=host, server_port=port, prevent_thread_lock=True, quiet=True, share=False,
+                server_name=host,
+                server_port=port,
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
                 auth=_right(password) if password else None,
                 auth_message="Any name, and the password of this playground.",
-                show_error=False, footer_links=[], run_history=False, enable_monitoring=False,
-                allowed_paths=[], ssr_mode=False, pwa=False, mcp_server=False,
-                state_session_capacity=SESSIONS, max_file_size=bench.limits.upload_bytes,
+                show_error=False,
+                footer_links=[],
+                run_history=False,
+                enable_monitoring=False,
+                allowed_paths=[],
+                ssr_mode=False,
+                pwa=False,
+                mcp_server=False,
+                state_session_capacity=SESSIONS,
+                max_file_size=bench.limits.upload_bytes,
                 app_kwargs={"middleware": [gate], "docs_url": None, "redoc_url": None, "openapi_url": None},
-                css_paths=Path(__file__).with_name("style.css"), js=_ON_LOAD % json.dumps(TOOLTIPS),
+                css_paths=Path(__file__).with_name("style.css"),
+                js=_ON_LOAD % json.dumps(TOOLTIPS),
                 theme=gr.themes.Base(font=SYSTEM_FONTS, font_mono=["ui-monospace", "monospace"]),
-            )  # fmt: skip
+            )
             yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
         finally:
             page.close(verbose=False)

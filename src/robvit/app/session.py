@@ -1,7 +1,7 @@
 """One visitor's order after the other: what may be asked for, and the answer as it grows.
 
 Nothing here outlives an order but the models, and one order at a time uses them: hooks and modes of a
-model are shared by all threads, so two orders at once could see each other's pictures.
+model are shared by all threads, so two orders at once could see each other's images.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from robvit.app.compute import attacked, swept
-from robvit.app.request import Order, Picture, Result, Step, Sweep, png
+from robvit.app.request import InputImage, Order, Result, Step, Sweep, png
 from robvit.app.subjects import Subject
-from robvit.data.decode import ImageError, fit, read_picture
+from robvit.data.decode import ImageError, fit, read_image
 from robvit.errors import InputError, RobvitError
 from robvit.registry import unknown
 
@@ -74,16 +74,14 @@ class Bench:
                 raise InputError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
         return subject
 
-    def upload(self, data: bytes) -> Picture:
-        """The middle of an uploaded picture, as a square; what is too large or no picture is refused."""
+    def upload(self, data: bytes) -> InputImage:
+        """The middle of an uploaded image, as a square; what is too large or no image is refused."""
         if len(data) > self.limits.upload_bytes:
             most = self.limits.upload_bytes // 1_000_000
-            raise ImageError(
-                f"it has {len(data) / 1e6:.1f} MB, at most {most} MB are taken; make it smaller"
-            )
-        pixels = read_picture(data, max_pixels=self.limits.upload_pixels)
+            raise ImageError(f"it has {len(data) / 1e6:.1f} MB, at most {most} MB are taken; make it smaller")
+        pixels = read_image(data, max_pixels=self.limits.upload_pixels)
         side = min(KEPT_SIDE, *pixels.shape[-2:])
-        return Picture(png(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
+        return InputImage(png(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
 
     def attack(self, order: Order) -> Iterator[Step | Result]:
         """The attack as it goes on, then what came of it."""
@@ -91,7 +89,7 @@ class Bench:
         return self._watched(lambda tell: attacked(subject, order, tell))
 
     def sweep(self, order: Order) -> Iterator[Sweep]:
-        """The same attack at one budget after the other, each a picture of its own."""
+        """The same attack at one budget after the other, each an image of its own."""
         subject = self.subject(order)
         return self._watched(lambda tell: swept(subject, order, tell))
 

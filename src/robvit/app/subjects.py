@@ -16,7 +16,7 @@ from robvit.errors import InputError, WrongBackbone
 from robvit.loading import load
 
 FOUNDATION, BUNDLED = "dinov2-small", ("robvit-mini", "robvit-mini-robust")
-SIZE = 112  # pixels; the side of the demo's pictures, a quarter of the cost of 224
+SIZE = 112  # pixels; the side of the demo's images, a quarter of the cost of 224
 OFF, SECRET, KNOWN = "off", "secret", "known"  # who carries tokens, and whether the attacker knows them
 
 
@@ -31,7 +31,7 @@ class Subject:
 
     @property
     def size(self) -> int:
-        """The side of the pictures it takes."""
+        """The side of the images it takes."""
         return self.bare.input_size[0]
 
     @property
@@ -104,6 +104,6 @@ def _class_names(model: Model) -> list[str]:
     if model.classes == 0:
         return []
     if isinstance(model.head, FeatureHead) and model.head.kind == "segmentation":
-        raise InputError("the playground shows whole pictures' classes; give a linear or knn head")
+        raise InputError("the playground shows whole images' classes; give a linear or knn head")
     named = model.head.names if isinstance(model.head, FeatureHead) else CIFAR10_CLASSES
     return list(named) or [f"class {i}" for i in range(model.classes)]

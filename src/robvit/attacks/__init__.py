@@ -75,4 +75,4 @@ __all__ = [
     "segmentation",
     "square",
     "worst_of",
-]  # fmt: skip
+]

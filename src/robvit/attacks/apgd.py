@@ -22,7 +22,7 @@ L1_CHECK = 0.04  # of the steps between two changes of pace in L1
 
 @dataclass(frozen=True)
 class _State:
-    """The pictures under attack (b ...): where each is, has been, was best, and at which pace it goes."""
+    """The images under attack (b ...): where each is, has been, was best, and at which pace it goes."""
 
     rows: torch.Tensor
     x: torch.Tensor
@@ -69,10 +69,13 @@ def _return_to_best(state: _State, chosen: torch.Tensor) -> _State:
     point = _where(chosen, state.best, state.point)
     return replace(
         state,
-        point=point, old=_where(chosen, point, state.old), grad=_where(chosen, state.best_grad, state.grad),
+        point=point,
+        old=_where(chosen, point, state.old),
+        grad=_where(chosen, state.best_grad, state.grad),
         value=torch.where(chosen, state.best_value, state.value),
-        rises=torch.zeros_like(state.rises), checked=state.best_value,
-    )  # fmt: skip
+        rises=torch.zeros_like(state.rises),
+        checked=state.best_value,
+    )
 
 
 def _checks(steps: int, sparse: bool) -> set[int]:
@@ -88,9 +91,17 @@ def _checks(steps: int, sparse: bool) -> set[int]:
 
 
 def climb(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, best: Best | None, *,
-    objective: Objective, start: torch.Tensor, rows: torch.Tensor, steps: int,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    best: Best | None,
+    *,
+    objective: Objective,
+    start: torch.Tensor,
+    rows: torch.Tensor,
+    steps: int,
+) -> torch.Tensor:
     """Climb from `start` (b 3 H W) for the given rows of x; the points of the highest objective found.
 
     Without `best`, nothing is kept and nobody leaves. n steps take n + 1 forward and n backward passes.
@@ -109,10 +120,13 @@ def climb(
         record = value > state.best_value
         state = replace(
             state,
-            grad=grad, value=value, rises=state.rises + ((value > state.value) & (k > 0)),
-            best=_where(record, state.point, state.best), best_grad=_where(record, grad, state.best_grad),
+            grad=grad,
+            value=value,
+            rises=state.rises + ((value > state.value) & (k > 0)),
+            best=_where(record, state.point, state.best),
+            best_grad=_where(record, grad, state.best_grad),
             best_value=torch.where(record, value, state.best_value),
-        )  # fmt: skip
+        )
         if best is not None:
             broken = misclassified(output, y if y is None else y[state.rows])
             keep = best.offer(state.rows, state.point, value, broken)
@@ -133,9 +147,22 @@ def _begin(x: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, threat: Thr
     spread = _changed(x, start)
     share = (spread / x[0].numel() / 1.5).clamp(max=L1_SHARE)
     return _State(
-        rows, x, start, start, torch.zeros_like(x), low, start, torch.zeros_like(x), low, step, share, spread,
-        torch.zeros_like(low), low, torch.ones_like(rows, dtype=torch.bool),
-    )  # fmt: skip
+        rows,
+        x,
+        start,
+        start,
+        torch.zeros_like(x),
+        low,
+        start,
+        torch.zeros_like(x),
+        low,
+        step,
+        share,
+        spread,
+        torch.zeros_like(low),
+        low,
+        torch.ones_like(rows, dtype=torch.bool),
+    )
 
 
 def _step(state: _State, threat: Threat, first: bool) -> _State:
@@ -149,9 +176,17 @@ def _step(state: _State, threat: Threat, first: bool) -> _State:
 
 
 def search(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, best: Best, *,
-    objective: Objective, steps: int, seed: int, purpose: str,
-) -> None:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    best: Best,
+    *,
+    objective: Objective,
+    steps: int,
+    seed: int,
+    purpose: str,
+) -> None:
     """One climb from a random point for the survivors of `best`; in L1 through larger budgets first."""
     rows = best.survivors()
     if not len(rows):
@@ -164,18 +199,31 @@ def search(
             point = wide.random(x[rows], draw(x[rows], seed, purpose))
         last = number == len(stages) - 1
         point = climb(
-            model, x, y, wide, best if last else None,
-            objective=objective, start=wide.project(x[rows], point), rows=rows,
+            model,
+            x,
+            y,
+            wide,
+            best if last else None,
+            objective=objective,
+            start=wide.project(x[rows], point),
+            rows=rows,
             steps=max(1, round(part * steps)),
-        )  # fmt: skip
+        )
 
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 5})
 def apgd(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, restarts: int = 1, loss: str | Loss = "cross_entropy",
-    keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    restarts: int = 1,
+    loss: str | Loss = "cross_entropy",
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """Auto-PGD on any loss. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     Steps start at twice the budget and halve where they stop to pay. In L1 steps are sparse, and three
@@ -183,43 +231,68 @@ def apgd(
     """
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
-    best, objective = Best(x, keep_broken), objective_of(loss, y)
+    best, objective = Best(x, early_stop), objective_of(loss, y)
     for restart in range(restarts):
         search(
-            model, x, y, threat, best,
-            objective=objective, steps=steps, seed=seed, purpose=f"apgd {restart}",
-        )  # fmt: skip
+            model,
+            x,
+            y,
+            threat,
+            best,
+            objective=objective,
+            steps=steps,
+            seed=seed,
+            purpose=f"apgd {restart}",
+        )
     return best.adv
 
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", like="apgd", quick={"steps": 5})
 def apgd_ce(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    loss: str | Loss = "cross_entropy", **settings: Any,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    loss: str | Loss = "cross_entropy",
+    **settings: Any,
+) -> torch.Tensor:
     """`apgd` on cross-entropy. x (B 3 H W) in [0,1], y (B,)."""
     return apgd(model, x, y, threat, loss=loss, **settings)
 
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", like="apgd", quick={"steps": 5})
 def apgd_dlr(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    loss: str | Loss = "dlr", **settings: Any,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    loss: str | Loss = "dlr",
+    **settings: Any,
+) -> torch.Tensor:
     """`apgd` on the difference of logits ratio. x (B 3 H W) in [0,1], y (B,)."""
     return apgd(model, x, y, threat, loss=loss, **settings)
 
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 5, "targets": 2})
 def apgd_t(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, targets: int = 9, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    targets: int = 9,
+    restarts: int = 1,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """`apgd` towards each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
 
     A model of fewer classes has fewer targets.
     """
-    labels, best = needed(y, "apgd_t"), Best(x, keep_broken)
+    labels, best = needed(y, "apgd_t"), Best(x, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for rank, wanted in enumerate(wrong.unbind(1)):
@@ -230,9 +303,16 @@ def apgd_t(
                 return dlr_targeted(output, labels[rows], wanted[rows])
 
             search(
-                model, x, y, threat, best,
-                objective=objective, steps=steps, seed=seed, purpose=f"apgd_t {restart} {rank}",
-            )  # fmt: skip
+                model,
+                x,
+                y,
+                threat,
+                best,
+                objective=objective,
+                steps=steps,
+                seed=seed,
+                purpose=f"apgd_t {restart} {rank}",
+            )
     return best.adv
 
 

@@ -1,4 +1,4 @@
-"""What every attack shares: the contract, the frozen model, the draws, and the best picture so far."""
+"""What every attack shares: the contract, the frozen model, the draws, and the best image so far."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def attack(
 ) -> Callable[[F], F]:
     """Decorator that files an attack and holds its promises to the caller.
 
-    The body sees checked pictures on which it may not write by accident, a model in eval mode whose
+    The body sees checked images on which it may not write by accident, a model in eval mode whose
     parameters need no gradients, and no autograd but where it asks for it; afterwards every
     submodule's mode and every parameter are as they were. kind is "budget" or "minimum"; `like`
     names the attack to which it passes on the settings it does not name itself. On a linear model it
@@ -79,10 +79,18 @@ def attack(
         passed_on = ATTACKS.entry(like).facts["defaults"] if like else {}
         defaults = passed_on | {p.name: p.default for p in keywords if p.kind is p.KEYWORD_ONLY}
         ATTACKS.add(
-            kind=kind, norms=norms, paper=paper, gradients=gradients, defaults=defaults,
-            tolerance=tolerance, quick=quick or {}, oracle=oracle or {}, task=task,
-            needs=needs, batch_coupled=batch_coupled,
-        )(guarded)  # fmt: skip
+            kind=kind,
+            norms=norms,
+            paper=paper,
+            gradients=gradients,
+            defaults=defaults,
+            tolerance=tolerance,
+            quick=quick or {},
+            oracle=oracle or {},
+            task=task,
+            needs=needs,
+            batch_coupled=batch_coupled,
+        )(guarded)
         return cast(F, guarded)
 
     return decorate
@@ -120,9 +128,9 @@ def frozen(model: object) -> Iterator[None]:
 
 
 def draw(x: torch.Tensor, seed: int, purpose: str, *shape: int) -> torch.Tensor:
-    """Uniform numbers in [0,1) for each picture: (B *shape), by default of the pictures' own shape.
+    """Uniform numbers in [0,1) for each image: (B *shape), by default of the images' own shape.
 
-    They depend on the seed, the purpose and the picture alone, so batches of any make-up draw alike.
+    They depend on the seed, the purpose and the image alone, so batches of any make-up draw alike.
     """
     size = shape or x.shape[1:]
     rows = []
@@ -146,7 +154,7 @@ def gradient(
 
 
 def slope(total: torch.Tensor, leaf: torch.Tensor, again: bool = False) -> torch.Tensor:
-    """The gradient of one number for the pictures `leaf` and nothing else; `again` keeps the graph."""
+    """The gradient of one number for the images `leaf` and nothing else; `again` keeps the graph."""
     grad = None
     if total.requires_grad:
         (grad,) = torch.autograd.grad(total, leaf, retain_graph=again, allow_unused=True)
@@ -155,12 +163,12 @@ def slope(total: torch.Tensor, leaf: torch.Tensor, again: bool = False) -> torch
             "the model's output must follow from its input through autograd, got no gradient at all; "
             "wrap what is not differentiable in bpda(), or use the attack square"
         )
-    # A single NaN would spread over the picture and stay; a zero leaves that pixel alone.
+    # A single NaN would spread over the image and stay; a zero leaves that pixel alone.
     return torch.nan_to_num(grad, 0.0, 0.0, 0.0)
 
 
 def misclassified(output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-    """Which pictures are misclassified: logits (B K), labels (B,) -> (B,); none where there are no labels.
+    """Which images are misclassified: logits (B K), labels (B,) -> (B,); none where there are no labels.
 
     An output with a NaN is no success: its largest class means nothing.
     """
@@ -173,7 +181,7 @@ def needed(y: torch.Tensor | None, name: str) -> torch.Tensor:
     """The labels (B,) of an attack that can't do without them."""
     if y is None or y.ndim != 1 or y.is_floating_point():
         got = "none" if y is None else f"{y.dtype} {tuple(y.shape)}"
-        raise InputError(f"{name} needs labels, one whole number a picture, got {got}")
+        raise InputError(f"{name} needs labels, one whole number an image, got {got}")
     return y
 
 
@@ -184,13 +192,13 @@ def take(state: S, keep: torch.Tensor) -> S:
 
 
 class Best:
-    """The best picture found so far for each row: a fooling one before others, then the higher value."""
+    """The best image found so far for each row: a fooling one before others, then the higher value."""
 
-    def __init__(self, x: torch.Tensor, keep_broken: bool = False) -> None:
+    def __init__(self, x: torch.Tensor, early_stop: bool = True) -> None:
         self.adv = x.clone()
         self.value = torch.full((len(x),), -math.inf, device=x.device, dtype=x.dtype)
         self.broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        self.keep_broken = keep_broken
+        self.early_stop = early_stop
 
     def offer(
         self, rows: torch.Tensor, point: torch.Tensor, value: torch.Tensor, broken: torch.Tensor
@@ -201,29 +209,29 @@ class Best:
         self.adv[rows] = torch.where(better.view(-1, 1, 1, 1), point, self.adv[rows])
         self.value[rows] = torch.where(better, value.to(self.value), self.value[rows])
         self.broken[rows] = was | broken
-        if self.keep_broken or not bool(broken.any()):
+        if not self.early_stop or not bool(broken.any()):
             return None
         return (~broken).nonzero()[:, 0]
 
     def survivors(self) -> torch.Tensor:
         """The rows that are still to be attacked."""
-        return (~self.broken | self.keep_broken).nonzero()[:, 0]
+        return (~self.broken | (not self.early_stop)).nonzero()[:, 0]
 
 
 class Nearest:
-    """The nearest fooling picture found so far for each row, for attacks that look for the smallest change.
+    """The nearest fooling image found so far for each row, for attacks that look for the smallest change.
 
-    With a finite budget a row is done as soon as it is misclassified inside the budget, unless `keep_broken`.
+    With `early_stop` and a finite budget a row is done as soon as it is misclassified inside the budget.
     """
 
-    def __init__(self, x: torch.Tensor, threat: Threat, keep_broken: bool = False) -> None:
-        self.x, self.threat, self.keep_broken = x, threat, keep_broken
+    def __init__(self, x: torch.Tensor, threat: Threat, early_stop: bool = True) -> None:
+        self.x, self.threat, self.early_stop = x, threat, early_stop
         self.adv = x.clone()
         self.size = torch.full((len(x),), math.inf, device=x.device, dtype=x.dtype)
 
     @property
     def _endless(self) -> bool:
-        return self.keep_broken or not math.isfinite(self.threat.eps)
+        return not self.early_stop or not math.isfinite(self.threat.eps)
 
     def offer(self, rows: torch.Tensor, point: torch.Tensor, broken: torch.Tensor) -> torch.Tensor | None:
         """Keep what is nearer; then the positions still to be attacked, or None if that is all of them."""
@@ -252,7 +260,7 @@ class Nearest:
     ) -> torch.Tensor:
         """The result: nearer still by halving the way from the original, `judge(rows, point)` deciding.
 
-        A picture whose nearest lies outside the budget is projected into it. With `keep_broken` and a
+        An image whose nearest lies outside the budget is projected into it. Without `early_stop` and a
         finite budget the direction is followed to the edge of the budget: what lies just across
         one model's boundary says little about another model.
         """
@@ -265,7 +273,7 @@ class Nearest:
                 good, bad = torch.where(broken, middle, good), torch.where(broken, bad, middle)
             shorter = (self.threat.size(good - x) <= self.size[rows]).view(-1, 1, 1, 1)
             self.adv[rows] = torch.where(shorter, good, self.adv[rows])
-        elif self.keep_broken:
+        elif not self.early_stop:
             stretch = (self.threat.eps / self.threat.size(self.adv - self.x).clamp_min(1e-30)).clamp_min(1)
             self.adv = self.x + (self.adv - self.x) * stretch.view(-1, 1, 1, 1)
         return self.threat.project(self.x, self.adv)

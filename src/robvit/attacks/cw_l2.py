@@ -17,23 +17,35 @@ RATES = (0.9, 0.999)  # Adam's, of its two averages
 
 
 @attack(
-    kind="minimum", norms=("l2",), paper="1608.04644", quick={"steps": 8, "searches": 2},
+    kind="minimum",
+    norms=("l2",),
+    paper="1608.04644",
+    quick={"steps": 8, "searches": 2},
     oracle={"steps": 100, "searches": 6},
-)  # fmt: skip
+)
 def cw_l2(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 200, searches: int = 8, rate: float = 0.01, weight: float = 1.0, confidence: float = 0.0,
-    keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 200,
+    searches: int = 8,
+    rate: float = 0.01,
+    weight: float = 1.0,
+    confidence: float = 0.0,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """The smallest L2 perturbation, by Adam on pixels. x (B 3 H W) in [0,1], y (B,).
 
-    Each search minimises `|delta|^2 + weight * (gap + confidence)` where the picture is not yet misclassified by
-    so much; the weight falls where that succeeds and grows where it does not, for each picture. Adam's
+    Each search minimises `|delta|^2 + weight * (gap + confidence)` where the image is not yet
+    misclassified by so much; the weight falls where that succeeds and grows where it does not, for each image. Adam's
     `rate`, in pixels, falls to zero over the steps of each search.
     """
     if steps < 1 or searches < 1:
         raise InputError(f"steps and searches must be at least 1, got {steps} and {searches}")
-    labels, found = needed(y, "cw_l2"), Nearest(x, threat, keep_broken)
+    labels, found = needed(y, "cw_l2"), Nearest(x, threat, early_stop)
     low, high = torch.zeros(len(x)).to(x), torch.full((len(x),), torch.inf).to(x)
     trade = torch.full_like(low, weight)
     for _ in range(searches):
@@ -48,9 +60,16 @@ def cw_l2(
 
 
 def _minimise(
-    model: Model, x: torch.Tensor, y: torch.Tensor, found: Nearest, rows: torch.Tensor, trade: torch.Tensor,
-    steps: int, rate: float, confidence: float,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    found: Nearest,
+    rows: torch.Tensor,
+    trade: torch.Tensor,
+    steps: int,
+    rate: float,
+    confidence: float,
+) -> torch.Tensor:
     """One run of Adam for the given rows; which of them were misclassified on the way (b,)."""
     original, labels = x[rows], y[rows]
     point = original

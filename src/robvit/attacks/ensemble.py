@@ -20,24 +20,31 @@ FAR, PACE = 1.25, 3.0  # when "fast" gives up: FAB beyond so many budgets, Squar
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"settings": {"pgd": {"steps": 3}}})
 def worst_of(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    attacks: Sequence[str] = ("pgd", "apgd_dlr"), settings: dict[str, dict[str, Any]] | None = None,
-    judge: Model | None = None, keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
-    """The worst case of several attacks for each picture. x (B 3 H W) in [0,1], y (B,).
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    attacks: Sequence[str] = ("pgd", "apgd_dlr"),
+    settings: dict[str, dict[str, Any]] | None = None,
+    judge: Model | None = None,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
+    """The worst case of several attacks for each image. x (B 3 H W) in [0,1], y (B,).
 
-    `settings` holds those of single attacks by name. `judge` decides who is misclassified, the model itself if
-    none is given: a picture leaves once the judge is misclassified. With a judge, or `keep_broken`, each attack
-    runs to its full objective whatever the model thinks.
+    `settings` holds those of single attacks by name. `judge` decides what is misclassified, the model
+    itself if none is given: an image leaves once the judge errs on it. With a judge, or without
+    `early_stop`, each attack runs to its full objective whatever the model thinks.
     """
-    labels, best = needed(y, "worst_of"), Best(x, keep_broken and judge is None)
+    labels, best = needed(y, "worst_of"), Best(x, early_stop or judge is not None)
     for name in attacks:
         rows = best.survivors()
         if not len(rows):
             break
         given = {
             "seed": seed,
-            "keep_broken": keep_broken or judge is not None,
+            "early_stop": early_stop and judge is None,
             **(settings or {}).get(name, {}),
         }
         made = ATTACKS[name](model, x[rows], labels[rows], threat, **given)
@@ -47,15 +54,28 @@ def worst_of(
 
 
 @attack(
-    kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 4, "targets": 2, "queries": 8},
+    kind="budget",
+    norms=NORMS,
+    paper="2003.01690",
+    quick={"steps": 4, "targets": 2, "queries": 8},
     oracle={"queries": 50},
-)  # fmt: skip
+)
 def autoattack(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    version: str = "standard", steps: int = 100, targets: int = 9, queries: int = 5000,
-    averaged: int = 20, judgements: int = 100, judge: Model | None = None,
-    keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    version: str = "standard",
+    steps: int = 100,
+    targets: int = 9,
+    queries: int = 5000,
+    averaged: int = 20,
+    judgements: int = 100,
+    judge: Model | None = None,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """AutoAttack. x (B 3 H W) in [0,1], y (B,); models of few classes have fewer targets.
 
     version "standard" is APGD-CE, targeted APGD, targeted FAB and Square, in L1 with five starts of the
@@ -67,17 +87,30 @@ def autoattack(
     if version in ("standard", "fast"):
         fast, sparse = version == "fast", threat.norm == "l1"
         return worst_of(
-            model, x, y, threat, attacks=STANDARD, judge=judge, keep_broken=keep_broken, seed=seed,
+            model,
+            x,
+            y,
+            threat,
+            attacks=STANDARD,
+            judge=judge,
+            early_stop=early_stop,
+            seed=seed,
             settings={
                 "apgd_ce": {"steps": steps, "restarts": 5 if sparse else 1},
                 "apgd_t": {"steps": steps, "targets": min(targets, 5) if sparse else targets},
                 "fab_t": {"steps": steps, "targets": targets, "give_up": FAR if fast else None},
                 "square": {"steps": queries, "give_up": PACE if fast else None},
             },
-        )  # fmt: skip
+        )
     if version == "rand":
         return worst_of(
-            eot(model, averaged), x, y, threat, attacks=RAND, seed=seed,
-            judge=eot(judge or model, judgements), settings={name: {"steps": steps} for name in RAND},
-        )  # fmt: skip
+            eot(model, averaged),
+            x,
+            y,
+            threat,
+            attacks=RAND,
+            seed=seed,
+            judge=eot(judge or model, judgements),
+            settings={name: {"steps": steps} for name in RAND},
+        )
     raise InputError(f'version must be "standard", "fast" or "rand", got {version!r}')

@@ -34,14 +34,22 @@ class _State:
 
 @attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
 def fab(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, targets: int = 9, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    targets: int = 9,
+    restarts: int = 1,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """The nearest boundary, each step towards the nearest of several. x (B 3 H W) in [0,1], y (B,).
 
     A step takes a backward pass for each of the `targets` likeliest wrong classes.
     """
-    labels, found = needed(y, "fab"), Nearest(x, threat, keep_broken)
+    labels, found = needed(y, "fab"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         _approach(model, x, labels, threat, found, wrong, steps, seed, restart)
@@ -50,16 +58,24 @@ def fab(
 
 @attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
 def fab_t(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, targets: int = 9, restarts: int = 1, give_up: float | None = None,
-    keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    targets: int = 9,
+    restarts: int = 1,
+    give_up: float | None = None,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """The nearest boundary to each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
 
-    With `give_up` a class is left after a fifth of the steps by pictures whose nearest point so far lies
+    With `give_up` a class is left after a fifth of the steps by images whose nearest point so far lies
     farther than so many budgets.
     """
-    labels, found = needed(y, "fab_t"), Nearest(x, threat, keep_broken)
+    labels, found = needed(y, "fab_t"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for wanted in wrong.split(1, dim=1):
@@ -68,9 +84,17 @@ def fab_t(
 
 
 def _approach(
-    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, found: Nearest,
-    wanted: torch.Tensor, steps: int, seed: int, restart: int, give_up: float | None = None,
-) -> None:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    found: Nearest,
+    wanted: torch.Tensor,
+    steps: int,
+    seed: int,
+    restart: int,
+    give_up: float | None = None,
+) -> None:
     """n steps from the original, or from a random point on a restart: n + 1 forward, n backward passes."""
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")

@@ -23,13 +23,23 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet; the pub
 
 @attack(kind="budget", norms=NORMS, paper="ECCV 2024", task="features", quick={"steps": 3, "rounded": False})
 def feature(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 30, step_size: float | None = None, restarts: int = 1, loss: str | Loss = "cosine",
-    psnr: float | None = 40.0, rounded: bool = True, keep_broken: bool = True, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 30,
+    step_size: float | None = None,
+    restarts: int = 1,
+    loss: str | Loss = "cosine",
+    psnr: float | None = 40.0,
+    rounded: bool = True,
+    early_stop: bool = False,
+    seed: int = 0,
+) -> torch.Tensor:
     """Drive features away from the clean ones. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D); no labels.
 
-    The paper's setting is Threat("linf", 8/255) and the defaults: every picture keeps `psnr` decibels
+    The paper's setting is Threat("linf", 8/255) and the defaults: every image keeps `psnr` decibels
     by projection and is `rounded` to whole grey levels. The default step is 2.5 eps / steps.
     """
     if steps < 1 or restarts < 1:
@@ -38,13 +48,20 @@ def feature(
     bound = replace(threat, psnr=max(limits, default=None))
     objective = objective_of(loss, model(x))
     size = 2.5 * threat.eps / steps if step_size is None else step_size
-    best = Best(x, keep_broken=True)
+    best = Best(x, early_stop=False)
     for restart in range(restarts):
         start = bound.random(x, draw(x, seed, f"feature {restart}"))  # at x itself the cosine is flat
         ascend(
-            model, x, None, bound, best,
-            objective=objective, start=start, steps=steps, size=lambda _: size,
-        )  # fmt: skip
+            model,
+            x,
+            None,
+            bound,
+            best,
+            objective=objective,
+            start=start,
+            steps=steps,
+            size=lambda _: size,
+        )
     return eight_bit(x, best.adv, bound) if rounded else best.adv
 
 
@@ -52,10 +69,20 @@ def feature(
     kind="budget", norms=("linf",), paper="ECCV 2024", task="features", quick={"steps": 3}, batch_coupled=True
 )
 def feature_reference(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 30, step_size: float = 0.01, stop: float | None = 1e-4, axis: int = 1,
-    pixels: bool = False, nearest: bool = False, keep_broken: bool = True, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 30,
+    step_size: float = 0.01,
+    stop: float | None = 1e-4,
+    axis: int = 1,
+    pixels: bool = False,
+    nearest: bool = False,
+    early_stop: bool = False,
+    seed: int = 0,
+) -> torch.Tensor:
     """The published code's feature attack, choice by choice. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D).
 
     All in ImageNet-normalised space: the budget (so 8/255 is about 1.8/255 in pixels), sign steps of

@@ -1,4 +1,4 @@
-"""Objectives: an output and a target for each picture -> (B,), all of them to be maximised.
+"""Objectives: an output and a target for each image -> (B,), all of them to be maximised.
 
 B batch, T tokens, D width, K classes. Any callable of the same form serves as well as a name.
 """
@@ -24,14 +24,14 @@ def objective_of(loss: str | Loss, target: torch.Tensor | None) -> Objective:
     function = LOSSES[loss] if isinstance(loss, str) else loss
     if target is None:
         raise InputError(
-            "this attack needs labels or another target a picture, got none; label-free is: feature"
+            "this attack needs labels or another target an image, got none; label-free is: feature"
         )
 
     def objective(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
         value = function(output, target[rows])
         if value.shape != (len(output),):
             raise InputError(
-                f"a loss must return ({len(output)},), one number a picture, got {tuple(value.shape)}"
+                f"a loss must return ({len(output)},), one number an image, got {tuple(value.shape)}"
             )
         return value
 

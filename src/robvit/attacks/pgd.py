@@ -23,7 +23,7 @@ WIDE_SHARE = 0.05  # L1: the first step moves this share of the values, the seco
 
 @dataclass(frozen=True)
 class _State:
-    """The pictures still under attack: their rows in the batch, and where each of them stands."""
+    """The images still under attack: their rows in the batch, and where each of them stands."""
 
     rows: torch.Tensor
     x: torch.Tensor
@@ -32,10 +32,19 @@ class _State:
 
 
 def ascend(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, best: Best, *,
-    objective: Objective, start: torch.Tensor, steps: int, size: Callable[[int], float],
-    momentum: float = 0.0, rank: Objective | None = None,
-) -> None:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    best: Best,
+    *,
+    objective: Objective,
+    start: torch.Tensor,
+    steps: int,
+    size: Callable[[int], float],
+    momentum: float = 0.0,
+    rank: Objective | None = None,
+) -> None:
     """Climb from `start` for the survivors of `best`, which keeps what is found.
 
     One pass serves to judge a point and to leave it: n steps take n + 1 forward and n backward
@@ -70,29 +79,56 @@ def ascend(
 
 
 def _search(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    objective: Objective, steps: int, size: Callable[[int], float], restarts: int, random_start: bool,
-    momentum: float, keep_broken: bool, seed: int, rank: Objective | None = None, corner: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    objective: Objective,
+    steps: int,
+    size: Callable[[int], float],
+    restarts: int,
+    random_start: bool,
+    momentum: float,
+    early_stop: bool,
+    seed: int,
+    rank: Objective | None = None,
+    corner: bool = False,
+) -> torch.Tensor:
     """`ascend` from one start after the other, on survivors only."""
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
-    best = Best(x, keep_broken)
+    best = Best(x, early_stop)
     for restart in range(restarts):
         noise = draw(x, seed, f"start {restart}")
         start = threat.random(x, noise.round() if corner else noise) if random_start or restart else x
         ascend(
-            model, x, y, threat, best,
-            objective=objective, start=start, steps=steps, size=size, momentum=momentum, rank=rank,
-        )  # fmt: skip
+            model,
+            x,
+            y,
+            threat,
+            best,
+            objective=objective,
+            start=start,
+            steps=steps,
+            size=size,
+            momentum=momentum,
+            rank=rank,
+        )
     return best.adv
 
 
 @attack(kind="budget", norms=NORMS, paper="1412.6572")
 def fgsm(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    loss: str | Loss = "cross_entropy", keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    loss: str | Loss = "cross_entropy",
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """One steepest step of the whole budget. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     It is the one attack that does not judge its result: one forward and one backward pass.
@@ -105,49 +141,88 @@ def fgsm(
 
 @attack(kind="budget", norms=NORMS, paper="1706.06083", quick={"steps": 3})
 def pgd(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 20, step_size: float | None = None, restarts: int = 1, random_start: bool = True,
-    momentum: float = 0.0, loss: str | Loss = "cross_entropy", keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 20,
+    step_size: float | None = None,
+    restarts: int = 1,
+    random_start: bool = True,
+    momentum: float = 0.0,
+    loss: str | Loss = "cross_entropy",
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """Projected gradient ascent. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
-    A picture leaves the batch as soon as it is misclassified, unless `keep_broken`; of the others
+    An image leaves the batch as soon as it is misclassified; not without `early_stop`; of the others
     the point of the highest loss is returned. The default step is 2.5 eps / steps.
     """
     size = 2.5 * threat.eps / max(steps, 1) if step_size is None else step_size
     return _search(
-        model, x, y, threat,
-        objective=objective_of(loss, y), steps=steps, size=lambda _: size, restarts=restarts,
-        random_start=random_start, momentum=momentum, keep_broken=keep_broken, seed=seed,
-    )  # fmt: skip
+        model,
+        x,
+        y,
+        threat,
+        objective=objective_of(loss, y),
+        steps=steps,
+        size=lambda _: size,
+        restarts=restarts,
+        random_start=random_start,
+        momentum=momentum,
+        early_stop=early_stop,
+        seed=seed,
+    )
 
 
 @attack(kind="budget", norms=NORMS, paper="1608.04644", like="pgd", quick={"steps": 3})
 def cw(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, loss: str | Loss = "margin", **settings: Any,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    loss: str | Loss = "margin",
+    **settings: Any,
+) -> torch.Tensor:
     """`pgd` on Carlini and Wagner's margin of logits. x (B 3 H W) in [0,1], y (B,)."""
     return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
 
 
 @attack(kind="budget", norms=NORMS, paper="2003.01690", like="pgd", quick={"steps": 3})
 def dlr(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, loss: str | Loss = "dlr", **settings: Any,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    loss: str | Loss = "dlr",
+    **settings: Any,
+) -> torch.Tensor:
     """`pgd` on the difference of logits ratio. x (B 3 H W) in [0,1], y (B,)."""
     return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
 
 
 @attack(kind="budget", norms=NORMS, paper="2011.14969", quick={"steps": 4})
 def gama(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, guide: float = 50.0, restarts: int = 1, keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    guide: float = 50.0,
+    restarts: int = 1,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
     """Guided adversarial margin attack. x (B 3 H W) in [0,1], y (B,), any number of classes.
 
-    The guide pushes the probabilities away from those of the clean picture with a weight that falls
+    The guide pushes the probabilities away from those of the clean image with a weight that falls
     linearly to zero over the first quarter of the steps. Steps of twice the budget from a corner of
     the ball are divided by ten after 60 % and again after 85 % of them, as the paper does for 100.
     """
@@ -165,7 +240,18 @@ def gama(
         return 2 * threat.eps * 0.1**cuts
 
     return _search(
-        model, x, y, threat,
-        objective=guided, rank=plain, steps=steps, size=size, restarts=restarts,
-        random_start=True, corner=True, momentum=0.0, keep_broken=keep_broken, seed=seed,
-    )  # fmt: skip
+        model,
+        x,
+        y,
+        threat,
+        objective=guided,
+        rank=plain,
+        steps=steps,
+        size=size,
+        restarts=restarts,
+        random_start=True,
+        corner=True,
+        momentum=0.0,
+        early_stop=early_stop,
+        seed=seed,
+    )

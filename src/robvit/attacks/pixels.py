@@ -1,4 +1,4 @@
-"""Adversarial pictures that survive being saved: whole grey levels inside the budget."""
+"""Adversarial images that survive being saved: whole grey levels inside the budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tenso
     """
     base = (x * 255).round()
     if bool((x * 255 - base).abs().max() > 1e-2):
-        raise InputError("pictures must be 8-bit, values n/255, got others; round or reload them first")
+        raise InputError("images must be 8-bit, values n/255, got others; round or reload them first")
     move = adv * 255 - base
     towards = move.trunc()
     most = math.floor(min(threat.eps, 1.0) * 255 + 1e-3) if threat.norm == "linf" else 255
@@ -28,8 +28,8 @@ def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tenso
         levels = (towards + away * move.sign()).clamp(-most, most)
         return torch.where(levels == 0, x, (base + levels).clamp(0, 255) / 255)
 
-    def inside(picture: torch.Tensor) -> torch.Tensor:
-        delta = picture - x
+    def inside(image: torch.Tensor) -> torch.Tensor:
+        delta = image - x
         visible = delta.flatten(1).square().sum(1).sqrt() > threat.radius(x) * (1 + 1e-6)
         return (threat.size(delta) <= threat.eps * (1 + 1e-6) + 1e-6) & ~visible
 

@@ -34,12 +34,17 @@ class Autocast:
 
 
 def run_in(
-    precision: str, attack: str | Attack, model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat,
+    precision: str,
+    attack: str | Attack,
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
     **settings: Any,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """`run` with a search in "bf16", "fp16" or "fp32"; every success holds in full precision.
 
-    A success that only low precision sees is none: that picture is attacked again in full precision.
+    A success that only low precision sees is none: that image is attacked again in full precision.
     """
     if precision == "fp32":
         return run(attack, model, x, y, threat, **settings)
@@ -47,7 +52,9 @@ def run_in(
     judge = settings.get("victim") or model
     with torch.no_grad(), frozen(judge):
         clean, broken = (
-            torch.cat([misclassified(judge(a), b) for a, b in zip(seen.split(128), y.split(128), strict=True)])
+            torch.cat(
+                [misclassified(judge(a), b) for a, b in zip(seen.split(128), y.split(128), strict=True)]
+            )
             for seen in (x, found.adv)
         )
     again = (found.success & ~broken).nonzero()[:, 0]
@@ -59,6 +66,11 @@ def run_in(
     adv[again], success[again], distance[again] = repeat.adv, repeat.success, repeat.distance
     names = {*found.warnings, *repeat.warnings, PrecisionDisagreement.__name__}
     return Outcome(
-        adv, success, found.clean, distance, found.forward + repeat.forward,
-        found.backward + repeat.backward, tuple(sorted(names)),
-    )  # fmt: skip
+        adv,
+        success,
+        found.clean,
+        distance,
+        found.forward + repeat.forward,
+        found.backward + repeat.backward,
+        tuple(sorted(names)),
+    )

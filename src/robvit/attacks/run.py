@@ -1,7 +1,7 @@
 """The public runner: checks what goes in, counts the passes, certifies and judges what comes out.
 
 It never repairs: an attack that leaves its budget raises BrokenAttack, and success is decided by a
-fresh pass of the judged model over the returned pictures, never by what the attack believes.
+fresh pass of the judged model over the returned images, never by what the attack believes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RandomisedOutput(AttackWarning):
 
 
 class ZeroGradient(AttackWarning):
-    """The gradient of the margin is zero everywhere for some pictures."""
+    """The gradient of the margin is zero everywhere for some images."""
 
 
 class Count:
-    """A model that counts: `forward` and `backward` are passes summed over pictures.
+    """A model that counts: `forward` and `backward` are passes summed over images.
 
     >>> with Count(model) as counted:
     ...     adv = pgd(counted, x, y, threat, steps=10)
@@ -78,9 +78,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did: pictures (B 3 H W), and for each whether the judged model errs on it (B,).
+    """What an attack did: images (B 3 H W), and for each whether the judged model errs on it (B,).
 
-    `clean` says which pictures it got right before. Passes are sums over pictures and include the
+    `clean` says which images it got right before. Passes are sums over images and include the
     clean pass and the final judgement; `warnings` holds the names of warning classes.
     """
 
@@ -94,12 +94,12 @@ class Outcome:
 
     @property
     def robust_accuracy(self) -> float:
-        """The share of pictures that are still classified rightly."""
+        """The share of images that are still classified rightly."""
         return float((~self.success).float().mean())
 
 
 def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool = False) -> None:
-    """Raise BrokenAttack unless every adversarial picture (B 3 H W) is a picture inside its budget.
+    """Raise BrokenAttack unless every adversarial image (B 3 H W) is an image inside its budget.
 
     With `eight_bit` every value must also be a whole number of grey levels, so that saving as PNG
     changes nothing. Tolerances cover rounding: two units in the last place of 1 for each value.
@@ -120,41 +120,50 @@ def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool 
     if bool((size > threat.eps + slack).any()):
         worst = int(size.argmax())
         raise BrokenAttack(
-            f"picture {worst} must stay within {threat}, got {threat.norm} {float(size[worst]):.8g}"
+            f"image {worst} must stay within {threat}, got {threat.norm} {float(size[worst]):.8g}"
         )
     rms = delta.flatten(1).norm(dim=1)
     if bool((rms > threat.radius(x) * (1 + 1e-6) + unit * delta[0].numel() ** 0.5).any()):
         raise BrokenAttack(
-            f"every picture must keep a PSNR of {threat.psnr} dB, picture {int(rms.argmax())} does not"
+            f"every image must keep a PSNR of {threat.psnr} dB, image {int(rms.argmax())} does not"
         )
     if eight_bit and bool(((adv.double() * 255).frac().sub(0.5).abs() < 0.5 - 255 * unit).any()):
         raise BrokenAttack("values must be whole grey levels n/255, got others; round inside the ball first")
 
 
 def run(
-    attack: str | Attack, model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    victim: Model | None = None, batch: int = 128, eight_bit: bool = False, samples: int = 1,
-    compiler: str | None = None, **settings: Any,
-) -> Outcome:  # fmt: skip
-    """Attack pictures x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
+    attack: str | Attack,
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    victim: Model | None = None,
+    batch: int = 128,
+    eight_bit: bool = False,
+    samples: int = 1,
+    compiler: str | None = None,
+    **settings: Any,
+) -> Outcome:
+    """Attack images x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
 
-    Pictures that are wrong from the start are left as they are. With a `victim`, pictures are made
-    on `model` and judged on the victim: every picture is attacked to the attack's full objective,
+    Images that are wrong from the start are left as they are. With a `victim`, images are made
+    on `model` and judged on the victim: every image is attacked to the attack's full objective,
     whatever `model` thinks of it. A randomised model is judged by its mean over `samples` fresh
-    passes. With `eight_bit` pictures are rounded to whole grey levels inside the budget before they
+    passes. With `eight_bit` images are rounded to whole grey levels inside the budget before they
     are judged, so that saving them changes nothing. y may be None, or a target that is no label, for
     attacks whose objective needs none; then nothing counts as a success. A `compiler`, such as
     "inductor", compiles the attacked model first; the victim judges as it is.
     """
     check_images(x)
     if y is not None and len(y) != len(x):
-        raise InputError(f"there must be one label a picture, {len(x)}, got {len(y)}")
+        raise InputError(f"there must be one label an image, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
     counted = Count(model if compiler is None else Compiled(model, compiler))
     judged = counted if victim is None else Count(victim)
     judge = eot(judged, samples)
     if victim is not None:
-        settings = {"keep_broken": True, **settings}
+        settings = {"early_stop": False, **settings}
         if isinstance(attack, str) and "judge" in ATTACKS.entry(attack).facts["defaults"]:
             settings = {"judge": judge, **settings}
     names: set[str] = set()
@@ -182,9 +191,7 @@ def run(
             parts.append((adv, verdict, ~wrong, threat.size(adv - some)))
     for watched in {counted, judged}:
         if watched.nan_seen:
-            raise InputError(
-                "the model must return numbers, got NaN on attacked pictures; check its precision"
-            )
+            raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
     adv, success, clean_right, distance = (torch.cat(part) for part in zip(*parts, strict=True))
     forward, backward = (sum(getattr(c, n) for c in {counted, judged}) for n in ("forward", "backward"))
     return Outcome(adv, success, clean_right, distance, forward, backward, tuple(sorted(names)))
@@ -203,10 +210,10 @@ def _known(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, bool
 
 def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> None:
     if len(output) != count:
-        raise InputError(f"the model must return one row a picture, {count}, got {tuple(output.shape)}")
+        raise InputError(f"the model must return one row an image, {count}, got {tuple(output.shape)}")
     if bool(output.isnan().any()):
         raise InputError(
-            "the model must return numbers, got NaN on clean pictures; check weights and precision"
+            "the model must return numbers, got NaN on clean images; check weights and precision"
         )
     if y is None or y.ndim != 1 or y.is_floating_point():
         return
@@ -218,9 +225,9 @@ def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> N
 def _doubts(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool, steady: bool
 ) -> set[str]:
-    """Warn of what makes results doubtful, judged on the first pictures; the names of the warnings.
+    """Warn of what makes results doubtful, judged on the first images; the names of the warnings.
 
-    `steady` says that `clean` is the answer of the same model to the same pictures.
+    `steady` says that `clean` is the answer of the same model to the same images.
     """
     if y is None or y.ndim != 1 or y.is_floating_point():
         return set()
@@ -232,13 +239,13 @@ def _doubts(
         again, _, grad = gradient(model, x[:few], lambda output: losses.margin(output, y[:few]))
         dead = int((grad.flatten(1).abs().amax(1) == 0).sum())
         if dead:
-            text = f"the gradient is zero for {dead} of {few} pictures; use square or bpda as well"
+            text = f"the gradient is zero for {dead} of {few} images; use square or bpda as well"
             found.append((ZeroGradient, text))
     if bool((again >= 0).all() and ((again.sum(1) - 1).abs() < 1e-3).all()):
         found.append((SoftmaxOutput, "the model's outputs look like probabilities; pass logits"))
     if steady and not torch.allclose(again, clean[:few], rtol=1e-2, atol=1e-3 * float(clean.abs().max())):
         found.append(
-            (RandomisedOutput, "two answers to the same pictures differ; attack eot(model), set samples")
+            (RandomisedOutput, "two answers to the same images differ; attack eot(model), set samples")
         )
     for category, text in found:
         warnings.warn(text, category, stacklevel=3)

@@ -58,13 +58,13 @@ def lpips(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
 
 @OBJECTIVES.add(features=False)
 def cross_entropy(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of the scaled model on untouched pictures."""
+    """Cross-entropy of the scaled model on untouched images."""
     return losses.cross_entropy(seen.output, needed(y, "cross_entropy"))
 
 
 @OBJECTIVES.add(features=False)
 def margin(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The margin of the scaled model's logits on untouched pictures."""
+    """The margin of the scaled model's logits on untouched images."""
     return losses.margin(seen.output, needed(y, "margin"))
 
 
@@ -126,7 +126,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Scales:
-    """One factor for each attention block, and the passes it took to find them, summed over pictures.
+    """One factor for each attention block, and the passes it took to find them, summed over images.
 
     `value` is the objective on the last batch, as far from the unscaled model as the factors lead; it is
     only measured where several starts are compared.
@@ -139,11 +139,20 @@ class Scales:
 
 
 def find_scales(
-    model: Model, batches: Iterable[Batch], *, objective: str = "unit", steps: int = 10,
-    step_size: float = 1.0, starts: int = 1, blocks: int | Sequence[int] | None = None,
-    space: str = "linear", low: float = LOW, begin: Sequence[float] | None = None, seed: int = 0,
-) -> Scales:  # fmt: skip
-    """Factors in [low, 1] that drive the model far from itself: pictures and labels (or None) a batch.
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    objective: str = "unit",
+    steps: int = 10,
+    step_size: float = 1.0,
+    starts: int = 1,
+    blocks: int | Sequence[int] | None = None,
+    space: str = "linear",
+    low: float = LOW,
+    begin: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Scales:
+    """Factors in [low, 1] that drive the model far from itself: images and labels (or None) a batch.
 
     Over several batches the factors are carried on, as the paper does: each batch starts at random
     around the factors so far (`begin`, or ones), which are also its reference. `blocks` scales only the
@@ -167,7 +176,7 @@ def find_scales(
             seeds = [f"{seed} {start} {index}" for start in range(starts)]
             chains = [search.climb(chain, last, text) for chain, text in zip(chains, seeds, strict=True)]
         if last is None:
-            raise InputError("scales are found on pictures, got no batch")
+            raise InputError("scales are found on images, got no batch")
         value = None
         if starts > 1:
             values = search.compare(chains, last)
@@ -194,9 +203,15 @@ class _Search:
     """Ascent on the factors; the unscaled model's features are kept while their batch lasts."""
 
     def __init__(
-        self, model: Model, objective: str, steps: int, step_size: float, free: torch.Tensor,
-        space: str, low: float,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        objective: str,
+        steps: int,
+        step_size: float,
+        free: torch.Tensor,
+        space: str,
+        low: float,
+    ) -> None:
         self.model, self.net = model, network_of(model)
         entry = OBJECTIVES.entry(objective)
         self.objective, self.uses_features = entry.value, bool(entry.facts["features"])

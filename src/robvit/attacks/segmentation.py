@@ -13,10 +13,18 @@ from robvit.threat import NORMS, Threat
 
 @attack(kind="budget", norms=NORMS, paper="2207.12391", task="pixels", quick={"steps": 3})
 def segmentation(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 100, step_size: float | None = None, weighted: bool = True, restarts: int = 1,
-    keep_broken: bool = True, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    step_size: float | None = None,
+    weighted: bool = True,
+    restarts: int = 1,
+    early_stop: bool = False,
+    seed: int = 0,
+) -> torch.Tensor:
     """SegPGD. x (B 3 H W) in [0,1]; model(x) (B K H W); labels y (B H W), negative ones and 255 ignored.
 
     The weight of pixels that are wrong already grows from nothing to one half over the steps, so that
@@ -32,11 +40,18 @@ def segmentation(
     def favouring(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
         return segpgd(output, y[rows], step / (2 * steps))
 
-    best = Best(x, keep_broken=True)
+    best = Best(x, early_stop=False)
     for restart in range(restarts):
         ascend(
-            model, x, None, threat, best,
-            objective=favouring if weighted else plain, rank=plain, steps=steps, size=lambda _: size,
+            model,
+            x,
+            None,
+            threat,
+            best,
+            objective=favouring if weighted else plain,
+            rank=plain,
+            steps=steps,
+            size=lambda _: size,
             start=threat.random(x, draw(x, seed, f"segmentation {restart}")),
-        )  # fmt: skip
+        )
     return best.adv

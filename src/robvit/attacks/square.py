@@ -1,6 +1,6 @@
 """Random search with squares: a black-box attack that sees outputs only (1912.00049; L1: 2103.01208).
 
-No autograd here: a step changes a square window of each picture and stays if the margin grew.
+No autograd here: a step changes a square window of each image and stays if the margin grew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRAWS = 12  # random numbers a step: two corners, an orientation, and a sign for
 
 @dataclass(frozen=True)
 class _State:
-    """The pictures still under attack (b ...), their best perturbed form, its margin, and their numbers."""
+    """The images still under attack (b ...), their best perturbed form, its margin, and their numbers."""
 
     rows: torch.Tensor
     x: torch.Tensor
@@ -35,22 +35,35 @@ class _State:
 
 
 @attack(
-    kind="budget", norms=NORMS, paper="1912.00049", gradients=False, quick={"steps": 30},
-    # Windows suit pictures; the oracle's weights are white noise, of which they find less in L2 and L1.
-    oracle={"steps": 700}, tolerance={"linf": 0.1, "l2": 0.48, "l1": 0.2},
-)  # fmt: skip
+    kind="budget",
+    norms=NORMS,
+    paper="1912.00049",
+    gradients=False,
+    quick={"steps": 30},
+    # Windows suit images; the oracle's weights are white noise, of which they find less in L2 and L1.
+    oracle={"steps": 700},
+    tolerance={"linf": 0.1, "l2": 0.48, "l1": 0.2},
+)
 def square(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, *,
-    steps: int = 5000, area: float = 0.8, restarts: int = 1, give_up: float | None = None,
-    keep_broken: bool = False, seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
-    """Random search over square windows, at most `steps` queries a picture. x (B 3 H W) in [0,1], y (B,).
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    *,
+    steps: int = 5000,
+    area: float = 0.8,
+    restarts: int = 1,
+    give_up: float | None = None,
+    early_stop: bool = True,
+    seed: int = 0,
+) -> torch.Tensor:
+    """Random search over square windows, at most `steps` queries an image. x (B 3 H W) in [0,1], y (B,).
 
-    The first window covers the share `area` of the picture; later ones shrink as the paper says. With
-    `give_up` a picture is given up once even so many times the pace of its last 256 queries would not
+    The first window covers the share `area` of the image; later ones shrink as the paper says. With
+    `give_up` an image is given up once even so many times the pace of its last 256 queries would not
     bring its margin to zero by the end; the search slows down, so a factor of a few loses little.
     """
-    labels, best = needed(y, "square"), Best(x, keep_broken)
+    labels, best = needed(y, "square"), Best(x, early_stop)
     if steps < 1 or not 0 < area <= 1:
         raise InputError(f"steps must be at least 1 and area in (0,1], got {steps} and {area}")
     for restart in range(restarts):
@@ -59,9 +72,17 @@ def square(
 
 
 def _search(
-    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, best: Best,
-    steps: int, area: float, give_up: float | None, seed: int, purpose: str,
-) -> None:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    best: Best,
+    steps: int,
+    area: float,
+    give_up: float | None,
+    seed: int,
+    purpose: str,
+) -> None:
     rows = best.survivors()
     if not len(rows):
         return
@@ -96,7 +117,7 @@ def _search(
 
 
 def _hopeful(state: _State, blocks: float, give_up: float | None) -> _State:
-    """The pictures that may still be misclassified in what is left of the search."""
+    """The images that may still be misclassified in what is left of the search."""
     pace = state.value - state.earlier
     state = replace(state, earlier=state.value)
     if give_up is None:
@@ -125,7 +146,7 @@ def _sign(numbers: torch.Tensor) -> torch.Tensor:
 def _window(
     x: torch.Tensor, side: int, down: torch.Tensor, right: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each picture's place in its window's rows and columns, (b H 1) and (b 1 W); outside is -1."""
+    """Each image's place in its window's rows and columns, (b H 1) and (b 1 W); outside is -1."""
     height, width = x.shape[-2:]
 
     def places(number: torch.Tensor, length: int) -> torch.Tensor:

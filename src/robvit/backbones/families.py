@@ -95,7 +95,7 @@ def split(x: torch.Tensor, prefix: int, grid: tuple[int, int]) -> Tokens:
 
 
 def grid_of(net: Any, pixels: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns of the patches that a picture becomes."""
+    """Rows and columns of the patches that an image becomes."""
     embed = net.patch_embed
     if hasattr(embed, "dynamic_feat_size"):
         rows, columns = embed.dynamic_feat_size(pixels.shape[-2:])

@@ -3,7 +3,7 @@
 A head is a small module from final tokens to logits. It remembers the fingerprint of the backbone
 it was trained on and refuses any other. To add one, write a class with `fit` and register it in HEADS.
 
-Legend for shapes: B batch, N patches, D width, K classes, H W picture.
+Legend for shapes: B batch, N patches, D width, K classes, H W image.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FeatureHead(nn.Module):
         names: list[str] | None = None,
         report: Report = _silent,
     ) -> FeatureHead:
-        """Learn from batches of pictures (B 3 H W) with labels (B,) or masks (B H W)."""
+        """Learn from batches of images (B 3 H W) with labels (B,) or masks (B H W)."""
 
     @classmethod
     def blank(cls, state: dict[str, torch.Tensor], **about: Any) -> FeatureHead:
@@ -215,7 +215,7 @@ class NearestHead(FeatureHead):
         names: list[str] | None = None,
         report: Report = _silent,
     ) -> NearestHead:
-        """Remember the normalised features of all training pictures."""
+        """Remember the normalised features of all training images."""
         x, y = _collect(model, batches, report)
         _check_classes(y, classes)
         return cls(F.normalize(x, dim=1), y, classes, model.fingerprint(), names).eval()
@@ -223,7 +223,7 @@ class NearestHead(FeatureHead):
 
 @HEADS.add("segmentation")
 class SegmentationHead(FeatureHead):
-    """One linear classifier for every patch, enlarged to the picture: Tokens -> (B K H W)."""
+    """One linear classifier for every patch, enlarged to the image: Tokens -> (B K H W)."""
 
     kind = "segmentation"
 
@@ -257,7 +257,7 @@ class SegmentationHead(FeatureHead):
                 held.append((model.tokens(x), masks))
             report(len(x))
         if not held:
-            raise InputError("a head needs at least one labelled picture, got none")
+            raise InputError("a head needs at least one labelled image, got none")
         _check_classes(torch.cat([m.flatten() for _, m in held]), classes)
         torch.manual_seed(seed)
         head = cls(model.width, classes, model.fingerprint(), names)
@@ -277,21 +277,21 @@ class SegmentationHead(FeatureHead):
 
 @torch.no_grad()
 def _collect(model: Model, batches: Batches, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pooled features and labels of all pictures: (n 2D), (n,)."""
+    """Pooled features and labels of all images: (n 2D), (n,)."""
     features, labels = [], []
     for x, y in batches:
         features.append(pooled(model.tokens(x)).cpu())
         labels.append(y.cpu())
         report(len(x))
     if not features:
-        raise InputError("a head needs at least one labelled picture, got none")
+        raise InputError("a head needs at least one labelled image, got none")
     return torch.cat(features), torch.cat(labels)
 
 
 def _check_classes(labels: torch.Tensor, classes: int) -> None:
     valid = labels[labels != IGNORE] if labels.numel() else labels
     if valid.numel() == 0:
-        raise InputError("a head needs labelled pictures; these have no labels")
+        raise InputError("a head needs labelled images; these have no labels")
     low, high = int(valid.min()), int(valid.max())
     if low < 0 or high >= classes:
         raise InputError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")

@@ -1,4 +1,4 @@
-"""The bundled network: a small timm ViT for 32x32 pictures behind a convolutional stem.
+"""The bundled network: a small timm ViT for 32x32 images behind a convolutional stem.
 
 "Early convolutions help transformers see better" (2106.14881): with a stem of five
 convolutions a ViT this small learns CIFAR-10 in an hour on a CPU, which a plain patch
@@ -15,7 +15,7 @@ from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-# Channel statistics of the CIFAR-10 training pictures.
+# Channel statistics of the CIFAR-10 training images.
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
@@ -40,7 +40,7 @@ class ConvStem(nn.Module):
         **_: Any,
     ) -> None:
         super().__init__()
-        assert patch_size == 4, "the stem halves the picture twice"
+        assert patch_size == 4, "the stem halves the image twice"
         self.patch_size = (patch_size, patch_size)
         self.img_size = tuple(to_2tuple(img_size))
         self.grid_size = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
@@ -72,13 +72,25 @@ def robvit_mini(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     for timm_only in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
         kwargs.pop(timm_only, None)
     settings: dict[str, Any] = {
-        "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 4, "num_heads": 4,
-        "mlp_ratio": 2.0, "num_classes": 10, "embed_layer": ConvStem,
-    }  # fmt: skip
+        "img_size": 32,
+        "patch_size": 4,
+        "embed_dim": 128,
+        "depth": 4,
+        "num_heads": 4,
+        "mlp_ratio": 2.0,
+        "num_classes": 10,
+        "embed_layer": ConvStem,
+    }
     model = VisionTransformer(**{**settings, **kwargs})
     config: Any = {
-        "architecture": "robvit_mini", "input_size": (3, 32, 32), "fixed_input_size": True,
-        "mean": CIFAR_MEAN, "std": CIFAR_STD, "num_classes": 10, "interpolation": "bilinear", "crop_pct": 1.0,
-    }  # fmt: skip
+        "architecture": "robvit_mini",
+        "input_size": (3, 32, 32),
+        "fixed_input_size": True,
+        "mean": CIFAR_MEAN,
+        "std": CIFAR_STD,
+        "num_classes": 10,
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+    }
     model.pretrained_cfg = model.default_cfg = config
     return model

@@ -58,7 +58,7 @@ class Adapted(Protocol):
 class Model(nn.Module):
     """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K).
 
-    A head is a module from final tokens and the picture's size (rows, columns) to logits. Extra tokens
+    A head is a module from final tokens and the image's size (rows, columns) to logits. Extra tokens
     (L R D) enter before the blocks in `layers`; for one layer they may also be (B R D). With a `pool`
     every call draws its tokens anew: the model is randomised, and whoever attacks it needs `eot`.
     """
@@ -192,20 +192,20 @@ class Model(nn.Module):
         raise Unsupported(f"{self.name} classifies its own feature map, not tokens; call model(x) instead")
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
-        """Pixels to what the network was trained on; refuses pictures of the wrong size."""
+        """Pixels to what the network was trained on; refuses images of the wrong size."""
         if x.ndim != 4 or x.shape[1] != 3:
             raise InputError(f"images must be (B 3 H W), got {tuple(x.shape)}")
         if self.fixed_size and tuple(x.shape[-2:]) != self.input_size:
             rows, columns = self.input_size
             raise InputError(
-                f"{self.name} was loaded for {rows}x{columns} pictures, got {x.shape[-2]}x{x.shape[-1]}; "
+                f"{self.name} was loaded for {rows}x{columns} images, got {x.shape[-2]}x{x.shape[-1]}; "
                 f"resize them, or load it with img_size={x.shape[-1]}"
             )
         return (x - self.mean) / self.std
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Rows and columns of the pictures it takes."""
+        """Rows and columns of the images it takes."""
         embed = getattr(self.net, "patch_embed", None)
         rows, columns = (
             self._input_size
@@ -216,7 +216,7 @@ class Model(nn.Module):
 
     @property
     def fixed_size(self) -> bool:
-        """Whether pictures of another size are refused; convolutions and XCiT take any."""
+        """Whether images of another size are refused; convolutions and XCiT take any."""
         return self.family.name in ("vit", "eva", "cait", "swin", "levit") and not getattr(
             self.net, "dynamic_img_size", False
         )

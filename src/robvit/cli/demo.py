@@ -16,16 +16,16 @@ def demo(
         "runs/demo"
     ),
     img_size: Annotated[
-        int | None, typer.Option(help="Side of the pictures; the mini models have theirs.")
+        int | None, typer.Option(help="Side of the images; the mini models have theirs.")
     ] = 112,
     eps: Annotated[str, typer.Option(help="Budget of the attacks in pixels (L-inf).")] = "3/255",
-    head: Annotated[int, typer.Option(min=20, help="Labelled pictures for the linear head.")] = 512,
-    learn: Annotated[int, typer.Option(min=16, help="Pictures to learn tokens from, without labels.")] = 192,
+    head: Annotated[int, typer.Option(min=20, help="Labelled images for the linear head.")] = 512,
+    learn: Annotated[int, typer.Option(min=16, help="Images to learn tokens from, without labels.")] = 192,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of the tokens.")] = 60,
-    judge: Annotated[int, typer.Option(min=1, help="Pictures to attack.")] = 48,
+    judge: Annotated[int, typer.Option(min=1, help="Images to attack.")] = 48,
     attack_steps: Annotated[int, typer.Option(min=1, help="Steps of the judging attack.")] = 10,
 ) -> None:
-    """Harden a real frozen backbone on bundled pictures, attack it with and without its tokens.
+    """Harden a real frozen backbone on bundled images, attack it with and without its tokens.
 
     Under five minutes on two cores; interrupted, it goes on.
     """
@@ -40,14 +40,14 @@ def demo(
         record = demo(model, out, img_size=size, threat=threat, scale=scale, say=typer.echo)
     typer.echo(f"\n{record.table()}\n")
     typer.echo(f"{'cosine with the original clean features':<42}{'clean':>7}{'attacked':>10}")
-    for rung in record.rungs():
-        clean, attacked = (record.figures[f"cosine, {kind}, {rung}"] for kind in ("clean", "pgd"))
-        typer.echo(f"  {rung:<40}{clean:>7.2f}{attacked:>10.2f}")
+    for scenario in record.scenarios():
+        clean, attacked = (record.metrics[f"cosine, {kind}, {scenario}"] for kind in ("clean", "pgd"))
+        typer.echo(f"  {scenario:<40}{clean:>7.2f}{attacked:>10.2f}")
     typer.echo("")
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"\nwritten: {out}/report.html, record.json, sheet.png, tokens.safetensors (a secret)")
     typer.echo(
         f"next: open {out}/report.html; robvit app --demo {out}; "
-        f"robvit robustify {model} YOUR_PICTURES --out runs/mine"
+        f"robvit robustify {model} YOUR_IMAGES --out runs/mine"
     )

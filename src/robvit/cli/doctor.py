@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from robvit.evaluation.record import Finding
 
 COLOURS = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
-SHOWN = 4  # pictures named in a line
+SHOWN = 4  # images named in a line
 
 
 def doctor(
@@ -53,7 +53,7 @@ def doctor(
     steps: Annotated[int, typer.Option(help="Gradient steps of an attack.")] = 20,
     restarts: Annotated[int, typer.Option(help="Random starts in the check of restarts.")] = 4,
     queries: Annotated[int, typer.Option(help="Queries of the black box.")] = 300,
-    draws: Annotated[int, typer.Option(help="Noisy versions of each picture.")] = 100,
+    draws: Annotated[int, typer.Option(help="Noisy versions of each image.")] = 100,
     head: Head = None,
     tokens: Tokens = None,
     adapters: Adapters = None,
@@ -67,7 +67,7 @@ def doctor(
 ) -> None:
     """Look for signs that a model only seems robust: masked gradients, blind attacks, hidden dice.
 
-    Every check is green, amber or red, with its evidence and the pictures that speak against the model.
+    Every check is green, amber or red, with its evidence and the images that speak against the model.
     The exit code is 1 if any is red, so that it can stand in CI.
     """
     from robvit.data import open_data
@@ -82,15 +82,23 @@ def doctor(
     effort = Effort(steps, restarts, queries, draws)
     judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens, adapters=adapters)
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
-    pictures = open_data(data, split=split, size=judged.size, how=fit, limit=limit)
+    images = open_data(data, split=split, size=judged.size, resize=fit, limit=limit)
     for classifier in filter(None, (judged, other)):
         classifier.net.to(processes().device)
-        check_fit(classifier, pictures)
+        check_fit(classifier, images)
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
-            judged.net, pictures, threat=Threat.parse(norm, eps), samples=samples, checks=check,
-            effort=effort, surrogate=other.net if other else None, seed=seed, batch=batch, report=advance,
-        )  # fmt: skip
+            judged.net,
+            images,
+            threat=Threat.parse(norm, eps),
+            samples=samples,
+            checks=check,
+            effort=effort,
+            surrogate=other.net if other else None,
+            seed=seed,
+            batch=batch,
+            report=advance,
+        )
     record.model |= {"name": judged.name, "identity": judged.identity, **judged.facts}
     record.data["spec"] = data
     record.command = " ".join(["robvit", *sys.argv[1:]])
@@ -111,7 +119,7 @@ def doctor(
 def _show(finding: Finding) -> None:
     status = typer.style(f"{finding.status:<7}", fg=COLOURS[finding.status])
     typer.echo(f"{status}{finding.check:<21}{finding.evidence}")
-    if finding.pictures:
-        more = len(finding.pictures) - SHOWN
+    if finding.images:
+        more = len(finding.images) - SHOWN
         rest = f" and {more} more in the record" if more > 0 else ""
-        typer.echo(f"{'':<28}pictures: {', '.join(finding.pictures[:SHOWN])}{rest}")
+        typer.echo(f"{'':<28}images: {', '.join(finding.images[:SHOWN])}{rest}")

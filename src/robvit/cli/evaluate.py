@@ -36,7 +36,7 @@ def evaluate(
         ),
     ] = None,
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of pictures.")
+        str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of images.")
     ] = "sample",
     protocol: Annotated[
         str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
@@ -47,7 +47,7 @@ def evaluate(
     head: Head = None,
     public: Annotated[
         str | None,
-        typer.Option(help="Pictures of attackers who learn; the data's training part if left out."),
+        typer.Option(help="Images of attackers who learn; the data's training part if left out."),
     ] = None,
     split: JudgedSplit = None,
     img_size: ImageSize = None,
@@ -61,7 +61,7 @@ def evaluate(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the protocols and stop.")] = False,
 ) -> None:
-    """Judge a classifier by a protocol: every picture's outcome under every attack, and the worst case.
+    """Judge a classifier by a protocol: every image's outcome under every attack, and the worst case.
 
     A forecast comes first. Interrupted, the same command goes on where it stopped; under `accelerate
     launch` several processes share the work; the record is the same.
@@ -87,10 +87,19 @@ def evaluate(
     main = processes().is_main_process
     with alone_in(out):
         record = judge(
-            classifier, data, protocol=rules, out=out, split=split, fit=fit, limit=limit, public=public,
-            batch=batch, precision=precision, say=typer.echo if main else lambda _: None,
+            classifier,
+            data,
+            protocol=rules,
+            out=out,
+            split=split,
+            fit=fit,
+            limit=limit,
+            public=public,
+            batch=batch,
+            precision=precision,
+            say=typer.echo if main else lambda _: None,
             command=" ".join(["robvit", *sys.argv[1:]]),
-        )  # fmt: skip
+        )
     if not main:
         return
     record.save(out / "record.json")

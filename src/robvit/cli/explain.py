@@ -1,4 +1,4 @@
-"""`robvit explain`: what a model sees in pictures, clean and attacked, as figures."""
+"""`robvit explain`: what a model sees in images, clean and attacked, as figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from robvit.backbones.model import Model
     from robvit.evaluation.record import Record
-    from robvit.explanation.inputs import Pictures
+    from robvit.explanation.inputs import Images
 
 # Named here, since the registry would load torch; a test compares them.
 FIGURES = (
@@ -30,7 +30,7 @@ def explain(
         list[str],
         typer.Argument(
             metavar="IMAGE",
-            help="Picture files, or DATA:NUMBER for a picture of a data set's judging part, counted from 0, "
+            help="Image files, or DATA:NUMBER for an image of a data set's judging part, counted from 0, "
             "such as sample:3 or camvid:FOLDER:0.",
         ),
     ],
@@ -69,14 +69,14 @@ def explain(
     arch: Architecture = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw what a model does with pictures, clean and attacked: attention, activations, features, gradients.
+    """Draw what a model does with images, clean and attacked: attention, activations, features, gradients.
 
     Every figure is a PNG and stands in the report, where charts are read with the mouse and reliefs are
     turned. What needs tokens, adapters, a head or a second model is left out where there is none.
     """
     from robvit.attacks import ATTACKS
     from robvit.explanation.explain import explain as draw
-    from robvit.explanation.inputs import names_for, open_pictures
+    from robvit.explanation.inputs import names_for, open_images
     from robvit.explanation.subject import Subject, attack_for
     from robvit.loading import load
     from robvit.progress import progress
@@ -85,16 +85,24 @@ def explain(
     parts: dict[str, Any] = {"head": head, "adapters": adapters, "arch": arch, "img_size": img_size}
     explained = load(model, **parts)
     size = explained.input_size[0]
-    pictures = open_pictures(images, size, fit)
-    classes = names_for(pictures, explained.classes, getattr(explained.head, "names", []))
+    dataset = open_images(images, size, fit)
+    classes = names_for(dataset, explained.classes, getattr(explained.head, "names", []))
     hardened = load(model, **parts, tokens=tokens) if tokens else None
     attack = attack or attack_for(explained)
     settings = parse_settings(setting or [], ATTACKS.entry(attack).facts["defaults"], attack)
     subject = Subject(
-        explained, pictures.x, Threat.parse(norm, eps), pictures.names, _truth(pictures, explained),
-        classes=classes, hardened=hardened, beside=load(beside, img_size=size) if beside else None,
-        attack=attack, settings=settings, seed=seed,
-    )  # fmt: skip
+        explained,
+        dataset.x,
+        Threat.parse(norm, eps),
+        dataset.names,
+        _truth(dataset, explained),
+        classes=classes,
+        hardened=hardened,
+        beside=load(beside, img_size=size) if beside else None,
+        attack=attack,
+        settings=settings,
+        seed=seed,
+    )
     command = " ".join(["robvit", *sys.argv[1:]])
     with progress(f"explaining {model}", total=len(figure or FIGURES.split(", "))) as advance:
         record = draw(subject, out, figures=figure, data=" ".join(images), command=command, report=advance)
@@ -111,7 +119,7 @@ def _tell(record: Record, out: Path) -> None:
     typer.echo(f"next: open {out}/report.html")
 
 
-def _truth(pictures: Pictures, model: Model) -> torch.Tensor | None:
-    """The pictures' labels or masks, if they are what the model tells apart."""
+def _truth(dataset: Images, model: Model) -> torch.Tensor | None:
+    """The images' labels or masks, if they are what the model tells apart."""
     wanted = "masks" if getattr(model.head, "kind", "") == "segmentation" else "labels"
-    return pictures.truth if (pictures.kind, len(pictures.classes)) == (wanted, model.classes) else None
+    return dataset.truth if (dataset.kind, len(dataset.classes)) == (wanted, model.classes) else None

@@ -34,7 +34,7 @@ def export(
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
     ] = None,
     data: Annotated[
-        str, typer.Option(help="Pictures on which the file is compared with the model.")
+        str, typer.Option(help="Images on which the file is compared with the model.")
     ] = "sample",
     limit: Annotated[int, typer.Option(min=1, help="How many of them.")] = 16,
     img_size: ImageSize = None,
@@ -46,7 +46,7 @@ def export(
 
     ONNX and torch files take pixels (batch 3 H W) in [0,1] in batches of any size, normalise inside, and
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
-    features within 1e-4 of their length and the same predictions on real pictures, or it is not kept.
+    features within 1e-4 of their length and the same predictions on real images, or it is not kept.
     """
     from robvit.backbones import weights
     from robvit.data import open_data
@@ -61,9 +61,9 @@ def export(
     net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net.trade_off = trade_off
-    pictures, _ = open_data(data, size=net.input_size[0], how=fit, limit=limit).arrays()
+    images, _ = open_data(data, size=net.input_size[0], resize=fit, limit=limit).arrays()
     named = weights.architecture(model, arch)
-    parity = write(net, place, form, pictures=pictures, with_secret=with_secret, arch=named)
+    parity = write(net, place, form, images=images, with_secret=with_secret, arch=named)
     _tell(place, form, parity, secret=tokens is not None)
 
 

@@ -12,11 +12,11 @@ ModelName = Annotated[
     typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
 ]
 DataSpec = Annotated[
-    str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of pictures.")
+    str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of images.")
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--img-size", help="Side of the pictures in pixels; the model's own if left out."),
+    typer.Option("--img-size", help="Side of the images in pixels; the model's own if left out."),
 ]
 Architecture = Annotated[
     str | None,
@@ -24,7 +24,7 @@ Architecture = Annotated[
 ]
 Fit = Annotated[
     str,
-    typer.Option("--fit", help="squash the whole picture to a square, or crop its middle as for ImageNet."),
+    typer.Option("--fit", help="squash the whole image to a square, or crop its middle as for ImageNet."),
 ]
 Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit train head`.")]
 Tokens = Annotated[Path | None, typer.Option("--tokens", help="Tokens that harden the judged model.")]
@@ -38,8 +38,8 @@ Precision = Annotated[
     str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
 ]
 Seed = Annotated[int, typer.Option(help="Decides every random draw.")]
-Limit = Annotated[int | None, typer.Option(help="At most so many pictures, drawn by a fixed seed.")]
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Pictures in one pass.")]
+Limit = Annotated[int | None, typer.Option(help="At most so many images, drawn by a fixed seed.")]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Images in one pass.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]
 
 

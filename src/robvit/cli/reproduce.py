@@ -20,10 +20,10 @@ def reproduce(
         str | None, typer.Option(help="The backbone (`robvit models`); the study's own if left out.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The pictures (`robvit data list`); the study's own if left out.")
+        str | None, typer.Option(help="The images (`robvit data list`); the study's own if left out.")
     ] = None,
     images: Annotated[
-        int | None, typer.Option(min=1, help="How many pictures are judged: the scale of the run.")
+        int | None, typer.Option(min=1, help="How many images are judged: the scale of the run.")
     ] = None,
     img_size: ImageSize = None,
     fit: Fit = "squash",
@@ -37,7 +37,7 @@ def reproduce(
 ) -> None:
     """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
 
-    Without a name, the studies are listed. Every study runs on any backbone and pictures you name.
+    Without a name, the studies are listed. Every study runs on any backbone and images you name.
     """
     from robvit.files import alone_in
     from robvit.report.html import write_report
@@ -55,7 +55,7 @@ def reproduce(
         record = run(name, request, **settings)
     record.command = " ".join(["robvit", *sys.argv[1:]])
     record.save(folder / "record.json")
-    write_report(record, folder / "report.html", pictures=sorted(folder.glob("*.png")))
+    write_report(record, folder / "report.html", images=sorted(folder.glob("*.png")))
     for table in record.tables:
         show_table(table)
     for note in record.notes:

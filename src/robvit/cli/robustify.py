@@ -42,7 +42,7 @@ InnerSteps = Annotated[
     int, typer.Option(min=1, help="Steps of the attacker who sees them.", rich_help_panel=BEYOND)
 ]
 Share = Annotated[
-    float, typer.Option(help="Share of pictures attacked so; the rest are stored.", rich_help_panel=BEYOND)
+    float, typer.Option(help="Share of images attacked so; the rest are stored.", rich_help_panel=BEYOND)
 ]
 Head = Annotated[
     Path | None, typer.Option(help="A linear head of `robvit train head`.", rich_help_panel=BEYOND)
@@ -64,12 +64,12 @@ def robustify(
     compat: Annotated[str, typer.Option(help='"reference": the choices of the published code.')] = "paper",
     count: Annotated[Whole, typer.Option(min=1, help="How many tokens; in the paper 10.")] = None,
     steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200.")] = None,
-    batch: Annotated[Whole, typer.Option(min=1, help="Pictures in a step; in the paper 8.")] = None,
+    batch: Annotated[Whole, typer.Option(min=1, help="Images in a step; in the paper 8.")] = None,
     lr: Annotated[Number, typer.Option(help="Adam's learning rate; in the paper 1e-3.")] = None,
     start: Annotated[Number, typer.Option(help="Scale of the random start; 0.01.")] = None,
     eps: Annotated[Text, typer.Option(help="Budget in pixels (L-inf); in the paper 8/255.")] = None,
     attack_steps: Annotated[Whole, typer.Option(min=1, help="Steps of the stored attack; 30.")] = None,
-    psnr: Annotated[Number, typer.Option(help="Decibels attacked pictures keep; 40, 0 for none.")] = None,
+    psnr: Annotated[Number, typer.Option(help="Decibels attacked images keep; 40, 0 for none.")] = None,
     layers: Layers = None,
     attack: Attacks = None,
     adaptive: SeesTokens = False,
@@ -86,7 +86,7 @@ def robustify(
         Whole,
         typer.Option(
             min=1,
-            help="At most so many pictures; half as many as steps draw if left out, since an "
+            help="At most so many images; half as many as steps draw if left out, since an "
             "attack that serves twice costs half.",
         ),
     ] = None,
@@ -94,8 +94,8 @@ def robustify(
 ) -> None:
     """Learn a few secret, label-free tokens that make a frozen backbone's features survive attacks.
 
-    Attacked pictures are kept in the cache, so another run with other tokens is many times faster.
-    Interrupted, the same command goes on where it stopped. Whoever has the pictures and the seed can
+    Attacked images are kept in the cache, so another run with other tokens is many times faster.
+    Interrupted, the same command goes on where it stopped. Whoever has the images and the seed can
     make the same tokens.
     """
     from robvit.data import open_data
@@ -112,19 +112,25 @@ def robustify(
     net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
     if limit is None and compat == "paper":
         limit = max(1, (steps or base.steps) * (batch or base.batch) // 2)
-    pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)
+    dataset = open_data(images, split=split, size=net.input_size[0], resize=fit, limit=limit)
     with alone_in(out):
         given = {
-            "count": count, "steps": steps, "batch": batch, "lr": lr, "start": start, "task": task or None,
-            "layers": _layers(layers), "seed": kept_seed(out) if seed is None else seed,
-        }  # fmt: skip
+            "count": count,
+            "steps": steps,
+            "batch": batch,
+            "lr": lr,
+            "start": start,
+            "task": task or None,
+            "layers": _layers(layers),
+            "seed": kept_seed(out) if seed is None else seed,
+        }
         recipe = _recipe(base, given, attack or [], eps=eps, steps=attack_steps, psnr=psnr)
         if adaptive:
             recipe = _adaptive(recipe, inner_steps, adaptive_share)
         with progress(f"robustify {model}", total=1) as advance:
-            sets, trainings = train_pool(net, pictures, recipe, pool, state=out, report=advance)
+            sets, trainings = train_pool(net, dataset, recipe, pool, state=out, report=advance)
         (sets if pool > 1 else sets[0]).save(out / _secret(trainings))
-        data = {"spec": images, "digest": pictures.digest(), "count": len(pictures)}
+        data = {"spec": images, "digest": dataset.digest(), "count": len(dataset)}
         _tell(_record(net, data, trainings), trainings, out)
 
 
@@ -215,14 +221,14 @@ def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Reco
             figures[f"{named[name]}{of}"] = sum(side[-20:]) / len(side[-20:])
     baseline, last = trainings[0].baseline, len(trainings[0].history)
     lines["un-hardened, attacked"] = [[1, baseline], [last, baseline]]
-    note = "Both parts of the objective on each step's pictures; 1 is what the frozen backbone says."
+    note = "Both parts of the objective on each step's images; 1 is what the frozen backbone says."
     keys = ", ".join(training.tokens.key_id for training in trainings)
     return Record(
         kind="robustify",
         model={"name": net.name, "fingerprint": net.fingerprint(), "tokens": keys},
         data=data,
         trials=[],
-        figures=figures,
+        metrics=figures,
         curves=[Curve("Learning tokens", "step", "cosine with the original features", lines, note)],
         notes=["These figures are from the training; what attackers can do is another question."],
         command=_command(),
@@ -247,7 +253,7 @@ def _tell(record: Record, trainings: list[Training], out: Path) -> None:
     for training in trainings:
         typer.echo(str(training.tokens))
     typer.echo("cosine with the original features in training:")
-    for name, value in record.figures.items():
+    for name, value in record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
     place, head = f"{out}/{_secret(trainings)}", "HEAD"
     typer.echo(f"written: {place} (a secret, for your eyes only), record.json, report.html")

@@ -25,18 +25,18 @@ def serve(
     bearer_file: Annotated[
         Path | None, typer.Option(help="A file with a key that requests must bring as a bearer token.")
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Pictures in one pass of the model.")] = 16,
+    max_batch: Annotated[int, typer.Option(min=1, help="Images in one pass of the model.")] = 16,
     max_wait: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that a batch waits for more pictures.")
+        float, typer.Option(min=0, help="Milliseconds that a batch waits for more images.")
     ] = 5.0,
     queue: Annotated[
         int, typer.Option(min=1, help="Requests accepted and not answered yet; others get 429.")
     ] = 64,
     max_bytes: Annotated[
-        int, typer.Option(min=1, help="Size of a picture's file; more get 413.")
+        int, typer.Option(min=1, help="Size of an image's file; more get 413.")
     ] = 10_000_000,
     max_pixels: Annotated[
-        int, typer.Option(min=1, help="Height times width of a picture; more get 422, undecoded.")
+        int, typer.Option(min=1, help="Height times width of an image; more get 422, undecoded.")
     ] = 25_000_000,
     img_size: ImageSize = None,
     fit: Fit = "squash",
@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
 
-    POST a picture's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
+    POST an image's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
     gathered into batches. When all places are taken others are told to come back; at the end what was
     accepted is still answered.
     """
@@ -75,7 +75,7 @@ def serve(
         )
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
     typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}) at {at}")
-    typer.echo(f"next: curl -X POST -T PICTURE {at}/{'predict' if net.classes else 'features'}")
+    typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")
     run(service, door)
     typer.echo("stopped")
 

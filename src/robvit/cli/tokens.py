@@ -79,16 +79,14 @@ def rotate(
         float, typer.Option(help="Least cosine of clean features, with the new tokens and without.")
     ] = 0.8,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; as before if left out.")] = None,
-    judge: Annotated[int, typer.Option(min=1, help="Pictures kept from the training to judge on.")] = 32,
-    head: Annotated[
-        Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="The part of the data set to take pictures from.")] = "train",
+    judge: Annotated[int, typer.Option(min=1, help="Images kept from the training to judge on.")] = 32,
+    head: Annotated[Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")] = None,
+    split: Annotated[str, typer.Option(help="The part of the data set to take images from.")] = "train",
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
     limit: Limit = None,
-) -> None:  # fmt: skip
+) -> None:
     """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
 
     The new seed is drawn in secret. New tokens that change clean features too much are refused.
@@ -109,10 +107,10 @@ def rotate(
     before = RobustTokens.load(old)
     net = load(model, img_size=img_size, arch=arch, head=head)
     before.check(net)
-    pictures = open_data(images, split=split, size=net.input_size[0], how=fit, limit=limit)
-    if len(pictures) <= judge:
-        raise InputError(f"{judge} pictures are kept to judge on, but there are only {len(pictures)}")
-    learn, held = pictures.take(range(len(pictures) - judge)), pictures.take(range(-judge, 0))
+    dataset = open_data(images, split=split, size=net.input_size[0], resize=fit, limit=limit)
+    if len(dataset) <= judge:
+        raise InputError(f"{judge} images are kept to judge on, but there are only {len(dataset)}")
+    learn, held = dataset.take(range(len(dataset) - judge)), dataset.take(range(-judge, 0))
     recipe = Recipe.from_settings(before.settings | {"layers": before.layers, "count": before.count})
     with alone_in(out):
         recipe = replace(recipe, seed=kept_seed(out), steps=steps or recipe.steps)
@@ -140,14 +138,14 @@ def rotate(
 def _rotation(
     net: Model, sets: dict[str, RobustTokens], seen: list[Seen], held: ImageDataset, threat: str
 ) -> Record:
-    """What was seen, as a table: pictures, model, cosine, accuracy where there is a head."""
+    """What was seen, as a table: images, model, cosine, accuracy where there is a head."""
     from robvit.evaluation.record import Record, Table
 
     rows: list[list[Any]] = []
     for one in seen:
-        right = [p == y for p, y in zip(one.predicted, held.labels, strict=False)]
-        rows.append([one.pictures, one.model, one.cosine, sum(right) / len(right) if right else None])
-    cosine = {(one.pictures, one.model): one.cosine for one in seen}
+        correct = [p == y for p, y in zip(one.predicted, held.labels, strict=False)]
+        rows.append([one.images, one.model, one.cosine, sum(correct) / len(correct) if correct else None])
+    cosine = {(one.images, one.model): one.cosine for one in seen}
     own, carried = (cosine["attacked with old tokens", name] for name in ("old tokens", "new tokens"))
     note = f"Feature attacks within {threat}, each by someone who knows the named tokens."
     return Record(
@@ -155,10 +153,10 @@ def _rotation(
         model={"name": net.name, "fingerprint": net.fingerprint(), **{k: v.key_id for k, v in sets.items()}},
         data={"digest": held.digest(), "count": len(held)},
         trials=[],
-        tables=[Table("Rotation", ["pictures", "model", "cosine", "accuracy"], rows, note)],
-        figures={"cosine, old attack, old tokens": own, "cosine, old attack, new tokens": carried},
+        tables=[Table("Rotation", ["images", "model", "cosine", "accuracy"], rows, note)],
+        metrics={"cosine, old attack, old tokens": own, "cosine, old attack, new tokens": carried},
         notes=[
-            f"Pictures attacked with the old tokens keep a cosine of {carried:.2f} under the new ones; "
+            f"Images attacked with the old tokens keep a cosine of {carried:.2f} under the new ones; "
             f"under the old ones it was {own:.2f}."
         ],
         command=" ".join(["robvit", *sys.argv[1:]]),

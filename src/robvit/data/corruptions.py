@@ -1,16 +1,16 @@
-"""The fifteen common corruptions at five severities, on any picture.
+"""The fifteen common corruptions at five severities, on any image.
 
     corrupt(x, "fog", 3, seed=0)    x (3 H W) or (B 3 H W) in [0,1]
 
 The kinds are those of Hendrycks and Dietterich (ICLR 2019), and so are most of the strengths, of which
-they published two tables: one for pictures of 32 pixels, one for 224. A picture takes the table its
+they published two tables: one for images of 32 pixels, one for 224. An image takes the table its
 size is nearer to, and lengths grow with its size. The code is our own: the frost is grown, not
-photographed, and covers the picture; glass displaces pixels at random instead of swapping them one by
-one; elastic and, for small pictures, glass have strengths of their own, because the published ones do
+photographed, and covers the image; glass displaces pixels at random instead of swapping them one by
+one; elastic and, for small images, glass have strengths of their own, because the published ones do
 not grow with the severity in pixels. Figures are therefore near those of the published sets, not equal.
 
 Fog's third and fourth severity differ in detail, hardly in amount, as published. Results are rounded
-to 8 bits, so that a corrupted picture is a picture like any other.
+to 8 bits, so that a corrupted image is an image like any other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SIDES = {"small": 32, "large": 224}  # pixels the two tables were made for
 def corrupt(x: torch.Tensor, name: str, severity: int, seed: int = 0) -> torch.Tensor:
     """Corrupt x (3 H W) or (B 3 H W) in [0,1]; the seed decides everything random.
 
-    Picture i of a batch comes out as it would alone under seed + i.
+    Image i of a batch comes out as it would alone under seed + i.
     """
     entry = CORRUPTIONS.entry(name)
     if severity not in SEVERITIES:
@@ -51,9 +51,9 @@ def corrupt(x: torch.Tensor, name: str, severity: int, seed: int = 0) -> torch.T
     table = min(_SIDES, key=lambda name: abs(math.log(side / _SIDES[name])))
     strength, scale = entry.facts[table][severity - 1], side / _SIDES[table]
     done = []
-    for i, picture in enumerate(batch.detach().cpu().float()):
+    for i, image in enumerate(batch.detach().cpu().float()):
         randomness = torch.Generator().manual_seed(seed + i)
-        changed = entry.value(picture, strength, scale, randomness)
+        changed = entry.value(image, strength, scale, randomness)
         done.append((changed.clamp(0, 1) * 255).round() / 255)
     return torch.stack(done).to(x).view_as(x)
 
@@ -139,7 +139,7 @@ def motion_blur(
     large=((0.11, 0.01), (0.16, 0.01), (0.21, 0.02), (0.26, 0.02), (0.31, 0.03)),
 )
 def zoom_blur(x: torch.Tensor, zoom: tuple[float, float], scale: float, rng: torch.Generator) -> torch.Tensor:
-    """The mean of the picture and its enlargements, below 1 + end, in steps."""
+    """The mean of the image and its enlargements, below 1 + end, in steps."""
     end, step = zoom
     factors = [1 + i * step for i in range(round(end / step))]
     enlarged = torch.stack([_zoomed(x, factor) for factor in factors])
@@ -164,7 +164,7 @@ def zoom_blur(x: torch.Tensor, zoom: tuple[float, float], scale: float, rng: tor
     ),
 )
 def snow(x: torch.Tensor, snow: tuple[float, ...], scale: float, rng: torch.Generator) -> torch.Tensor:
-    """Flakes where a random layer passes a threshold, blown along one direction, over a paler picture."""
+    """Flakes where a random layer passes a threshold, blown along one direction, over a paler image."""
     mean, spread, size, threshold, radius, sigma, keep = snow
     layer = mean + spread * torch.randn((1, *x.shape[1:]), generator=rng)
     layer = _zoomed(layer, max(1.0, size * scale)).clamp(0, 1)
@@ -177,7 +177,7 @@ def snow(x: torch.Tensor, snow: tuple[float, ...], scale: float, rng: torch.Gene
 
 @CORRUPTIONS.add(group="weather", small=(0.2, 0.3, 0.4, 0.5, 0.6), large=(0.4, 0.6, 0.75, 0.9, 1.0))
 def frost(x: torch.Tensor, opacity: float, scale: float, rng: torch.Generator) -> torch.Tensor:
-    """The picture behind a pane with ice on it, which shows through where the ice is thin."""
+    """The image behind a pane with ice on it, which shows through where the ice is thin."""
     ice = opacity * frost_on_glass(x.shape[1], x.shape[2], rng)
     return x * (1 - ice) + ice
 
@@ -253,7 +253,7 @@ def _grey(x: torch.Tensor) -> torch.Tensor:
 
 
 def _filtered(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """x (C H W) under a kernel of odd sides, normalised here; the picture is continued by its mirror."""
+    """x (C H W) under a kernel of odd sides, normalised here; the image is continued by its mirror."""
     _, height, width = x.shape
     reach = kernel.shape[0] // 2
     rows, columns = (_mirrored(side, reach) for side in (height, width))

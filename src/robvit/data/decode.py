@@ -1,4 +1,4 @@
-"""Picture files to 8-bit RGB: every mode decoded to what people see, anything else refused by name.
+"""Image files to 8-bit RGB: every mode decoded to what people see, anything else refused by name.
 
 What is decided here, once:
 
@@ -42,7 +42,7 @@ _EXIF_ORIENTATION = 0x0112
 
 
 class ImageError(DataError):
-    """A picture that cannot be decoded right: the reason, and the file's name where it has one."""
+    """An image that cannot be decoded right: the reason, and the file's name where it has one."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason, name)
@@ -61,15 +61,15 @@ class MaskValues:
     void: int = IGNORE
 
 
-def read_picture(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
-    """The picture in a file, or in a file's bytes, as uint8 RGB (3 H W)."""
+def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    """The image in a file, or in a file's bytes, as uint8 RGB (3 H W)."""
     with _opened(source, max_pixels) as image:
         pixels = np.array(_to_rgb(ImageOps.exif_transpose(image)))
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def check_picture(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Raise what `read_picture` would raise, sooner.
+def check_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise what `read_image` would raise, sooner.
 
     A JPEG is decoded at an eighth of its size: all of its data is read, little of it is computed.
     """
@@ -78,8 +78,8 @@ def check_picture(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -
         _to_rgb(ImageOps.exif_transpose(image))
 
 
-def picture_size(source: str | Path | bytes) -> tuple[int, int]:
-    """(H, W) as `read_picture` would return it, from the header alone."""
+def image_size(source: str | Path | bytes) -> tuple[int, int]:
+    """(H, W) as `read_image` would return it, from the header alone."""
     with _opened(source, MAX_PIXELS) as image:
         width, height = image.size
         turned = image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
@@ -106,19 +106,19 @@ def read_mask_values(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.int6
     with _opened(path, MAX_PIXELS) as image:
         raw = np.asarray(image)
         if raw.ndim != 2 or raw.dtype.kind not in "ubi":
-            raise ImageError(f"expected a mask with one whole number a pixel, got a {image.mode} picture")
+            raise ImageError(f"expected a mask with one whole number a pixel, got a {image.mode} image")
     return raw.astype(np.int64)
 
 
-def fit(pixels: torch.Tensor, size: int | None, how: str) -> torch.Tensor:
-    """Make uint8 pixels a square: a picture (3 H W) smoothly, a mask (H W) by the nearest pixel.
+def fit(pixels: torch.Tensor, size: int | None, resize: str) -> torch.Tensor:
+    """Make uint8 pixels a square: an image (3 H W) smoothly, a mask (H W) by the nearest pixel.
 
     "squash" resizes both sides; "crop" brings the shorter side to size / 0.875 and keeps the middle.
     Pillow resizes, so the pixels are those of the published pipelines, bit for bit.
     """
-    if size is None or (how == "squash" and pixels.shape[-2:] == (size, size)):
+    if size is None or (resize == "squash" and pixels.shape[-2:] == (size, size)):
         return pixels
-    if how == "squash":
+    if resize == "squash":
         return _resize(pixels, size, size)
     target, shorter = math.floor(size / CROP_SHARE), min(pixels.shape[-2:])
     pixels = _middle(pixels, MAX_ASPECT * shorter)  # or a strip one pixel high would become gigabytes
@@ -134,16 +134,16 @@ def _middle(pixels: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _resize(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    picture = pixels.ndim == 3
-    image = Image.fromarray((pixels.permute(1, 2, 0) if picture else pixels).numpy())
-    filtered = Image.Resampling.BILINEAR if picture else Image.Resampling.NEAREST
-    resized = torch.from_numpy(np.array(image.resize((width, height), filtered)))
-    return resized.permute(2, 0, 1) if picture else resized
+    image = pixels.ndim == 3
+    pil_image = Image.fromarray((pixels.permute(1, 2, 0) if image else pixels).numpy())
+    filtered = Image.Resampling.BILINEAR if image else Image.Resampling.NEAREST
+    resized = torch.from_numpy(np.array(pil_image.resize((width, height), filtered)))
+    return resized.permute(2, 0, 1) if image else resized
 
 
 @contextmanager
 def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open a picture after looking at its header; whatever goes wrong inside becomes a ImageError."""
+    """Open an image after looking at its header; whatever goes wrong inside becomes a ImageError."""
     name = "" if isinstance(source, bytes) else Path(source).name
     try:
         data = source if isinstance(source, bytes) else _bytes(Path(source))
@@ -159,7 +159,7 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     except Image.DecompressionBombError as error:
         raise ImageError(f"refused as a decompression bomb ({error})", name) from None
     except UnidentifiedImageError:
-        raise ImageError(f"not a picture in any of the formats {', '.join(_FORMATS)}", name) from None
+        raise ImageError(f"not an image in any of the formats {', '.join(_FORMATS)}", name) from None
     except FileNotFoundError:
         raise ImageError(f"no such file: {source!s}", name) from None
     except Exception as error:  # decoders fail in every way there is, IndexError and zlib.error included
@@ -183,7 +183,7 @@ def _check_header(image: Image.Image, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """What the picture shows, as 8-bit RGB; decodes it if that has not happened yet."""
+    """What the image shows, as 8-bit RGB; decodes it if that has not happened yet."""
     image.load()
     if image.mode.startswith("I"):
         return _from_wide_grey(image)
@@ -196,12 +196,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_wide_grey(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey; Pillow would clip it, which turns most of such a picture white."""
+    """Scale 16-bit grey; Pillow would clip it, which turns most of such an image white."""
     grey = np.asarray(image).astype(np.int64)
     if grey.min() < 0 or grey.max() > 65535:
         raise ImageError(
             f"expected 16-bit grey values in 0..65535, got {grey.min()}..{grey.max()}; "
-            "what is white in such a picture cannot be known, so convert it to 8 bits first"
+            "what is white in such an image cannot be known, so convert it to 8 bits first"
         )
     return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
 
@@ -211,6 +211,6 @@ def _from_floats(image: Image.Image) -> Image.Image:
     if not (grey.min() >= 0 and grey.max() <= 1):  # also catches NaN
         raise ImageError(
             f"expected float grey values in [0,1], got [{grey.min():g}, {grey.max():g}]; "
-            "convert the picture to 8 bits first"
+            "convert the image to 8 bits first"
         )
     return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")

@@ -1,4 +1,4 @@
-"""Folders of pictures: one folder a class, no classes at all, or pictures beside masks."""
+"""Folders of images: one folder a class, no classes at all, or images beside masks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def existing_folder(path: str | Path) -> Path:
     if not str(path):
         raise DataError("this data set needs a folder after the colon, as in imagenet:PATH")
     if not folder.is_dir():
-        raise DataError(f"expected a folder of pictures, got {folder}, which {_what_is(folder)}")
+        raise DataError(f"expected a folder of images, got {folder}, which {_what_is(folder)}")
     return folder
 
 
-def pictures_below(root: Path) -> list[Path]:
-    """Every picture file under a folder, sorted; links are followed, hidden files are not pictures."""
+def images_below(root: Path) -> list[Path]:
+    """Every image file under a folder, sorted; links are followed, hidden files are not images."""
     found: list[Path] = []
     visited: set[str] = set()
     for folder, inner, files in os.walk(root, followlinks=True):
@@ -38,7 +38,7 @@ def pictures_below(root: Path) -> list[Path]:
             continue
         visited.add(real)
         inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [Path(folder, name) for name in files if _is_picture_name(name)]
+        found += [Path(folder, name) for name in files if _is_image_name(name)]
     return sorted(
         (path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix()
     )
@@ -86,9 +86,9 @@ def class_folders(root: Path) -> Listing:
     paths: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
-        inside = pictures_below(folder)
+        inside = images_below(folder)
         if not inside:
-            raise DataError(f"class folder {folder} holds no pictures; fill it or remove it")
+            raise DataError(f"class folder {folder} holds no images; fill it or remove it")
         names += [f"{folder.name}/{name}" for name in named(folder, inside)]
         paths += inside
         labels += [label] * len(inside)
@@ -96,42 +96,42 @@ def class_folders(root: Path) -> Listing:
 
 
 def plain_folder(root: Path) -> Listing:
-    """Pictures without labels."""
-    paths = pictures_below(root)
+    """Images without labels."""
+    paths = images_below(root)
     if not paths:
         raise DataError(
-            f"{root} holds no pictures; expected files ending in {' '.join(sorted(SUFFIXES))}, "
+            f"{root} holds no images; expected files ending in {' '.join(sorted(SUFFIXES))}, "
             "directly or in one folder for each class"
         )
     return Listing(named(root, paths), paths)
 
 
 def is_flat(root: Path) -> bool:
-    """Whether the pictures lie in the folder itself; a mixture is refused, for part of it would be lost."""
+    """Whether the images lie in the folder itself; a mixture is refused, for part of it would be lost."""
     folders = _subfolders(root)
-    if not _has_loose_pictures(root):
+    if not _has_loose_images(root):
         return not folders
-    if filled := [folder.name for folder in folders if pictures_below(folder)]:
+    if filled := [folder.name for folder in folders if images_below(folder)]:
         raise DataError(
-            f"{root} holds both pictures and folders of pictures ({', '.join(filled[:3])}); "
-            "move the pictures into class folders, or the folders elsewhere"
+            f"{root} holds both images and folders of images ({', '.join(filled[:3])}); "
+            "move the images into class folders, or the folders elsewhere"
         )
     return True
 
 
-def masked_pictures(root: Path, split: str | None) -> tuple[list[str], list[Path], list[Path]]:
-    """Names, pictures and masks: images/SPLIT + masks/SPLIT, SPLIT/images + SPLIT/masks, or no parts."""
+def masked_images(root: Path, split: str | None) -> tuple[list[str], list[Path], list[Path]]:
+    """Names, images and masks: images/SPLIT + masks/SPLIT, SPLIT/images + SPLIT/masks, or no parts."""
     if (root / "images").is_dir():
         images, masks = root / "images", _mask_folder(root)
-        if split is not None or not _has_loose_pictures(images):
+        if split is not None or not _has_loose_images(images):
             images = part_folder(images, split)
             masks = masks / images.name
     else:
         part = part_folder(root, split)
         images, masks = part / "images", _mask_folder(part)
-    paths = pictures_below(existing_folder(images))
+    paths = images_below(existing_folder(images))
     if not paths:
-        raise DataError(f"{images} holds no pictures")
+        raise DataError(f"{images} holds no images")
     return named(images, paths), paths, [_mask_of(path, images, masks) for path in paths]
 
 
@@ -155,7 +155,7 @@ def count_mask_classes(masks: list[Path], void: int) -> int:
 def mask_listing(
     found: tuple[list[str], list[Path], list[Path]], values: MaskValues, classes: list[str]
 ) -> Listing:
-    """A set of pictures with masks, whose classes are numbered where nobody named them."""
+    """A set of images with masks, whose classes are numbered where nobody named them."""
     names, paths, masks = found
     numbered = [f"class {values.first + i}" for i in range(values.classes)]
     return Listing(names, paths, masks=masks, mask_values=values, classes=classes or numbered)
@@ -168,12 +168,12 @@ def _mask_folder(root: Path) -> Path:
     raise DataError(f"expected masks in {root} in a folder called {' or '.join(MASK_FOLDERS)}, found none")
 
 
-def _mask_of(picture: Path, images: Path, masks: Path) -> Path:
-    beside = masks / picture.relative_to(images)
+def _mask_of(image: Path, images: Path, masks: Path) -> Path:
+    beside = masks / image.relative_to(images)
     for suffix in (".png", ".tif", ".bmp", ".gif"):  # lossless: JPEG would invent classes at every edge
         if (mask := beside.with_suffix(suffix)).is_file():
             return mask
-    raise DataError(f"no mask for {picture}; expected {beside.with_suffix('.png')}")
+    raise DataError(f"no mask for {image}; expected {beside.with_suffix('.png')}")
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -182,11 +182,11 @@ def _subfolders(root: Path) -> list[Path]:
     )
 
 
-def _has_loose_pictures(folder: Path) -> bool:
-    return any(entry.is_file() and _is_picture_name(entry.name) for entry in folder.iterdir())
+def _has_loose_images(folder: Path) -> bool:
+    return any(entry.is_file() and _is_image_name(entry.name) for entry in folder.iterdir())
 
 
-def _is_picture_name(name: str) -> bool:
+def _is_image_name(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 

@@ -1,4 +1,4 @@
-"""Labelled drawings, one form a picture: classes that differ much, or flowers that differ in their petals.
+"""Labelled drawings, one form an image: classes that differ much, or flowers that differ in their petals.
 
 Small sets for fine-tuning that no pretrained network has seen; the form alone says the class.
 """
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, tuple[Form, float]]] = {
 
 @cache
 def drawn(kind: str, part: str) -> tuple[torch.Tensor, list[int]]:
-    """All pictures of a part, uint8 (N 3 S S), and their classes, which take turns."""
+    """All images of a part, uint8 (N 3 S S), and their classes, which take turns."""
     forms = list(KINDS[kind].values())
     labels = [i % len(forms) for i in range(COUNTS[part])]
     return torch.stack([_one(part, i, *forms[label]) for i, label in enumerate(labels)]), labels
@@ -34,8 +34,8 @@ def drawn(kind: str, part: str) -> tuple[torch.Tensor, list[int]]:
 
 def _one(part: str, index: int, form: Form, lean: float) -> torch.Tensor:
     rng = np.random.default_rng([_STREAM[part], index])
-    picture = background(rng, SIDE)
-    paint_form(rng, picture, form, lean, radius=(0.28, 0.40), middle=(0.40, 0.60))
-    picture *= light(rng, SIDE)
-    picture += rng.uniform(0.005, 0.03) * rng.standard_normal(picture.shape, np.float32)
-    return torch.from_numpy((picture.clip(0, 1) * 255).round().astype(np.uint8))
+    image = background(rng, SIDE)
+    paint_form(rng, image, form, lean, radius=(0.28, 0.40), middle=(0.40, 0.60))
+    image *= light(rng, SIDE)
+    image += rng.uniform(0.005, 0.03) * rng.standard_normal(image.shape, np.float32)
+    return torch.from_numpy((image.clip(0, 1) * 255).round().astype(np.uint8))

@@ -14,7 +14,7 @@ _LABEL_COLUMNS = ("label", "labels")
 
 
 class HubImages:
-    """The undecoded pictures of a column, so that our own decoder decides what is a picture."""
+    """The undecoded images of a column, so that our own decoder decides what is an image."""
 
     def __init__(self, table: Any, column: str) -> None:
         self.table, self.column = table, column
@@ -28,7 +28,7 @@ class HubImages:
             return bytes(cell["bytes"])
         if cell and cell.get("path"):
             return Path(cell["path"])
-        raise ImageError("the data set has no picture in this row")
+        raise ImageError("the data set has no image in this row")
 
 
 def hub_listing(
@@ -47,19 +47,17 @@ def hub_listing(
 
 
 def table_listing(table: Any, split: str, undecoded: Any, *, image: str | None, label: str | None) -> Listing:
-    """The pictures and labels of a loaded table; `undecoded` is the feature that keeps pictures as bytes."""
+    """The images and labels of a loaded table; `undecoded` is the feature that keeps images as bytes."""
     features = dict(table.features)
     image = _column(features, image, [n for n, f in features.items() if type(f).__name__ == "Image"], "image")
     if image is None:
-        raise DataError(
-            f"expected a column of pictures, got {', '.join(features)}; name it with ?image=COLUMN"
-        )
+        raise DataError(f"expected a column of images, got {', '.join(features)}; name it with ?image=COLUMN")
     labels, classes = _labels(table, features, label)
     names = [f"{split}/{row:08d}" for row in range(len(table))]
     if not names:
         raise DataError(f"split {split!r} is empty")
-    pictures = HubImages(table.cast_column(image, undecoded), image)
-    return Listing(names, pictures, labels=labels, classes=classes)
+    images = HubImages(table.cast_column(image, undecoded), image)
+    return Listing(names, images, labels=labels, classes=classes)
 
 
 def _labels(table: Any, features: dict[str, Any], label: str | None) -> tuple[list[int] | None, list[str]]:
@@ -71,7 +69,7 @@ def _labels(table: Any, features: dict[str, Any], label: str | None) -> tuple[li
     values = list(table[column])
     if not all(isinstance(value, int) and value >= 0 for value in values):
         raise DataError(
-            f"expected whole numbers in column {column!r}, one class a picture, got {values[:3]}; "
+            f"expected whole numbers in column {column!r}, one class an image, got {values[:3]}; "
             "name another with ?label=COLUMN"
         )
     named = list(getattr(features[column], "names", None) or [])

@@ -1,6 +1,6 @@
 """ImageNet's layouts: WordNet ids to the 1,000 labels, for the validation set and for -A, -R and -C.
 
-The lists of ids come with timm; RobustBench's choice of 5,000 pictures comes with its own package and
+The lists of ids come with timm; RobustBench's choice of 5,000 images comes with its own package and
 is fetched at need.
 """
 
@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from robvit.data.dataset import Listing
-from robvit.data.folders import WORDNET_ID, named, pictures_below
+from robvit.data.folders import WORDNET_ID, images_below, named
 from robvit.errors import DataError
 from robvit.files import cache_dir, one_at_a_time, sha256, written_whole
 
@@ -42,21 +42,21 @@ def class_names() -> list[str]:
 
 
 def variant_labels(letter: str) -> list[int]:
-    """The 200 labels that ImageNet-A ("a") or ImageNet-R ("r") has pictures of."""
+    """The 200 labels that ImageNet-A ("a") or ImageNet-R ("r") has images of."""
     known = labels_by_id()
     return [known[wordnet_id] for wordnet_id in _timm_list(f"imagenet_{letter}_synsets.txt")]
 
 
 def imagenet_folder(root: Path, class_map: list[int] | None = None) -> Listing:
-    """Pictures in folders, or with names, that begin with a WordNet id, labelled among the 1,000."""
-    paths = pictures_below(root)
+    """Images in folders, or with names, that begin with a WordNet id, labelled among the 1,000."""
+    paths = images_below(root)
     if not paths:
-        raise DataError(f"{root} holds no pictures; expected folders called by WordNet ids, as n01440764")
+        raise DataError(f"{root} holds no images; expected folders called by WordNet ids, as n01440764")
     labels = [_label(path, root) for path in paths]
     if class_map is not None and (strange := set(labels) - set(class_map)):
         name = class_names()[min(strange)]
         raise DataError(
-            f"{root} has pictures of {len(strange)} classes that are not of this set, such as {name!r}; "
+            f"{root} has images of {len(strange)} classes that are not of this set, such as {name!r}; "
             "open it as imagenet:PATH"
         )
     return Listing(named(root, paths), paths, labels=labels, classes=class_names(), class_map=class_map)
@@ -68,7 +68,7 @@ def has_imagenet_names(names: list[str]) -> bool:
 
 
 def robustbench_list() -> list[str]:
-    """The 5,000 validation pictures of RobustBench's ImageNet leaderboard, from its package or the cache."""
+    """The 5,000 validation images of RobustBench's ImageNet leaderboard, from its package or the cache."""
     kept = cache_dir("data", "imagenet", f"{ROBUSTBENCH}.txt")
     with one_at_a_time(kept):
         if kept.is_file() and sha256(kept) == _MEMBER_SHA256:
@@ -110,7 +110,7 @@ def _download_package(folder: Path, kept: Path) -> Path:
 
 
 def _label(path: Path, root: Path) -> int:
-    """The label that the nearest WordNet id in a picture's path stands for."""
+    """The label that the nearest WordNet id in an image's path stands for."""
     below = path.relative_to(root)
     for part in (*reversed(below.parent.parts), root.name, path.name):
         if match := WORDNET_ID.match(part):
@@ -118,7 +118,7 @@ def _label(path: Path, root: Path) -> int:
                 return labels_by_id()[match[0]]
             raise DataError(f"{path}: WordNet id {match[0]} is not one of ImageNet's 1,000 classes")
     raise DataError(
-        f"{path} has no WordNet id such as n01440764 in its path; sort the pictures into folders called by "
+        f"{path} has no WordNet id such as n01440764 in its path; sort the images into folders called by "
         "their ids, or open them as a plain folder"
     )
 

@@ -2,7 +2,7 @@
 
 A scene is a recipe in the unit square, fixed by a seed and an index, so every size shows the same
 scene. Every form is a signed distance: a pixel belongs to the object if its centre is inside, while
-its colour fades over the edge. The mask is therefore sharp and right where the picture is smooth.
+its colour fades over the edge. The mask is therefore sharp and right where the image is smooth.
 
 Colour and texture say nothing about the class, only the form does.
 """
@@ -29,7 +29,7 @@ REACH = 1.4  # in radii: no form, leaning and stretched, reaches farther from it
 
 _STREAM = {"train": 1, "test": 2}
 _OBJECTS = (4, 9)  # at least, fewer than
-_RADIUS = (0.10, 0.24)  # of the picture's side
+_RADIUS = (0.10, 0.24)  # of the image's side
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Drawing:
     index: int
 
     def draw(self, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The picture, uint8 (3 S S), and the class of every pixel, uint8 (S S)."""
+        """The image, uint8 (3 S S), and the class of every pixel, uint8 (S S)."""
         rng = np.random.default_rng([_STREAM[self.part], self.index])
-        picture = background(rng, side)
+        image = background(rng, side)
         mask = np.zeros((side, side), np.uint8)
         for _ in range(rng.integers(*_OBJECTS)):
-            _add_object(rng, picture, mask)
-        picture *= light(rng, side)
-        picture += rng.uniform(0.005, 0.03) * rng.standard_normal(picture.shape, np.float32)
-        pixels = (picture.clip(0, 1) * 255).round().astype(np.uint8)
+            _add_object(rng, image, mask)
+        image *= light(rng, side)
+        image += rng.uniform(0.005, 0.03) * rng.standard_normal(image.shape, np.float32)
+        pixels = (image.clip(0, 1) * 255).round().astype(np.uint8)
         return torch.from_numpy(pixels), torch.from_numpy(mask)
 
 
@@ -65,23 +65,28 @@ class Drawings:
         return Drawing(self.part, index)
 
 
-def _add_object(rng: np.random.Generator, picture: Field, mask: npt.NDArray[np.uint8]) -> None:
-    """Draw one object, with its shadow, over picture (3 S S) and mask (S S)."""
+def _add_object(rng: np.random.Generator, image: Field, mask: npt.NDArray[np.uint8]) -> None:
+    """Draw one object, with its shadow, over image (3 S S) and mask (S S)."""
     label = int(rng.integers(1, len(CLASSES)))
     form, lean = FORMS[CLASSES[label]]
-    here, inside = paint_form(rng, picture, form, lean)
+    here, inside = paint_form(rng, image, form, lean)
     mask[here][inside] = label
 
 
 def paint_form(
-    rng: np.random.Generator, picture: Field, form: Form, lean: float,
-    *, radius: tuple[float, float] = _RADIUS, middle: tuple[float, float] = (0.05, 0.95),
-) -> tuple[tuple[slice, slice], npt.NDArray[np.bool_]]:  # fmt: skip
-    """Draw one form over picture (3 S S); where it was painted, and which pixels there are inside.
+    rng: np.random.Generator,
+    image: Field,
+    form: Form,
+    lean: float,
+    *,
+    radius: tuple[float, float] = _RADIUS,
+    middle: tuple[float, float] = (0.05, 0.95),
+) -> tuple[tuple[slice, slice], npt.NDArray[np.bool_]]:
+    """Draw one form over image (3 S S); where it was painted, and which pixels there are inside.
 
-    Its radius and its middle are drawn from these shares of the picture's side.
+    Its radius and its middle are drawn from these shares of the image's side.
     """
-    side = picture.shape[1]
+    side = image.shape[1]
     size = side * rng.uniform(*radius)  # plain floats from here on: numpy's would widen the arrays
     place = (side * rng.uniform(*middle, 2)).tolist()
     turn = rng.uniform(-lean, lean)
@@ -99,14 +104,14 @@ def paint_form(
     rows, columns = np.mgrid[top:bottom, left:right].astype(np.float32) + 0.5
     here = (slice(top, bottom), slice(left, right))
     depth = form(*local(*shadow))[0] * size
-    picture[:, *here] *= 1 - 0.45 * (0.5 - depth / (0.16 * size)).clip(0, 1)
+    image[:, *here] *= 1 - 0.45 * (0.5 - depth / (0.16 * size)).clip(0, 1)
 
     u, v = local()
     distance, part = form(u, v)
     paint = palette[part.astype(int)].transpose(2, 0, 1) * texture(u, v)
     paint *= 1 + 0.25 * (-u - v).clip(-1, 1) * (1 - np.exp(4 * distance.clip(-1, 0)))  # as if rounded
     cover = (0.5 - distance * size).clip(0, 1)
-    picture[:, *here] += (paint - picture[:, *here]) * cover
+    image[:, *here] += (paint - image[:, *here]) * cover
     return here, distance < 0
 
 

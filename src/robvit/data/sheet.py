@@ -1,4 +1,4 @@
-"""A contact sheet: some pictures of a set on one page, with their labels, to see what a model will see."""
+"""A contact sheet: some images of a set on one page, with their labels, to see what a model will see."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from robvit.files import written_whole
 
 TILE, GAP, TEXT = 112, 8, 16
 MAX_TILES, COLUMNS = 64, 8
-SMALL = 64  # pixels; such pictures have corruptions of their own strength
+SMALL = 64  # pixels; such images have corruptions of their own strength
 
 
-def contact_sheet(pictures: ImageDataset, path: str | Path, *, count: int = MAX_TILES) -> int:
-    """Write up to `count` pictures, spread evenly over the set, as one PNG; how many there are.
+def contact_sheet(images: ImageDataset, path: str | Path, *, count: int = MAX_TILES) -> int:
+    """Write up to `count` images, spread evenly over the set, as one PNG; how many there are.
 
-    Masks are laid over their pictures in colours; void stays as it is.
+    Masks are laid over their images in colours; void stays as it is.
     """
-    count = min(count, len(pictures))
-    shown = pictures.take(i * len(pictures) // count for i in range(count))
-    if pictures.size is None:
+    count = min(count, len(images))
+    shown = images.take(i * len(images) // count for i in range(count))
+    if images.size is None:
         shown = shown.sized(TILE, "crop")
     tiles = []
     for place, name in enumerate(shown.names):
@@ -37,15 +37,15 @@ def contact_sheet(pictures: ImageDataset, path: str | Path, *, count: int = MAX_
     return count
 
 
-def corruption_sheet(pictures: ImageDataset, path: str | Path) -> int:
+def corruption_sheet(images: ImageDataset, path: str | Path) -> int:
     """Write every corruption as a row, clean and then the five severities; how many rows there are.
 
-    Each row shows another picture. Small pictures are corrupted as they are, others at 224 pixels.
+    Each row shows another image. Small images are corrupted as they are, others at 224 pixels.
     """
-    size = pictures.size or (SIDE if max(pictures.shape(0)) > SMALL else None)
+    size = images.size or (SIDE if max(images.shape(0)) > SMALL else None)
     tiles = []
     for row, entry in enumerate(CORRUPTIONS):
-        one = pictures.take([row * len(pictures) // len(CORRUPTIONS)]).sized(size, "crop")
+        one = images.take([row * len(images) // len(CORRUPTIONS)]).sized(size, "crop")
         tiles.append((_tile(one[0][0], 0), "clean"))
         for severity in SEVERITIES:
             corruption = f"{entry.name}:{severity}"

@@ -1,9 +1,9 @@
-"""Attacked pictures and clean target features, made once and kept.
+"""Attacked images and clean target features, made once and kept.
 
-Adversarial pictures of the token-free model do not depend on tokens, so every later training, with
-other counts, seeds or layers, takes them from here. A shard holds a few pictures: 8-bit adversarial
+Adversarial images of the token-free model do not depend on tokens, so every later training, with
+other counts, seeds or layers, takes them from here. A shard holds a few images: 8-bit adversarial
 values, the clean features they are to keep, and how far the attack got. Shards are keyed by weights,
-pictures, attack and seed, carry a checksum, and are read back row by row, so memory stays flat.
+images, attack and seed, carry a checksum, and are read back row by row, so memory stays flat.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PER_SHARD = 16
 Report = Callable[..., None]
 
 
-class Pictures(Protocol):
-    """What robustify learns from: pictures by index, and a digest that names them."""
+class Images(Protocol):
+    """What robustify learns from: images by index, and a digest that names them."""
 
     def __len__(self) -> int: ...
 
@@ -43,7 +43,7 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class TensorImages:
-    """Pictures (N 3 H W) that are already in memory."""
+    """Images (N 3 H W) that are already in memory."""
 
     x: torch.Tensor
 
@@ -78,11 +78,11 @@ class AttackSetting:
         return bool(ATTACKS.entry(self.name).facts["task"] == "classes")
 
     def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Adversarial pictures (B 3 H W), certified."""
+        """Adversarial images (B 3 H W), certified."""
         function, facts = ATTACKS[self.name], ATTACKS.entry(self.name).facts
         if self.needs_labels:
-            # Other models are to learn from these pictures: each is driven as far as the attack goes.
-            settings = {"keep_broken": True, **self.settings}
+            # Other models are to learn from these images: each is driven as far as the attack goes.
+            settings = {"early_stop": False, **self.settings}
             adv = function(model, x, y, self.threat, seed=self.seed, **settings)
         else:
             adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
@@ -98,11 +98,11 @@ class AttackSetting:
         `goal` holds what the tokens are to keep: features (B T D), or labels (B,) if it needs them.
         """
         if self.needs_labels:
-            settings = {"keep_broken": True, **self.settings, "steps": steps}
+            settings = {"early_stop": False, **self.settings, "steps": steps}
             return ATTACKS[self.name](model, x, goal, self.threat, seed=seed, **settings)
         known = ATTACKS.entry(self.name).facts["defaults"].get("psnr")
         bound = replace(self.threat, psnr=self.settings.get("psnr", known))
-        return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", keep_broken=True, seed=seed)
+        return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", early_stop=False, seed=seed)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> AttackSetting:
@@ -112,15 +112,15 @@ class AttackSetting:
 
 @dataclass(frozen=True)
 class Shard:
-    """Where some pictures are kept: their adversarial values (uint8) and clean features (half)."""
+    """Where some images are kept: their adversarial values (uint8) and clean features (half)."""
 
     path: Path
     places: list[int]
 
     def is_whole(self, clean: torch.Tensor) -> bool:
-        """Whether the shard is there, undamaged, and of these very pictures; else it is made again.
+        """Whether the shard is there, undamaged, and of these very images; else it is made again.
 
-        The pixels are compared, because a data set's names stay when its pictures are fitted otherwise.
+        The pixels are compared, because a data set's names stay when its images are fitted otherwise.
         """
         try:
             with safe_open(self.path, "pt") as file:
@@ -133,10 +133,10 @@ class Shard:
 
 
 class AttackCache:
-    """The attacked pictures of one model, one data set and one attack."""
+    """The attacked images of one model, one data set and one attack."""
 
     def __init__(
-        self, model: Model, pictures: Pictures, attack: AttackSetting, folder: Path | None = None
+        self, model: Model, images: Images, attack: AttackSetting, folder: Path | None = None
     ) -> None:
         if model.hardened:
             raise InputError("attacks are crafted on the token-free model; load it without tokens")
@@ -145,19 +145,19 @@ class AttackCache:
         if not attack.needs_labels:  # features do not depend on a head, so neither does the key
             model = model.with_tokens(None)
             model.head = None
-        self.model, self.pictures, self.attack = model, pictures, attack
-        size = tuple(pictures[0][0].shape)
-        facts = ["store-1", model.identity(), pictures.digest(), size, asdict(attack)]
+        self.model, self.images, self.attack = model, images, attack
+        size = tuple(images[0][0].shape)
+        facts = ["store-1", model.identity(), images.digest(), size, asdict(attack)]
         self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self.folder = (folder or cache_dir("attacked")) / self.key[:32]
 
     def shard(self, number: int) -> Shard:
         first = number * PER_SHARD
-        places = list(range(first, min(first + PER_SHARD, len(self.pictures))))
+        places = list(range(first, min(first + PER_SHARD, len(self.images))))
         return Shard(self.folder / f"shard-{number:05d}.safetensors", places)
 
     def missing(self, places: Sequence[int]) -> list[Shard]:
-        """The shards of these pictures that are not there, or are damaged."""
+        """The shards of these images that are not there, or are damaged."""
         shards = [self.shard(number) for number in sorted({place // PER_SHARD for place in places})]
         return [shard for shard in shards if not shard.is_whole(self._clean(shard))]
 
@@ -172,7 +172,7 @@ class AttackCache:
         state.wait_for_everyone()
 
     def row(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One picture's adversarial version (1 3 H W) and clean features (1 T D)."""
+        """One image's adversarial version (1 3 H W) and clean features (1 T D)."""
         with safe_open(self.shard(place // PER_SHARD).path, "pt") as file:
             row = place % PER_SHARD
             adv, target = (file.get_slice(name)[row : row + 1] for name in ("adv", "target"))
@@ -187,14 +187,14 @@ class AttackCache:
         return sum(values) / len(values)
 
     def _clean(self, shard: Shard) -> torch.Tensor:
-        return torch.stack([self.pictures[place][0] for place in shard.places])
+        return torch.stack([self.images[place][0] for place in shard.places])
 
     def _make(self, shard: Shard) -> float:
         clean = self._clean(shard)
         x = clean.to(next(self.model.parameters()).device)
         labels = None
         if self.attack.needs_labels:
-            labels = label_tensor([self.pictures[place][1] for place in shard.places]).to(x.device)
+            labels = label_tensor([self.images[place][1] for place in shard.places]).to(x.device)
         adv = self.attack.run(self.model, x, labels)
         levels = (adv * 255).round().to(torch.uint8)
         with torch.no_grad():
@@ -209,9 +209,9 @@ class AttackCache:
 
 
 def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
-    """Labels (B,), one whole number a picture."""
+    """Labels (B,), one whole number an image."""
     if not all(isinstance(label, int) and label >= 0 for label in labels):
         raise InputError(
-            "a label-using attack or a head that learns along needs labelled pictures; these have none"
+            "a label-using attack or a head that learns along needs labelled images; these have none"
         )
     return torch.tensor(labels)

@@ -52,13 +52,20 @@ def bake(
         first, positions = positions[:, :1], positions[:, prefix:]
         registers = [r + state["pos_embed"][:, 1:prefix] for r in registers]
     together = torch.cat((*registers, tokens.values.to(first)), dim=1)
-    options = {"img_size": list(model.input_size), "reg_tokens": together.shape[1], "no_embed_class": True,
-               "num_classes": int(net.num_classes)}  # fmt: skip
+    options = {
+        "img_size": list(model.input_size),
+        "reg_tokens": together.shape[1],
+        "no_embed_class": True,
+        "num_classes": int(net.num_classes),
+    }
     if form == "timm":
         state |= {"cls_token": state["cls_token"] + first, "pos_embed": positions, "reg_token": together}
     else:
-        state |= {"pos_embed": torch.cat((first, positions), dim=1), "register_tokens": together,
-                  "mask_token": torch.zeros_like(first[:, 0])}  # fmt: skip
+        state |= {
+            "pos_embed": torch.cat((first, positions), dim=1),
+            "register_tokens": together,
+            "mask_token": torch.zeros_like(first[:, 0]),
+        }
     return {name: tensor.contiguous() for name, tensor in state.items()}, options
 
 

@@ -1,6 +1,6 @@
-"""What each step of a training learns from: clean and attacked pictures, clean features, labels.
+"""What each step of a training learns from: clean and attacked images, clean features, labels.
 
-Attacked pictures come from the store, or, where the attacker sees the tokens, from an attack on the
+Attacked images come from the store, or, where the attacker sees the tokens, from an attack on the
 model as it is hardened now. Everything follows from the recipe's seed, so a resumed run sees the same.
 """
 
@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from robvit.backbones.model import Model
-from robvit.defenses.attack_cache import PER_SHARD, AttackCache, Pictures, Shard, label_tensor
+from robvit.defenses.attack_cache import PER_SHARD, AttackCache, Images, Shard, label_tensor
 from robvit.defenses.recipe import Recipe
 from robvit.errors import InputError
 
 
 class Batch(NamedTuple):
-    """Clean and attacked pictures (B 3 H W), clean features (B T D), labels (B,) if they are needed."""
+    """Clean and attacked images (B 3 H W), clean features (B T D), labels (B,) if they are needed."""
 
     clean: torch.Tensor
     adv: torch.Tensor
@@ -30,13 +30,13 @@ class Batch(NamedTuple):
 class Examples:
     """The batches of one training."""
 
-    def __init__(self, model: Model, pictures: Pictures, recipe: Recipe, folder: Path | None = None) -> None:
-        if len(pictures) == 0:
-            raise InputError("tokens need pictures to learn from, got none")
-        self.model, self.pictures, self.recipe = model, pictures, recipe
-        self.stores = [AttackCache(model, pictures, attack, folder) for attack in recipe.attacks]
-        self.order = order(len(pictures), recipe)
-        self.fresh = 0  # the first so many pictures of each step are attacked afresh
+    def __init__(self, model: Model, images: Images, recipe: Recipe, folder: Path | None = None) -> None:
+        if len(images) == 0:
+            raise InputError("tokens need images to learn from, got none")
+        self.model, self.images, self.recipe = model, images, recipe
+        self.stores = [AttackCache(model, images, attack, folder) for attack in recipe.attacks]
+        self.order = order(len(images), recipe)
+        self.fresh = 0  # the first so many images of each step are attacked afresh
         if recipe.adaptive is not None:
             self.fresh = max(1, round(recipe.adaptive.share * recipe.batch))
         self.labelled = recipe.task > 0 or any(attack.needs_labels for attack in recipe.attacks)
@@ -44,7 +44,7 @@ class Examples:
 
     @property
     def key(self) -> list[str]:
-        """Names weights, pictures and attacks."""
+        """Names weights, images and attacks."""
         return [store.key for store in self.stores]
 
     def missing(self) -> list[tuple[AttackCache, list[Shard]]]:
@@ -52,9 +52,9 @@ class Examples:
         return [(store, store.missing(self._used(turn))) for turn, store in enumerate(self.stores)]
 
     def batch(self, step: int, hardened: Model) -> Batch:
-        """The pictures of a step; fresh ones are attacked on `hardened`."""
+        """The images of a step; fresh ones are attacked on `hardened`."""
         places = self.order[step]
-        rows = [self.pictures[place] for place in places]
+        rows = [self.images[place] for place in places]
         clean = torch.stack([x for x, _ in rows]).to(self.device)
         labels = label_tensor([y for _, y in rows]).to(self.device) if self.labelled else None
         adv, target = [], []
@@ -71,7 +71,7 @@ class Examples:
     def baseline(self) -> float:
         """The mean cosine between clean and attacked features of the token-free model.
 
-        If nothing comes from a store it is that of the first step's pictures under the inner attack.
+        If nothing comes from a store it is that of the first step's images under the inner attack.
         """
         used = [self._used(turn) for turn in range(len(self.stores))]
         if any(used):
@@ -99,11 +99,11 @@ class Examples:
         return adv
 
     def _turn(self, step: int, position: int) -> int:
-        """Which attack's version of a picture is taken: another one in each pass over the pictures.
+        """Which attack's version of an image is taken: another one in each pass over the images.
 
-        A whole shard takes the same turn, so that no attack is run on pictures that it is not needed for.
+        A whole shard takes the same turn, so that no attack is run on images that it is not needed for.
         """
-        number = (step * self.recipe.batch + position) // len(self.pictures)
+        number = (step * self.recipe.batch + position) // len(self.images)
         return (self.order[step][position] // PER_SHARD + number) % len(self.stores)
 
     def _used(self, turn: int) -> list[int]:
@@ -119,7 +119,7 @@ class Examples:
 
 
 def order(count: int, recipe: Recipe) -> list[list[int]]:
-    """Which pictures each step takes: passes over all of them, each in an order of its own."""
+    """Which images each step takes: passes over all of them, each in an order of its own."""
     seeded = torch.Generator().manual_seed(recipe.seed)
     need, places = recipe.steps * recipe.batch, list[int]()
     while len(places) < need:

@@ -12,9 +12,9 @@ from robvit.threat import Threat
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The attacker who knows the tokens as they are now: `share` of each step's pictures is attacked afresh.
+    """The attacker who knows the tokens as they are now: `share` of each step's images is attacked afresh.
 
-    The inner attack takes `steps` steps; the other pictures come from the store.
+    The inner attack takes `steps` steps; the other images come from the store.
     """
 
     steps: int = 3
@@ -32,7 +32,7 @@ class Adaptive:
 class Recipe:
     """How tokens are learned; the defaults are the paper's, with the published code's small start.
 
-    `layers` are the blocks before which tokens enter, or "all". Pictures are attacked by `attack` and
+    `layers` are the blocks before which tokens enter, or "all". Images are attacked by `attack` and
     the attacks in `also`, in turns; with `adaptive` the attacker sees the tokens. `task` is the share
     of the objective that is the cross-entropy of a linear head, which then learns along. `axis` is
     that of the cosine: features of each token (-1), or, as in the published code, tokens of each

@@ -1,7 +1,7 @@
 """Learning robustness tokens: label-free, on a frozen backbone (Pulfer et al., ECCV 2024).
 
 The tokens r maximise cos(f([r, x]), f(x)) + cos(f([r, x_adv]), f(x)), where x_adv is attacked on the
-token-free model. Attacked pictures and targets come from the store; the two passes of a step are one.
+token-free model. Attacked images and targets come from the store; the two passes of a step are one.
 Beyond the paper: tokens in deeper layers, several attacks in turns, an attacker who sees the tokens, a
 head that learns along, and pools.
 """
@@ -18,7 +18,7 @@ import torch
 from robvit.attacks import frozen
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.defenses.attack_cache import Pictures, TensorImages
+from robvit.defenses.attack_cache import Images, TensorImages
 from robvit.defenses.batches import Examples
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import REFERENCE as REFERENCE
@@ -38,7 +38,7 @@ class Training:
     """Learned tokens and what was seen on the way.
 
     history holds, for each step, the cosine of hardened clean and of hardened attacked features;
-    `attacked` is how many pictures were not in the store; `head` learned along, if one did.
+    `attacked` is how many images were not in the store; `head` learned along, if one did.
     """
 
     tokens: RobustTokens
@@ -50,7 +50,7 @@ class Training:
 
 def robustify(
     model: Model,
-    images: Pictures | torch.Tensor,
+    images: Images | torch.Tensor,
     count: int = 10,
     *,
     recipe: Recipe | None = None,
@@ -58,22 +58,22 @@ def robustify(
     store: Path | None = None,
     report: Report | None = None,
 ) -> RobustTokens:
-    """Learn `count` secret tokens for a frozen model from pictures alone.
+    """Learn `count` secret tokens for a frozen model from dataset alone.
 
-    `images` are pictures (N 3 H W) in [0,1] or a data set of them; `state` is a file from which an
-    interrupted training goes on to the same tokens, bit for bit; `store` is where attacked pictures
+    `images` are dataset (N 3 H W) in [0,1] or a data set of them; `state` is a file from which an
+    interrupted training goes on to the same tokens, bit for bit; `store` is where attacked images
     are kept (the user's cache if left out). `report(share, note=...)` is told each share of the work,
-    one in all. Whoever has the pictures, the recipe and its seed can make the same tokens: keep the
+    one in all. Whoever has the dataset, the recipe and its seed can make the same tokens: keep the
     seed secret too.
     """
     recipe = recipe or Recipe(count=count)
-    pictures = TensorImages(images) if isinstance(images, torch.Tensor) else images
-    return train(model, pictures, recipe, state=state, store=store, report=report).tokens
+    dataset = TensorImages(images) if isinstance(images, torch.Tensor) else images
+    return train(model, dataset, recipe, state=state, store=store, report=report).tokens
 
 
 def train(
     model: Model,
-    pictures: Pictures,
+    images: Images,
     recipe: Recipe,
     *,
     state: Path | None = None,
@@ -84,12 +84,12 @@ def train(
     report = report or (lambda *_, **__: None)
     if not model.family.takes_extra:
         raise Unsupported(f"{model.name} cannot take extra tokens: {model.family.why_not}")
-    examples = Examples(model, pictures, recipe, store)
+    examples = Examples(model, images, recipe, store)
     learner = Learner(model, examples, recipe, state)
     learner.resume()
     missing = examples.missing()
     attacked = sum(len(shard.places) for _, shards in missing for shard in shards)
-    # In forward passes, where a backward pass counts two: what a picture costs to attack, and in a step.
+    # In forward passes, where a backward pass counts two: what an image costs to attack, and in a step.
     step_cost = 6 * recipe.batch + 3 * examples.fresh * (recipe.adaptive.steps if recipe.adaptive else 0)
     total = (recipe.steps - learner.step) * step_cost
     total += sum(len(s.places) * 3 * kept.attack.steps for kept, shards in missing for s in shards)
@@ -116,7 +116,7 @@ def train(
 
 def train_pool(
     model: Model,
-    pictures: Pictures,
+    images: Images,
     recipe: Recipe,
     size: int,
     *,
@@ -124,7 +124,7 @@ def train_pool(
     store: Path | None = None,
     report: Report | None = None,
 ) -> tuple[TokenPool, list[Training]]:
-    """Learn `size` independent sets from one store of attacked pictures.
+    """Learn `size` independent sets from one store of attacked images.
 
     `state` is a folder with a file for each set. A single set has the recipe's seed; those of several
     follow from it, but neither it nor one of them from another.
@@ -138,11 +138,14 @@ def train_pool(
         seed = int.from_bytes(digest[:7], "big") if size > 1 else recipe.seed
         trainings.append(
             train(
-                model, pictures, replace(recipe, seed=seed),
-                state=None if state is None else state / f"state-{number}.safetensors", store=store,
+                model,
+                images,
+                replace(recipe, seed=seed),
+                state=None if state is None else state / f"state-{number}.safetensors",
+                store=store,
                 report=lambda share, note="", n=number: report(share / size, note=_of(n, size) + note),
             )
-        )  # fmt: skip
+        )
     return TokenPool(tuple(training.tokens for training in trainings)), trainings
 
 

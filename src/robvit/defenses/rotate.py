@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from robvit.backbones.model import Model
-from robvit.defenses.attack_cache import AttackSetting, Pictures
+from robvit.defenses.attack_cache import AttackSetting, Images
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import RobvitError
 
@@ -23,9 +23,9 @@ class NotInvariant(RobvitError):
 
 @dataclass(frozen=True)
 class Seen:
-    """One model on one kind of pictures: the cosine with original clean features, each picture's class."""
+    """One model on one kind of images: the cosine with original clean features, each image's class."""
 
-    pictures: str
+    images: str
     model: str
     cosine: float
     predicted: list[int]
@@ -34,12 +34,12 @@ class Seen:
 def compare(
     model: Model,
     sets: dict[str, RobustTokens],
-    pictures: Pictures,
+    images: Images,
     attack: AttackSetting,
     *,
     report: Report | None = None,
 ) -> list[Seen]:
-    """Clean pictures and those attacked by someone who knows one of the sets, on every model there is.
+    """Clean images and those attacked by someone who knows one of the sets, on every model there is.
 
     `sets` names token sets, and the token-free model stands beside them. Predictions are empty without
     a head.
@@ -49,9 +49,9 @@ def compare(
     kinds = ["clean", *(f"attacked with {name}" for name in sets)]
     cosines: dict[tuple[str, str], list[float]] = {(k, m): [] for k in kinds for m in models}
     predicted: dict[tuple[str, str], list[int]] = {(k, m): [] for k in kinds for m in models}
-    for first in range(0, len(pictures), BATCH):
-        places = range(first, min(first + BATCH, len(pictures)))
-        x = torch.stack([pictures[place][0] for place in places]).to(next(model.parameters()).device)
+    for first in range(0, len(images), BATCH):
+        places = range(first, min(first + BATCH, len(images)))
+        x = torch.stack([images[place][0] for place in places]).to(next(model.parameters()).device)
         with torch.no_grad():
             original = model.features(x)
         variants = [x, *(attack.run(models[name], x) for name in sets)]
@@ -75,7 +75,7 @@ def _look(model: Model, x: torch.Tensor, original: torch.Tensor) -> tuple[list[f
 
 def check_invariance(seen: Sequence[Seen], name: str, bound: float) -> float:
     """The mean clean cosine of the set `name`; refuses one below `bound`."""
-    clean = next(one.cosine for one in seen if one.pictures == "clean" and one.model == name)
+    clean = next(one.cosine for one in seen if one.images == "clean" and one.model == name)
     if clean < bound:
         raise NotInvariant(
             f"the clean features of the {name} have a cosine of {clean:.3f} with the original ones, "

@@ -52,7 +52,7 @@ class Learner:
         self.history: list[tuple[float, float]] = []
 
     def advance(self) -> None:
-        """One step on clean and attacked pictures in a single pass."""
+        """One step on clean and attacked images in a single pass."""
         batch = self.examples.batch(self.step, self.hardened())
         kept, withstood, loss = self._objective(batch)
         gradients = torch.autograd.grad(loss, list(self.learned.values()))
@@ -107,8 +107,11 @@ class Learner:
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.learned.items():
             moments = self.adam.state[parameter]
-            tensors |= {name: parameter.detach(), f"{name} first": moments["exp_avg"],
-                        f"{name} second": moments["exp_avg_sq"]}  # fmt: skip
+            tensors |= {
+                name: parameter.detach(),
+                f"{name} first": moments["exp_avg"],
+                f"{name} second": moments["exp_avg_sq"],
+            }
         facts = {"key": self._key(), "history": json.dumps(self.history)}
         with written_whole(self.path, mode=0o600) as aside:
             save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
@@ -128,7 +131,9 @@ class Learner:
                     parameter.copy_(held[name])
                 first, second = (held[f"{name} {which}"].to(parameter) for which in ("first", "second"))
                 self.adam.state[parameter] = {
-                    "step": torch.tensor(float(self.step)), "exp_avg": first, "exp_avg_sq": second,
-                }  # fmt: skip
+                    "step": torch.tensor(float(self.step)),
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
+                }
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{self.path} is damaged ({error}); remove it to start anew") from None

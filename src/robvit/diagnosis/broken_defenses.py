@@ -21,7 +21,7 @@ PATIENTS: Registry[Callable[[nn.Module], Model]] = Registry("patient")
 
 
 class _Around(nn.Module):
-    """A model with something done to the picture before and to the logits after."""
+    """A model with something done to the image before and to the logits after."""
 
     def __init__(self, model: nn.Module, before: Model | None = None, after: Model | None = None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def quantised(model: nn.Module) -> Model:
 
 @PATIENTS.add(caught_by=("gradients", "random_noise"))
 def signs(model: nn.Module) -> Model:
-    """The picture redrawn from the signs of its differences to a few thresholds."""
+    """The image redrawn from the signs of its differences to a few thresholds."""
     steps = torch.linspace(0.05, 0.95, 10)
     return _Around(model, before=lambda x: torch.stack([(x - s).sign() for s in steps]).sum(0) / 20 + 0.5)
 
@@ -80,7 +80,7 @@ def probabilities(model: nn.Module) -> Model:
 
 @PATIENTS.add(caught_by=("randomness",))
 def random_resizing(model: nn.Module) -> Model:
-    """The picture shrunk by chance and put somewhere on a black ground."""
+    """The image shrunk by chance and put somewhere on a black ground."""
 
     def resize(x: torch.Tensor) -> torch.Tensor:
         side = int(torch.randint(x.shape[-1] * 3 // 4, x.shape[-1] + 1, ()))
@@ -94,7 +94,7 @@ def random_resizing(model: nn.Module) -> Model:
 
 @PATIENTS.add(caught_by=("randomness",))
 def random_noise(model: nn.Module) -> Model:
-    """Noise on every picture, other noise every time."""
+    """Noise on every image, other noise every time."""
     return _Around(model, before=lambda x: (x + 0.05 * torch.randn_like(x)).clamp(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""An examination: the pictures, the model under suspicion, and every attack on it, each made once.
+"""An examination: the images, the model under suspicion, and every attack on it, each made once.
 
 Checks ask the exam for attacks; what one check has paid for, the next one gets for nothing. A model that
 answers differently when asked again is replaced by its mean over several passes, in attacks (EOT) and in
@@ -37,7 +37,7 @@ def name_of(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard the attacks try: gradient steps, restarts, queries and noisy pictures, each for a picture."""
+    """How hard the attacks try: gradient steps, restarts, queries and noisy images, each for an image."""
 
     steps: int = 20
     restarts: int = 4
@@ -52,7 +52,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Shot:
-    """One attack: pictures (n 3 H W), what the model says of each (n,), and whether it errs (n,)."""
+    """One attack: images (n 3 H W), what the model says of each (n,), and whether it errs (n,)."""
 
     title: str
     threat: Threat
@@ -68,19 +68,34 @@ class Shot:
     def trial(self, x: torch.Tensor) -> Trial:
         """The shot as a part of a record."""
         return Trial(
-            self.title, str(self.threat), self.settings, (~self.broken).tolist(), self.predicted.tolist(),
-            self.threat.size(self.adv - x).tolist(), self.forward, self.backward, self.seconds,
+            self.title,
+            str(self.threat),
+            self.settings,
+            (~self.broken).tolist(),
+            self.predicted.tolist(),
+            self.threat.size(self.adv - x).tolist(),
+            self.forward,
+            self.backward,
+            self.seconds,
             skipped=list(self.skipped),
-        )  # fmt: skip
+        )
 
 
 class CheckContext:
-    """The model under examination on pictures x (n 3 H W) in [0,1] with labels y (n,)."""
+    """The model under examination on images x (n 3 H W) in [0,1] with labels y (n,)."""
 
     def __init__(
-        self, model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, *,
-        effort: Effort | None = None, surrogate: Model | None = None, seed: int = 0, batch: int = 32,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        threat: Threat,
+        *,
+        effort: Effort | None = None,
+        surrogate: Model | None = None,
+        seed: int = 0,
+        batch: int = 32,
+    ) -> None:
         check_images(x)
         self.model, self.x, self.y, self.threat = model, x, y.to(x.device), threat
         self.effort, self.seed, self.batch = effort or Effort(), seed, batch
@@ -92,7 +107,7 @@ class CheckContext:
             got = tuple(self.clean.shape)
             raise InputError(f"the model must return logits ({len(x)}, K) with K >= 2, got {got}")
         if not bool(self.clean.isfinite().all()):
-            raise InputError("the model must return finite numbers on clean pictures, got NaN or infinity")
+            raise InputError("the model must return finite numbers on clean images, got NaN or infinity")
         check_labels(y, len(x), self.clean.shape[1])
         self.again = self.logits(x)  # a second answer to the same question
         close = 1e-3 * float(self.clean.abs().max())
@@ -100,17 +115,17 @@ class CheckContext:
         if self.randomised:
             self.subject = eot(model, AVERAGED)
             self.clean = self.logits(x)
-        self.right = ~misclassified(self.clean, self.y)
-        if not bool(self.right.any()):
+        self.correct = ~misclassified(self.clean, self.y)
+        if not bool(self.correct.any()):
             raise InputError(
-                f"the model is right on none of the {len(x)} pictures, so there is nothing to attack; "
+                f"the model is right on none of the {len(x)} images, so there is nothing to attack; "
                 "check that the labels are of the classes it was trained on"
             )
 
     @property
     def at_stake(self) -> int:
-        """How many pictures the model gets right, which is how many an attack can break."""
-        return int(self.right.sum())
+        """How many images the model gets right, which is how many an attack can break."""
+        return int(self.correct.sum())
 
     # --- what the model says ------------------------------------------------------------------------
 
@@ -142,7 +157,7 @@ class CheckContext:
 
     @cached_property
     def slope(self) -> torch.Tensor | None:
-        """The raw gradient of the margin at the clean pictures."""
+        """The raw gradient of the margin at the clean images."""
         return self.slopes("margin", self.x)
 
     @cached_property
@@ -155,18 +170,24 @@ class CheckContext:
     # --- attacks ------------------------------------------------------------------------------------
 
     def attack(
-        self, name: str, *, title: str, threat: Threat | None = None, source: Model | None = None,
-        after: Shot | None = None, **settings: Any,
-    ) -> Shot:  # fmt: skip
-        """Attack all pictures that are right, or only those that `after` left standing, and judge afresh.
+        self,
+        name: str,
+        *,
+        title: str,
+        threat: Threat | None = None,
+        source: Model | None = None,
+        after: Shot | None = None,
+        **settings: Any,
+    ) -> Shot:
+        """Attack all images that are right, or only those that `after` left standing, and judge afresh.
 
-        Pictures are made on `source` and always judged on the model under examination. The title names the
+        Images are made on `source` and always judged on the model under examination. The title names the
         attack with all its settings: under the same title it is run once.
         """
         threat = threat or self.threat
         if title not in self.shots:
             body = ATTACKS[name]
-            given = {"seed": self.seed, **({"keep_broken": True} if source else {}), **settings}
+            given = {"seed": self.seed, **({"early_stop": False} if source else {}), **settings}
             blind = ATTACKS.entry(name).facts["gradients"] and source is None and self.slope is None
 
             def make(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -177,12 +198,18 @@ class CheckContext:
         return self.shots[title]
 
     def shoot(
-        self, title: str, make: Callable[[Model, torch.Tensor, torch.Tensor], torch.Tensor], threat: Threat,
-        *, source: Model | None = None, after: Shot | None = None, settings: dict[str, Any] | None = None,
-    ) -> Shot:  # fmt: skip
-        """Let `make(model, x, y)` change the pictures, certify the budget, and judge the result."""
+        self,
+        title: str,
+        make: Callable[[Model, torch.Tensor, torch.Tensor], torch.Tensor],
+        threat: Threat,
+        *,
+        source: Model | None = None,
+        after: Shot | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> Shot:
+        """Let `make(model, x, y)` change the images, certify the budget, and judge the result."""
         start = time.monotonic()
-        standing = self.right if after is None else ~after.broken
+        standing = self.correct if after is None else ~after.broken
         adv = self.x.clone() if after is None else after.adv.clone()
         counted = Count(source or self.subject)
         predicted = self.clean.argmax(1) if after is None else after.predicted.clone()
@@ -195,15 +222,20 @@ class CheckContext:
                 certify(self.x[some], adv[some], threat)
             output = self.logits(adv[rows])
             if bool(output.isnan().any()):
-                raise InputError(
-                    "the model must return numbers, got NaN on attacked pictures; mend that first"
-                )
+                raise InputError("the model must return numbers, got NaN on attacked images; mend that first")
             predicted[rows], broken[rows] = output.argmax(1), misclassified(output, self.y[rows])
         self.shots[title] = Shot(
-            title, threat, settings or {}, adv, predicted, broken,
-            counted.forward + len(rows), counted.backward, time.monotonic() - start,
+            title,
+            threat,
+            settings or {},
+            adv,
+            predicted,
+            broken,
+            counted.forward + len(rows),
+            counted.backward,
+            time.monotonic() - start,
             () if after is None else tuple((~standing).nonzero()[:, 0].tolist()),
-        )  # fmt: skip
+        )
         return self.shots[title]
 
     def pgd(self, *, steps: int | None = None, eps: float | None = None) -> Shot:
@@ -221,7 +253,7 @@ class CheckContext:
 
     @cached_property
     def white(self) -> Shot:
-        """The white box: for each picture the worst of PGD on three losses."""
+        """The white box: for each image the worst of PGD on three losses."""
         parts = [self.on_loss(loss) for loss in WHITE_BOX]
         adv, predicted, broken = (getattr(parts[0], n).clone() for n in ("adv", "predicted", "broken"))
         for part in parts[1:]:

@@ -19,64 +19,83 @@ from robvit.evaluation.record import Curve, Finding, Record, Trial
 from robvit.threat import Threat
 
 Report = Callable[..., None]
-Pictures = ImageDataset | tuple[torch.Tensor, torch.Tensor]
+Images = ImageDataset | tuple[torch.Tensor, torch.Tensor]
 
 
 def doctor(
-    model: Model, pictures: Pictures, *,
-    threat: Threat | None = None, surrogate: Model | None = None, samples: int = 1,
-    checks: Sequence[str] | None = None, effort: Effort | None = None, seed: int = 0, batch: int = 32,
+    model: Model,
+    images: Images,
+    *,
+    threat: Threat | None = None,
+    surrogate: Model | None = None,
+    samples: int = 1,
+    checks: Sequence[str] | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    batch: int = 32,
     report: Report | None = None,
-) -> Record:  # fmt: skip
+) -> Record:
     """Look for signs that a model only seems robust; a record whose `findings` are green, amber or red.
 
-    `model` is any callable from pixels (B 3 H W) in [0,1] to logits (B K), `pictures` a labelled set or
-    (x, y); a few dozen pictures suffice. `surrogate` is another classifier of the same pictures, from
+    `model` is any callable from pixels (B 3 H W) in [0,1] to logits (B K), `images` a labelled set or
+    (x, y); a few dozen images suffice. `surrogate` is another classifier of the same images, from
     which attacks are transferred; the bundled ones serve where they fit. A randomised model may be judged
     by its mean over `samples` passes. `checks` names the ones to run, all if left out.
     """
     chosen = [CHECKS.entry(name) for name in checks] if checks else list(CHECKS)
-    x, y, data = _opened(pictures)
+    x, y, data = _opened(images)
     x = x.to(next((p.device for net in modules_of(model) for p in net.parameters()), x.device))
-    exam = CheckContext(
-        eot(model, samples) if samples > 1 else model, x, y, threat or Threat("linf", 8 / 255),
-        effort=effort, surrogate=surrogate, seed=seed, batch=batch,
-    )  # fmt: skip
+    context = CheckContext(
+        eot(model, samples) if samples > 1 else model,
+        x,
+        y,
+        threat or Threat("linf", 8 / 255),
+        effort=effort,
+        surrogate=surrogate,
+        seed=seed,
+        batch=batch,
+    )
     total = sum(entry.facts["cost"] for entry in chosen)
     findings = []
     for entry in chosen:
-        verdict = entry.value(exam)
-        bad = None if verdict.status == GREEN else verdict.pictures
+        verdict = entry.value(context)
+        bad = None if verdict.status == GREEN else verdict.images
         names = [] if bad is None else [data["names"][i] for i in bad.nonzero()[:, 0].tolist()]
         findings.append(Finding(entry.name, verdict.status, verdict.evidence, names))
         if report:
             report(entry.facts["cost"] / total, note=entry.name)
-    return _record(exam, findings, data, {"name": name_of(model), "samples": samples})
+    return _record(context, findings, data, {"name": name_of(model), "samples": samples})
 
 
-def _opened(pictures: Pictures) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """The pictures (n 3 H W), their labels (n,), and what a record tells of them."""
-    if isinstance(pictures, tuple):
-        x, y = pictures
-        names = [f"picture {i}" for i in range(len(x))]
+def _opened(images: Images) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """The images (n 3 H W), their labels (n,), and what a record tells of them."""
+    if isinstance(images, tuple):
+        x, y = images
+        names = [f"image {i}" for i in range(len(x))]
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
-    if pictures.kind != "labels":
-        raise DataError(f"the doctor needs one label a picture, these pictures have {pictures.kind}")
-    x, y = pictures.arrays()
-    facts = {"digest": pictures.digest(), "count": len(x), "names": pictures.names, "labels": pictures.labels}
+    if images.kind != "labels":
+        raise DataError(f"the doctor needs one label an image, these images have {images.kind}")
+    x, y = images.arrays()
+    facts = {"digest": images.digest(), "count": len(x), "names": images.names, "labels": images.labels}
     return x, y, facts
 
 
-def _record(exam: CheckContext, findings: list[Finding], data: dict[str, Any], model: dict[str, Any]) -> Record:
-    predicted = exam.clean.argmax(1).tolist()
-    clean = Trial("clean", "none", {}, exam.right.tolist(), predicted, [0.0] * len(predicted))
-    shots = [shot for shot in exam.shots.values() if shot.threat == exam.threat]
+def _record(
+    context: CheckContext, findings: list[Finding], data: dict[str, Any], model: dict[str, Any]
+) -> Record:
+    predicted = context.clean.argmax(1).tolist()
+    clean = Trial("clean", "none", {}, context.correct.tolist(), predicted, [0.0] * len(predicted))
+    shots = [shot for shot in context.shots.values() if shot.threat == context.threat]
     record = Record(
-        kind="doctor", model=model, data=data, curves=_curves(exam), findings=findings,
-        trials=[clean, *(shot.trial(exam.x) for shot in shots)],
-    )  # fmt: skip
-    record.figures = {
-        "accuracy on clean pictures": sum(clean.right) / len(clean.right),
+        kind="doctor",
+        model=model,
+        data=data,
+        curves=_curves(context),
+        findings=findings,
+        trials=[clean, *(shot.trial(context.x) for shot in shots)],
+    )
+    record.metrics = {
+        "accuracy on clean images": sum(clean.correct) / len(clean.correct),
         "accuracy under every attack of the doctor": record.robust_accuracy(),
     }
     reds = [finding.check for finding in findings if finding.status == RED]
@@ -84,26 +103,31 @@ def _record(exam: CheckContext, findings: list[Finding], data: dict[str, Any], m
         record.notes.append(f"Robustness measured on this model is not to be believed: {', '.join(reds)}.")
     else:
         record.notes.append("No check speaks against the attacks that were used; that proves no robustness.")
-    if exam.randomised:
+    if context.randomised:
         record.notes.append(f"The model is randomised; it was attacked and judged by its mean of {AVERAGED}.")
     return record
 
 
-def _curves(exam: CheckContext) -> list[Curve]:
+def _curves(context: CheckContext) -> list[Curve]:
     """Accuracy over budgets and over steps, from what the checks have run."""
 
     def point(at: float, broken: torch.Tensor) -> list[float]:
         left = int((~broken).sum())
         return [at, left / len(broken), *interval(left, len(broken))]
 
-    plain = [s for s in exam.shots.values() if set(s.settings) == {"steps"}]
+    plain = [s for s in context.shots.values() if set(s.settings) == {"steps"}]
     lines = {
-        "budget": {s.threat.eps: s for s in plain if s.settings["steps"] == exam.effort.steps},
-        "steps": {float(s.settings["steps"]): s for s in plain if s.threat == exam.threat},
+        "budget": {s.threat.eps: s for s in plain if s.settings["steps"] == context.effort.steps},
+        "steps": {float(s.settings["steps"]): s for s in plain if s.threat == context.threat},
     }
-    axes = {"budget": f"eps ({exam.threat.norm}, pixels)", "steps": "steps"}
+    axes = {"budget": f"eps ({context.threat.norm}, pixels)", "steps": "steps"}
     return [
-        Curve(f"Accuracy over {what}", axes[what], "accuracy",
-              {"PGD": [point(at, line[at].broken) for at in sorted(line)]})
-        for what, line in lines.items() if len(line) > 1
-    ]  # fmt: skip
+        Curve(
+            f"Accuracy over {what}",
+            axes[what],
+            "accuracy",
+            {"PGD": [point(at, line[at].broken) for at in sorted(line)]},
+        )
+        for what, line in lines.items()
+        if len(line) > 1
+    ]

@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from robvit.diagnosis.context import CheckContext
 
 GREEN, AMBER, RED = "green", "amber", "red"
-LIMIT = 0.02  # the share of pictures that chance and an attack's last few misses may explain
-FEWEST = 3  # so many pictures at least make a red; one or two may always be bad luck
+LIMIT = 0.02  # the share of images that chance and an attack's last few misses may explain
+FEWEST = 3  # so many images at least make a red; one or two may always be bad luck
 CERTAIN = 0.05  # the p-value below which a difference between two attacks is no chance
 
 
 class Verdict(NamedTuple):
-    """Green, amber or red, why in one line, and which pictures (n,) speak against the model, if any."""
+    """Green, amber or red, why in one line, and which images (n,) speak against the model, if any."""
 
     status: str
     evidence: str
-    pictures: torch.Tensor | None = None
+    images: torch.Tensor | None = None
 
 
 Check = Callable[["CheckContext"], Verdict]
 
 # A check is one function under `@CHECKS.add(asks=..., cost=...)`: what it asks, in words for people, and
-# its usual cost in passes a picture, by which the time left is told.
+# its usual cost in passes an image, by which the time left is told.
 CHECKS: Registry[Check] = Registry("check")
 
 
@@ -48,10 +48,10 @@ def graded(violators: torch.Tensor, at_stake: int, evidence: str, limit: float =
 
 
 def surely_above(count: int, total: int, limit: float) -> bool:
-    """Whether a share lies above the limit with its whole 95 % interval, and rests on a few pictures."""
+    """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
     return count >= FEWEST and interval(count, total)[0] > limit
 
 
 def surely_more(more: int, less: int) -> bool:
-    """Whether `more` outnumbers `less` by more than chance, for pictures on which two attacks differ."""
+    """Whether `more` outnumbers `less` by more than chance, for images on which two attacks differ."""
     return more > less and mcnemar(more, less) < CERTAIN

@@ -28,32 +28,32 @@ MANY = 0.1  # a share that is no accident
 
 
 @CHECKS.add(asks="does the model answer the same question twice alike?", cost=30)
-def randomness(exam: CheckContext) -> Verdict:
+def randomness(context: CheckContext) -> Verdict:
     """Two passes must agree; where they do not, the dice must not decide, nor hide from one-pass attacks."""
-    if not exam.randomised:
-        return Verdict(GREEN, "two passes over the same pictures agree")
-    averaged = exam.pgd()
-    plain = exam.attack("pgd", title="pgd without EOT", source=exam.model, steps=exam.effort.steps)
+    if not context.randomised:
+        return Verdict(GREEN, "two passes over the same images agree")
+    averaged = context.pgd()
+    plain = context.attack("pgd", title="pgd without EOT", source=context.model, steps=context.effort.steps)
     answers = [
-        torch.stack([exam.logits(seen, exam.model).argmax(1) for _ in range(AVERAGED)])
-        for seen in (exam.x, averaged.adv)
+        torch.stack([context.logits(seen, context.model).argmax(1) for _ in range(AVERAGED)])
+        for seen in (context.x, averaged.adv)
     ]
     fickle = torch.stack([(a != a[0]).any(0) for a in answers]).any(0)
     gained, lost = int((averaged.broken & ~plain.broken).sum()), int((plain.broken & ~averaged.broken).sum())
     hidden = surely_more(gained, lost)
     evidence = (
-        f"randomised: {int(fickle.sum())} of {len(fickle)} pictures change class from pass to pass; PGD "
-        f"leaves {exam.share(plain)} without averaging, {exam.share(averaged)} over {AVERAGED} passes (EOT); "
-        "judge it with samples"
+        f"randomised: {int(fickle.sum())} of {len(fickle)} images change class from pass to pass; PGD "
+        f"leaves {context.share(plain)} without averaging, "
+        f"{context.share(averaged)} over {AVERAGED} passes (EOT); judge it with samples"
     )
     red = hidden or surely_above(int(fickle.sum()), len(fickle), MANY)
     return Verdict(RED if red else AMBER, evidence, fickle)
 
 
 @CHECKS.add(asks="does it return logits, not probabilities?", cost=1)
-def softmax_output(exam: CheckContext) -> Verdict:
+def softmax_output(context: CheckContext) -> Verdict:
     """Probabilities hide how sure a model is, and their gradients vanish where it is sure."""
-    output = exam.clean
+    output = context.clean
     if not bool((output >= 0).all() and ((output.sum(1) - 1).abs() < 1e-3).all()):
         return Verdict(GREEN, "the outputs are no probabilities")
     flat = output.amax(1) > SURE
@@ -62,89 +62,91 @@ def softmax_output(exam: CheckContext) -> Verdict:
 
 
 @CHECKS.add(asks="does cross-entropy keep a gradient?", cost=2)
-def saturation(exam: CheckContext) -> Verdict:
+def saturation(context: CheckContext) -> Verdict:
     """Logits so far apart that cross-entropy is flat make attacks on it blind, however fragile the model."""
-    grad = exam.slopes("cross_entropy", exam.x)
-    if grad is None or exam.slope is None:
+    grad = context.slopes("cross_entropy", context.x)
+    if grad is None or context.slope is None:
         return not_applicable("there is no gradient at all")
-    alive = exam.right & (exam.slope.flatten(1).abs().amax(1) > VANISHED)
+    alive = context.correct & (context.slope.flatten(1).abs().amax(1) > VANISHED)
     dead = alive & (grad.flatten(1).abs().amax(1) <= VANISHED)
-    rounded = exam.right & (exam.clean.softmax(1).amax(1) == 1)
-    gap = -float(LOSSES["margin"](exam.clean, exam.y)[exam.right].median())
+    rounded = context.correct & (context.clean.softmax(1).amax(1) == 1)
+    gap = -float(LOSSES["margin"](context.clean, context.y)[context.correct].median())
     text = (
-        f"cross-entropy is flat for {int(dead.sum())} of {exam.at_stake} pictures, the right probability "
+        f"cross-entropy is flat for {int(dead.sum())} of {context.at_stake} images, the right probability "
         f"rounds to 1 for {int(rounded.sum())}; the median margin is {gap:.3g}"
     )
     if bool(dead.any()):
-        return graded(dead, exam.at_stake, text, MANY)
-    if surely_above(int(rounded.sum()), exam.at_stake, MANY):
+        return graded(dead, context.at_stake, text, MANY)
+    if surely_above(int(rounded.sum()), context.at_stake, MANY):
         return Verdict(AMBER, text, rounded)
     return Verdict(GREEN, text)
 
 
 @CHECKS.add(asks="are gradients there, finite and alive?", cost=4)
-def gradients(exam: CheckContext) -> Verdict:
-    """Missing, NaN, zero or underflowed gradients of the margin, on clean pictures and in the ball."""
-    if exam.slope is None:
-        text = "autograd finds no way from the output to the picture; use square, or bpda"
-        return Verdict(RED, text, exam.right)
-    nearby = exam.threat.random(exam.x, draw(exam.x, exam.seed, "gradients"))
-    there = exam.slopes("margin", nearby)
+def gradients(context: CheckContext) -> Verdict:
+    """Missing, NaN, zero or underflowed gradients of the margin, on clean images and in the ball."""
+    if context.slope is None:
+        text = "autograd finds no way from the output to the image; use square, or bpda"
+        return Verdict(RED, text, context.correct)
+    nearby = context.threat.random(context.x, draw(context.x, context.seed, "gradients"))
+    there = context.slopes("margin", nearby)
     assert there is not None
-    found = torch.stack((exam.slope, there)).flatten(2).abs()
+    found = torch.stack((context.slope, there)).flatten(2).abs()
     bad = ~found.isfinite().all(2).all(0)
     dead = (found.nan_to_num(0.0).amax(2) <= VANISHED).any(0)
-    # A zero or two may be a dead unit's; most of a picture without any is a step that lets none through.
+    # A zero or two may be a dead unit's; most of an image without any is a step that lets none through.
     partly = (found == 0).float().mean(2).amax(0) > 0.5
     text = (
-        f"of {len(bad)} pictures {int(bad.sum())} have NaN or infinite gradients, {int(dead.sum())} none at "
+        f"of {len(bad)} images {int(bad.sum())} have NaN or infinite gradients, {int(dead.sum())} none at "
         f"all, {int((partly & ~dead).sum())} none for most pixels"
     )
     return graded(bad | dead | partly, len(bad), text)
 
 
 @CHECKS.add(asks="do finite differences agree with the gradient?", cost=6)
-def finite_differences(exam: CheckContext) -> Verdict:
+def finite_differences(context: CheckContext) -> Verdict:
     """A step up the gradient must change the margin as promised, at a fine or at a coarse scale.
 
     A wrong gradient (a detached branch, a stand-in) and a right one that holds nowhere but at its own
     point (shattered) both fail.
     """
-    if exam.slope is None:
+    if context.slope is None:
         return not_applicable("there is no gradient at all")
-    if exam.randomised:
+    if context.randomised:
         return not_applicable("the model is randomised, so differences are mostly noise")
-    grad = exam.slope.nan_to_num(0.0, 0.0, 0.0)
-    errors = torch.stack([_error(exam, grad, scale * exam.threat.eps) for scale in (FINE, COARSE)]).amin(0)
-    off = exam.right & (errors > FAITHFUL)
-    median = float(errors[exam.right].median())
-    text = f"{int(off.sum())} of {exam.at_stake} pictures disagree; the median error is {median:.0%}"
-    return graded(off, exam.at_stake, text, MANY)
+    grad = context.slope.nan_to_num(0.0, 0.0, 0.0)
+    errors = torch.stack(
+        [_error(context, grad, scale * context.threat.eps) for scale in (FINE, COARSE)]
+    ).amin(0)
+    off = context.correct & (errors > FAITHFUL)
+    median = float(errors[context.correct].median())
+    text = f"{int(off.sum())} of {context.at_stake} images disagree; the median error is {median:.0%}"
+    return graded(off, context.at_stake, text, MANY)
 
 
-def _error(exam: CheckContext, grad: torch.Tensor, step: float) -> torch.Tensor:
+def _error(context: CheckContext, grad: torch.Tensor, step: float) -> torch.Tensor:
     """How far the margin's change over +-step is off what the gradient promises, relative: (n,)."""
-    move = exam.threat.steepest(grad, step)
-    inside = (exam.x + move).clamp(0, 1) - exam.x
-    move = torch.where(((exam.x - move) >= 0) & ((exam.x - move) <= 1), inside, 0)  # room on both sides
+    move = context.threat.steepest(grad, step)
+    inside = (context.x + move).clamp(0, 1) - context.x
+    move = torch.where(((context.x - move) >= 0) & ((context.x - move) <= 1), inside, 0)  # room on both sides
     promised = (grad * move).flatten(1).sum(1)
-    ahead, behind = (LOSSES["margin"](exam.logits(exam.x + d), exam.y) for d in (move, -move))
+    ahead, behind = (LOSSES["margin"](context.logits(context.x + d), context.y) for d in (move, -move))
     change = (ahead - behind) / 2
     # What rounding alone may make of the outputs; below it nothing can be said.
-    noise = 16 * torch.finfo(exam.clean.dtype).eps * exam.clean.abs().amax(1)
+    noise = 16 * torch.finfo(context.clean.dtype).eps * context.clean.abs().amax(1)
     size = torch.maximum(promised.abs(), change.abs())
     return torch.where(size > noise, (promised - change).abs() / size.clamp_min(1e-30), 0)
 
 
 @CHECKS.add(asks="does every attention layer let gradients through?", cost=2)
-def attention_underflow(exam: CheckContext) -> Verdict:
+def attention_underflow(context: CheckContext) -> Verdict:
     """A softmax that is one-hot to the last bit passes nothing on to queries and keys."""
-    if exam.attentive is None:
+    if context.attentive is None:
         return not_applicable("no attention layer within reach")
     shares: list[torch.Tensor] = []
-    few = exam.x[: exam.batch]
-    with watch(exam.attentive, maps=True) as seen, torch.no_grad(), frozen(exam.model):
-        exam.model(few)
+    few = context.x[: context.batch]
+    with watch(context.attentive, maps=True) as seen, torch.no_grad(), frozen(context.model):
+        context.model(few)
         for attention in seen.maps:
             others = attention.sum(-1) - attention.amax(-1)
             shares.append((others <= torch.finfo(attention.dtype).eps).float().mean())

@@ -1,4 +1,4 @@
-"""`robvit.attack_dataset`: a whole data set attacked, and what came of it as pictures, a sheet and a record."""
+"""`robvit.attack_dataset`: a whole data set attacked, and what came of it as images, a sheet and a record."""
 
 from __future__ import annotations
 
@@ -31,29 +31,36 @@ def attack_dataset(
     command: str = "",
     report: Callable[..., None] = _silent,
 ) -> Record:
-    """Attack every picture of a job; PNGs, a sheet and the record are written to the folder `out`.
+    """Attack every image of a job; PNGs, a sheet and the record are written to the folder `out`.
 
-    With masks the record holds the mean IoU and each picture's pixel accuracy, clean and attacked, in
+    With masks the record holds the mean IoU and each image's pixel accuracy, clean and attacked, in
     place of trials. Started again in the same folder it goes on where it stopped; under `accelerate
     launch` several processes share the work, and the first of them writes.
     """
     out = Path(out)
     record = Record(
         kind="attack",
-        model={"judged": _name(job.judged), "crafted on": _name(job.model), "identity": job.identity},
-        data={"spec": data, "digest": job.pictures.digest(), "count": len(job.pictures),
-              "names": job.pictures.names, "labels": job.pictures.labels, "classes": job.pictures.classes,
-              "size": job.pictures.size, "fit": job.pictures.how},
+        model={"judged": _name(job.judged), "surrogate": _name(job.model), "identity": job.identity},
+        data={
+            "spec": data,
+            "digest": job.images.digest(),
+            "count": len(job.images),
+            "names": job.images.names,
+            "labels": job.images.labels,
+            "classes": job.images.classes,
+            "size": job.images.size,
+            "fit": job.images.resize,
+        },
         trials=[],
         command=command,
-    )  # fmt: skip
-    if job.pictures.kind == "masks":
+    )
+    if job.images.kind == "masks":
         _add_scores(record, *attack_masks(job, out / "shards", report))
     else:
         trial = craft(job, out / "shards", report)
         record.trials = [clean_trial(job), trial]
     if processes().is_main_process:
-        _write_pictures(job, out, record)
+        _write_images(job, out, record)
         record.save(out / "record.json")
     return record
 
@@ -64,23 +71,23 @@ def _name(model: object) -> str:
 
 def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
     for when, score in (("clean", clean), ("attacked", attacked)):
-        record.figures[f"{when} mIoU"] = score.miou
-        record.figures[f"{when} pixel accuracy"] = score.mean_accuracy
+        record.metrics[f"{when} mIoU"] = score.miou
+        record.metrics[f"{when} pixel accuracy"] = score.mean_accuracy
     rows = zip(record.data["names"], clean.accuracy, attacked.accuracy, strict=True)
     record.tables.append(
-        Table("Pixel accuracy of each picture", ["picture", "clean", "attacked"], [list(r) for r in rows])
+        Table("Pixel accuracy of each image", ["image", "clean", "attacked"], [list(r) for r in rows])
     )
 
 
-def _write_pictures(job: Job, out: Path, record: Record) -> None:
+def _write_images(job: Job, out: Path, record: Record) -> None:
     panels: list[Panel] = []
-    alike = Counter(Path(name).with_suffix(".png") for name in job.pictures.names)
+    alike = Counter(Path(name).with_suffix(".png") for name in job.images.names)
     for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
         for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
             name = Path(some.names[place]).with_suffix(".png")
             if alike[name] > 1:  # a.jpg and a.png may lie side by side
                 name = Path(f"{some.names[place]}.png")
-            with written_whole(out / "pictures" / name) as aside:
+            with written_whole(out / "images" / name) as aside:
                 Image.fromarray(pixels).save(aside, format="PNG")
             if len(panels) < SHOWN:
                 clean = levels(some[place][0]).permute(1, 2, 0).numpy()
@@ -93,5 +100,5 @@ def _captions(job: Job, record: Record, place: int) -> tuple[str, str, bool]:
     if not record.trials:
         _, before, after = record.tables[0].rows[place]
         return f"{before:.0%} of pixels right", f"{after:.0%} of pixels right", after > before / 2
-    names, trial = job.pictures.classes, record.trials[-1]
-    return names[job.pictures.labels[place]], names[trial.predicted[place]], trial.right[place]
+    names, trial = job.images.classes, record.trials[-1]
+    return names[job.images.labels[place]], names[trial.predicted[place]], trial.correct[place]

@@ -1,6 +1,6 @@
 """Attacking a whole data set: batch by batch into shards, so that it can be killed, resumed and shared out.
 
-A shard is the unit of work. It holds one batch of adversarial pictures as 8-bit values and what became
+A shard is the unit of work. It holds one batch of adversarial images as 8-bit values and what became
 of each. A run that is started again goes on with the shards that are missing; several processes
 (`accelerate launch`) take turns. Since no attack depends on its batch, the result is the same.
 """
@@ -37,7 +37,7 @@ from robvit.threat import Threat
 
 Report = Callable[..., None]
 
-SHOWN = 1000  # a report's gallery holds no more pictures, so attention is kept for no more
+SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more
 
 
 def levels(x: torch.Tensor) -> torch.Tensor:
@@ -47,11 +47,11 @@ def levels(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Job:
-    """What is done to every picture, and all that its result depends on.
+    """What is done to every image, and all that its result depends on.
 
-    With a `victim`, pictures are made on `model` and judged on the victim (transfer). `identity` names
-    weights and everything else that decides the models' outputs. The attack "clean" leaves pictures as
-    they are and has no threat. With a `source`, pictures are not made but taken from the shards of
+    With a `victim`, images are made on `model` and judged on the victim (transfer). `identity` names
+    weights and everything else that decides the models' outputs. The attack "clean" leaves images as
+    they are and has no threat. With a `source`, images are not made but taken from the shards of
     another job. With an `original`, the cosine of the judged model's features with its is measured.
     """
 
@@ -60,7 +60,7 @@ class Job:
     settings: dict[str, Any]
     model: nn.Module
     identity: str
-    pictures: ImageDataset
+    images: ImageDataset
     victim: nn.Module | None = None
     batch: int = 32
     precision: str = "fp32"
@@ -72,9 +72,9 @@ class Job:
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
         task = "classes" if self.threat is None else ATTACKS.entry(self.attack).facts["task"]
         wanted = "masks" if per_pixel or task == "pixels" else "labels"
-        if self.pictures.kind != wanted:
-            remedy = " (masks are attacked by segmentation)" if self.pictures.kind == "masks" else ""
-            raise DataError(f"{self.attack} needs {wanted}, these pictures have {self.pictures.kind}{remedy}")
+        if self.images.kind != wanted:
+            remedy = " (masks are attacked by segmentation)" if self.images.kind == "masks" else ""
+            raise DataError(f"{self.attack} needs {wanted}, these images have {self.images.kind}{remedy}")
         if self.compiler is not None:
             check_compiler(self.compiler)
 
@@ -87,23 +87,34 @@ class Job:
         """Names the result: the same key, the same shards, bit for bit."""
         made = None if self.source is None else _held_key(self.source)
         facts = [
-            "shards-4", made, self.original is not None, self.attack, str(self.threat), self.settings,
-            self.identity, self.batch, self.precision, self.compiler, self.pictures.digest(),
-            self.pictures.size, self.pictures.how, self.pictures.class_map,
-        ]  # fmt: skip
+            "shards-4",
+            made,
+            self.original is not None,
+            self.attack,
+            str(self.threat),
+            self.settings,
+            self.identity,
+            self.batch,
+            self.precision,
+            self.compiler,
+            self.images.digest(),
+            self.images.size,
+            self.images.resize,
+            self.images.class_map,
+        ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def batches(self) -> list[ImageDataset]:
-        places = range(len(self.pictures))
-        return [self.pictures.take(places[i : i + self.batch]) for i in range(0, len(places), self.batch)]
+        places = range(len(self.images))
+        return [self.images.take(places[i : i + self.batch]) for i in range(0, len(places), self.batch)]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished batch: adversarial pictures, uint8 (B 3 H W), and their outcomes.
+    """One finished batch: adversarial images, uint8 (B 3 H W), and their outcomes.
 
-    `facts` hold what became of each picture; where there are masks, `counts` (B K K) of its pixels. A job
-    that makes no pictures of its own keeps none. `attention` (B 2 h w), uint8, is where the judged model's
+    `facts` hold what became of each image; where there are masks, `counts` (B K K) of its pixels. A job
+    that makes no images of its own keeps none. `attention` (B 2 h w), uint8, is where the judged model's
     class token looks, before and after the attack.
     """
 
@@ -115,7 +126,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class _Made:
-    """Pictures to be judged (B 3 H W) and what they cost."""
+    """Images to be judged (B 3 H W) and what they cost."""
 
     adv: torch.Tensor
     forward: int = 0
@@ -124,22 +135,22 @@ class _Made:
 
 
 def craft(job: Job, folder: Path, report: Report) -> Trial:
-    """Make all missing shards in `folder`, then tell what became of every picture."""
-    if job.pictures.kind != "labels":
-        raise DataError("pictures with masks are crafted by attack_masks, which scores their pixels")
+    """Make all missing shards in `folder`, then tell what became of every image."""
+    if job.images.kind != "labels":
+        raise DataError("images with masks are crafted by attack_masks, which scores their pixels")
     _fill(job, folder, report)
     return _trial(job, folder)
 
 
 def attack_masks(job: Job, folder: Path, report: Report) -> tuple[MaskScore, MaskScore]:
-    """The same for pictures with masks: the judged model's score on clean and on attacked pictures."""
-    if job.pictures.kind != "masks":
-        raise DataError("pictures with labels are crafted by craft, which says who is still right")
+    """The same for images with masks: the judged model's score on clean and on attacked images."""
+    if job.images.kind != "masks":
+        raise DataError("images with labels are crafted by craft, which says who is still right")
     _fill(job, folder, report)
     device = next(job.judged.parameters()).device
-    clean = score_masks(lambda x: job.judged(x.to(device)).cpu(), job.pictures, batch=job.batch)
+    clean = score_masks(lambda x: job.judged(x.to(device)).cpu(), job.images, batch=job.batch)
     counts = (shard.counts for shard in shards(folder, len(job.batches())))
-    return clean, score_of((c for c in counts if c is not None), len(job.pictures.classes))
+    return clean, score_of((c for c in counts if c is not None), len(job.images.classes))
 
 
 def _fill(job: Job, folder: Path, report: Report) -> None:
@@ -148,15 +159,15 @@ def _fill(job: Job, folder: Path, report: Report) -> None:
     _claim(folder, job)
     for network in {job.model, job.judged, *([job.original] if job.original else [])}:
         network.to(state.device)
-    right: list[float] = []
+    correct: list[float] = []
     for index, some in enumerate(job.batches()):
         path = _place(folder, index)
         facts = _done(path, some)
         if facts is None and index % state.num_processes == state.process_index:
             facts = _make(job, some, index, state.device, path)
         if facts is not None:
-            right += facts["right"]
-            report(len(some), note=_note(right, some.kind))
+            correct += facts["correct"]
+            report(len(some), note=_note(correct, some.kind))
     state.wait_for_everyone()
 
 
@@ -172,25 +183,25 @@ def cosines(job: Job, folder: Path) -> dict[str, float]:
     """Mean cosines of the judged model's features with the original's clean ones and with its own."""
     parts = [shard.facts["cosine"] for shard in shards(folder, len(job.batches()))]
     return {
-        name: sum(v for part in parts for v in part[name]) / len(job.pictures) for name in ("original", "own")
+        name: sum(v for part in parts for v in part[name]) / len(job.images) for name in ("original", "own")
     }
 
 
 @torch.no_grad()
 def clean_trial(job: Job) -> Trial:
-    """The judged model on the untouched pictures, as a trial of no attack."""
+    """The judged model on the untouched images, as a trial of no attack."""
     device = next(job.judged.parameters()).device
     seen = [job.judged(some.arrays()[0].to(device)).argmax(1) for some in job.batches()]
     predicted = torch.cat(seen).tolist()
-    right = [p == y for p, y in zip(predicted, job.pictures.labels, strict=True)]
-    return Trial("clean", "none", {}, right, predicted, [0.0] * len(right), forward=len(right))
+    correct = [p == y for p, y in zip(predicted, job.images.labels, strict=True)]
+    return Trial("clean", "none", {}, correct, predicted, [0.0] * len(correct), forward=len(correct))
 
 
 def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: Path) -> dict[str, Any]:
     """Have one batch made, judge what was made, and keep it."""
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
-    made = _pictures(job, x, y, index)
+    made = _images(job, x, y, index)
     own = job.source is None and job.threat is not None
     tensors = {"adv": levels(made.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
     with torch.no_grad(), frozen(job.judged):
@@ -201,10 +212,10 @@ def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: 
     if some.kind == "masks":
         counts = pixel_counts(output, y, len(some.classes))
         tensors["counts"] = counts.int().cpu()
-        verdict["right"] = score_of([counts], len(some.classes)).accuracy
+        verdict["correct"] = score_of([counts], len(some.classes)).accuracy
     else:
         predicted = output.argmax(1)
-        verdict |= {"right": (predicted == y).tolist(), "predicted": predicted.tolist()}
+        verdict |= {"correct": (predicted == y).tolist(), "predicted": predicted.tolist()}
     facts = verdict | {
         "clean": tensors_sha256({"x": x, "y": y}),
         "distance": (job.threat.size(made.adv - x) if job.threat else torch.zeros(len(x))).tolist(),
@@ -219,7 +230,7 @@ def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: 
     return facts
 
 
-def _pictures(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
+def _images(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
     """The batch as it is, from another job's shard, or attacked and rounded to 8 bits inside the budget."""
     if job.source is not None:
         with safe_open(_place(job.source, index), "pt") as file:
@@ -227,15 +238,23 @@ def _pictures(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
     if job.threat is None:
         return _Made(x)
     outcome = run_in(
-        job.precision, job.attack, job.model, x, y, job.threat,
-        victim=job.victim, batch=len(x), compiler=job.compiler, **job.settings,
-    )  # fmt: skip
+        job.precision,
+        job.attack,
+        job.model,
+        x,
+        y,
+        job.threat,
+        victim=job.victim,
+        batch=len(x),
+        compiler=job.compiler,
+        **job.settings,
+    )
     adv = eight_bit(x, outcome.adv, job.threat)
     return _Made(adv, outcome.forward, outcome.backward, outcome.warnings)
 
 
 def _cosines(job: Job, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[float]]:
-    """For each picture the mean over tokens; nothing where nobody asks."""
+    """For each image the mean over tokens; nothing where nobody asks."""
     if job.original is None:
         return {}
     assert isinstance(job.judged, Model)
@@ -257,17 +276,17 @@ def _attention(judged: nn.Module, x: torch.Tensor, adv: torch.Tensor) -> dict[st
     return {"attention": levels((maps - low) / (high - low).clamp_min(1e-12)).cpu()}
 
 
-def _note(right: list[float], kind: str) -> str:
+def _note(correct: list[float], kind: str) -> str:
     """What is left so far."""
     if kind == "masks":
-        return f"{sum(right) / len(right):.0%} of pixels right"
-    return f"{sum(right)} of {len(right)} withstand"
+        return f"{sum(correct) / len(correct):.0%} of pixels right"
+    return f"{sum(correct)} of {len(correct)} withstand"
 
 
 def _trial(job: Job, folder: Path) -> Trial:
     parts = [shard.facts for shard in shards(folder, len(job.batches()))]
     joined: dict[str, Any] = {
-        name: [v for part in parts for v in part[name]] for name in ("right", "predicted", "distance")
+        name: [v for part in parts for v in part[name]] for name in ("correct", "predicted", "distance")
     }
     return Trial(
         job.attack,

@@ -1,4 +1,4 @@
-"""What attackers know, from nothing but answers to everything: the rungs of the threat ladder.
+"""What attackers know, from nothing but answers to everything: the scenarios of the threat ladder.
 
 Each attacker is a function from the case to what they craft on. Whoever does not have the judged model
 crafts on a surrogate to the attack's full objective; the judged model decides. The method is public, only
@@ -24,7 +24,7 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.robustify import Recipe, train
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
-from robvit.evaluation.protocol import Attacker
+from robvit.evaluation.protocol import AttackerBudget
 from robvit.progress import Advance
 from robvit.registry import Registry
 from robvit.threat import Threat
@@ -47,18 +47,18 @@ class Source:
 
 @dataclass
 class AttackerContext:
-    """What attackers find: the judged model, pictures of their own, a budget, and a folder for their work.
+    """What attackers find: the judged model, images of their own, a budget, and a folder for their work.
 
-    `figures` takes what they found out; `watch(label, total)` shows their progress.
+    `metrics` takes what they found out; `watch(label, total)` shows their progress.
     """
 
     judged: nn.Module
     public: Callable[[int], ImageDataset]
     threat: Threat
-    means: Attacker
+    means: AttackerBudget
     folder: Path
     watch: Callable[[str, float], AbstractContextManager[Advance]]
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def hardened(self) -> Model:
@@ -74,29 +74,29 @@ class AttackerContext:
 
 
 Knowledge = Callable[[AttackerContext], list[Source]]
-ATTACKERS: Registry[Knowledge] = Registry("knowledge")
+ATTACKERS: Registry[Knowledge] = Registry("attacker")
 
 
-@ATTACKERS.add("white-box", rung="attacker knows everything")
+@ATTACKERS.add("white-box", scenario="attacker knows everything")
 def white_box(case: AttackerContext) -> list[Source]:
     """Weights, head and tokens: the judged model itself."""
     return [Source()]
 
 
-@ATTACKERS.add("black-box", rung="attacker asks for answers")
+@ATTACKERS.add("black-box", scenario="attacker asks for answers")
 def black_box(case: AttackerContext) -> list[Source]:
     """Only answers of the judged model; the protocol allows attacks without gradients alone."""
     return [Source()]
 
 
-@ATTACKERS.add("no-tokens", rung="attacker has no tokens")
+@ATTACKERS.add("no-tokens", scenario="attacker has no tokens")
 def no_tokens(case: AttackerContext) -> list[Source]:
     """The public weights and the head, without tokens."""
     bare = case.hardened.with_tokens(None)
     return [Source("the public model", bare, bare.identity())]
 
 
-@ATTACKERS.add("own-tokens", rung="attacker trains tokens")
+@ATTACKERS.add("own-tokens", scenario="attacker trains tokens")
 def own_tokens(case: AttackerContext) -> list[Source]:
     """Several token sets learned as the defender learned: each alone, and all together."""
     sets = [_train(case, number) for number in range(case.means.sets)]
@@ -108,7 +108,7 @@ def own_tokens(case: AttackerContext) -> list[Source]:
     return [*alone, Source("own tokens together", LogitEnsemble(models), together)]
 
 
-@ATTACKERS.add("leak", rung="attacker saw features")
+@ATTACKERS.add("leak", scenario="attacker saw features")
 def leak(case: AttackerContext) -> list[Source]:
     """Tokens recovered from features the judged model gave away: descent on the squared difference."""
     place = case.folder / "recovered.safetensors"
@@ -141,10 +141,10 @@ def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
 
 
 def _train(case: AttackerContext, number: int) -> RobustTokens:
-    """One token set of the attacker's; attacked pictures are shared by all sets, and kept."""
+    """One token set of the attacker's; attacked images are shared by all sets, and kept."""
     means, hardened = case.means, case.hardened
     headless = hardened.with_tokens(None)
-    headless.head = None  # tokens do not depend on it, and so neither do the attacked pictures
+    headless.head = None  # tokens do not depend on it, and so neither do the attacked images
     recipe = Recipe(
         count=case.secret.shape[1],
         steps=means.steps,
@@ -155,7 +155,7 @@ def _train(case: AttackerContext, number: int) -> RobustTokens:
     )
     state = case.folder / f"own-{number + 1}.safetensors"
     with case.watch(f"attacker's tokens {number + 1} of {means.sets}", 1) as advance:
-        return train(headless, case.public(means.pictures), recipe, state=state, report=advance).tokens
+        return train(headless, case.public(means.images), recipe, state=state, report=advance).tokens
 
 
 def _recover(case: AttackerContext) -> torch.Tensor:
@@ -164,11 +164,11 @@ def _recover(case: AttackerContext) -> torch.Tensor:
     seeded = torch.Generator().manual_seed(FIRST_SEED)
     guess = (0.01 * torch.randn(case.secret.shape, generator=seeded)).to(case.secret).requires_grad_()
     adam = torch.optim.Adam([guess], lr=LEAK_RATE)
-    pictures = case.public(means.pictures)
+    images = case.public(means.images)
     with frozen(hardened), case.watch("recovering tokens from features", means.leak_steps) as advance:
         for _ in range(means.leak_steps):
-            some = torch.randperm(len(pictures), generator=seeded)[: means.batch].tolist()
-            x = pictures.take(some).arrays()[0].to(guess.device)
+            some = torch.randperm(len(images), generator=seeded)[: means.batch].tolist()
+            x = images.take(some).arrays()[0].to(guess.device)
             with torch.no_grad():
                 seen = hardened.features(x)
             gap = F.mse_loss(hardened.features(x, guess, hardened.layers), seen)
@@ -181,10 +181,10 @@ def _recover(case: AttackerContext) -> torch.Tensor:
 @torch.no_grad()
 def _measure_leak(case: AttackerContext, recovered: Model) -> None:
     """How near the recovered model's features come to the hardened one's, beside the public model's."""
-    hardened, pictures = case.hardened, case.public(case.means.pictures)
-    x = pictures.take(range(min(len(pictures), case.means.batch))).arrays()[0].to(case.secret.device)
+    hardened, images = case.hardened, case.public(case.means.images)
+    x = images.take(range(min(len(images), case.means.batch))).arrays()[0].to(case.secret.device)
     seen = hardened.features(x)
     guesses = {"recovered": recovered, "public": hardened.with_tokens(None)}
     for name, model in guesses.items():
         cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
-        case.figures[f"leak: cosine of {name} with hardened features"] = float(cosine)
+        case.metrics[f"leak: cosine of {name} with hardened features"] = float(cosine)

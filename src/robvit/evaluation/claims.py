@@ -17,18 +17,18 @@ ASSUMED = {
 
 
 def ladder(record: Record) -> list[Table]:
-    """The rungs from the outside in: accuracy on clean pictures and in the worst case of each rung."""
-    rungs = record.rungs()
-    if len(rungs) < 2:
+    """The scenarios from the outside in: accuracy on clean images and in the worst case of each scenario."""
+    scenarios = record.scenarios()
+    if len(scenarios) < 2:
         return []
     rows: list[list[object]] = []
-    for rung in rungs:
-        trials = [t for t in record.trials if t.rung == rung]
-        clean, worst = (_share(verdicts) for verdicts in (trials[0].right, record.still_correct(rung)))
-        rows.append([rung, "control" if trials[0].control else trials[0].knowledge, *clean[:1], *worst])
-    columns = ["rung", "attacker", "clean accuracy", "attacked accuracy", "low", "high"]
+    for scenario in scenarios:
+        trials = [t for t in record.trials if t.scenario == scenario]
+        clean, worst = (_share(verdicts) for verdicts in (trials[0].correct, record.still_correct(scenario)))
+        rows.append([scenario, "control" if trials[0].control else trials[0].attacker, *clean[:1], *worst])
+    columns = ["scenario", "attacker", "clean accuracy", "attacked accuracy", "low", "high"]
     note = (
-        "Attacked accuracy is the worst case of the rung's attacks, picture by picture; low to high is 95 %."
+        "Attacked accuracy is the worst case of the scenario's attacks, image by image; low to high is 95 %."
     )
     return [Table(LADDER, columns, rows, note)]
 
@@ -39,15 +39,15 @@ def claims(record: Record) -> list[str]:
     clean = next((t for t in record.trials if t.attack == "clean" and not t.control), None)
     if clean is None:
         return []
-    share, low, high = _share(clean.right)
+    share, low, high = _share(clean.correct)
     notes = [
-        f"Clean accuracy {share:.1%} of {len(clean.right)} pictures (95 % interval {low:.1%} to {high:.1%})."
+        f"Clean accuracy {share:.1%} of {len(clean.correct)} images (95 % interval {low:.1%} to {high:.1%})."
     ]
     if attacks:
         row = record.headline()
         notes.append(
             f"Robust accuracy {row.share:.1%} (95 % interval {row.low:.1%} to {row.high:.1%}) under "
-            f"{row.threat}: a picture counts only if it withstands every attack."
+            f"{row.threat}: an image counts only if it withstands every attack."
         )
         notes += _secrecy(record, attacks)
         if "trade-off" in record.model:
@@ -60,9 +60,9 @@ def claims(record: Record) -> list[str]:
                 "Each attack saw only what those before it left standing; the rest counts as broken."
             )
     wanted = (record.protocol.get("subset") or {}).get("count")
-    if wanted and wanted > len(clean.right):
+    if wanted and wanted > len(clean.correct):
         name = record.protocol["name"]
-        notes.append(f"A part of {name}: {len(clean.right)} of its {wanted:,} pictures. Mind the intervals.")
+        notes.append(f"A part of {name}: {len(clean.correct)} of its {wanted:,} images. Mind the intervals.")
     for name in sorted({name for t in attacks for name in t.warnings}):
         notes.append(f"Doubtful: an attack warned of {name}. `robvit doctor` looks into it.")
     return notes
@@ -70,20 +70,23 @@ def claims(record: Record) -> list[str]:
 
 def _secrecy(record: Record, attacks: list[Trial]) -> list[str]:
     """What each attacker leaves, where several were tried; the one who knows most decides."""
-    known = list(dict.fromkeys(t.knowledge for t in attacks))
+    known = list(dict.fromkeys(t.attacker for t in attacks))
     if set(known) <= {"white-box"}:
         return ["The attacker knew everything about the model."]
     notes = []
-    for knowledge in known:
-        if knowledge in ASSUMED:
-            rung = next(t.rung for t in attacks if t.knowledge == knowledge)
-            notes.append(f"{record.robust_accuracy(rung):.1%} is left if {ASSUMED[knowledge]}.")
+    for attacker in known:
+        if attacker in ASSUMED:
+            scenario = next(t.scenario for t in attacks if t.attacker == attacker)
+            notes.append(f"{record.robust_accuracy(scenario):.1%} is left if {ASSUMED[attacker]}.")
     if "white-box" not in known:
         return [*notes, "No attacker knew everything, so this is transfer only and no claim of robustness."]
-    rung = next(t.rung for t in attacks if t.knowledge == "white-box")
-    return [*notes, f"{record.robust_accuracy(rung):.1%} is left once the attacker knows everything: "
-            "only this may be claimed without a word about secrets."]  # fmt: skip
+    scenario = next(t.scenario for t in attacks if t.attacker == "white-box")
+    return [
+        *notes,
+        f"{record.robust_accuracy(scenario):.1%} is left once the attacker knows everything: "
+        "only this may be claimed without a word about secrets.",
+    ]
 
 
-def _share(right: list[bool]) -> tuple[float, float, float]:
-    return sum(right) / len(right), *interval(sum(right), len(right))
+def _share(correct: list[bool]) -> tuple[float, float, float]:
+    return sum(correct) / len(correct), *interval(sum(correct), len(correct))

@@ -1,4 +1,4 @@
-"""Anything that classifies pictures, made ready to be judged.
+"""Anything that classifies images, made ready to be judged.
 
     robvit-mini, dinov2-small, vit_tiny_patch16_224    a name that `robvit.load` knows, or a checkpoint
     torchvision:resnet18                               torchvision's network with its default weights
@@ -32,7 +32,7 @@ from robvit.registry import unknown
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TORCHVISION = "torchvision:"
-OUT_OF_PLAY = -1e4  # the logit of classes a set has no pictures of: finite, so that losses stay numbers
+OUT_OF_PLAY = -1e4  # the logit of classes a set has no images of: finite, so that losses stay numbers
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Classifier:
     """A network on pixels (B 3 H W) in [0,1] to logits (B K) with what names it.
 
     `identity` is a checksum of weights and all else that decides the output, as far as it can be seen;
-    `size` is the side of the pictures it takes, or None for any.
+    `size` is the side of the images it takes, or None for any.
     """
 
     net: nn.Module
@@ -123,26 +123,26 @@ def open_classifier(
 
 
 @torch.no_grad()
-def check_fit(classifier: Classifier, pictures: ImageDataset) -> int:
-    """K, the number of classes; pictures without labels, or of other classes, are refused."""
-    if pictures.kind != "labels":
+def check_fit(classifier: Classifier, images: ImageDataset) -> int:
+    """K, the number of classes; images without labels, or of other classes, are refused."""
+    if images.kind != "labels":
         raise DataError(
-            f"judging a classifier needs pictures with labels, these have {pictures.kind}; "
+            f"judging a classifier needs images with labels, these have {images.kind}; "
             "sort them into one folder a class"
         )
     device = next(iter(classifier.net.parameters()), torch.zeros(0)).device
-    output = classifier.net(pictures[0][0][None].to(device))
+    output = classifier.net(images[0][0][None].to(device))
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise InputError(f"{classifier.name} must return logits (B K) with K >= 2, got {got} for one picture")
+        raise InputError(f"{classifier.name} must return logits (B K) with K >= 2, got {got} for one image")
     total = int(output.shape[1])
-    known = len(pictures.classes) or max(pictures.labels) + 1
-    if pictures.class_map is not None and total > max(pictures.class_map):
+    known = len(images.classes) or max(images.labels) + 1
+    if images.class_map is not None and total > max(images.class_map):
         return total
-    if max(pictures.labels) >= total or (pictures.classes and known != total):
+    if max(images.labels) >= total or (images.classes and known != total):
         raise InputError(
-            f"{classifier.name} tells {total} classes apart, the pictures have {known}; "
-            "choose other pictures, or train a head on them (`robvit train head`)"
+            f"{classifier.name} tells {total} classes apart, the images have {known}; "
+            "choose other images, or train a head on them (`robvit train head`)"
         )
     return total
 
@@ -210,7 +210,7 @@ def _called_for(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
         raise InputError(f"{text}: module {module} has no {name}") from None
     found = maker()
     if not callable(found):
-        raise InputError(f"{text} must return a callable from pictures to logits, got {type(found).__name__}")
+        raise InputError(f"{text} must return a callable from images to logits, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""How good a model is on untouched pictures."""
+"""How good a model is on untouched images."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Score:
 
 
 @torch.no_grad()
-def clean_score(model: Classifier, pictures: ImageDataset, *, batch: int = 64) -> Score:
+def clean_score(model: Classifier, images: ImageDataset, *, batch: int = 64) -> Score:
     """Accuracy for labels; for masks the mean IoU over the whole set, of the classes that occur."""
-    if pictures.kind == "none":
-        raise DataError("these pictures have no labels, so nothing can be judged on them")
-    if pictures.kind == "labels":
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pictures.batches(batch))
-        return Score("accuracy", right / len(pictures))
-    return Score("mIoU", score_masks(model, pictures, batch=batch).miou)
+    if images.kind == "none":
+        raise DataError("these images have no labels, so nothing can be judged on them")
+    if images.kind == "labels":
+        correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in images.batches(batch))
+        return Score("accuracy", correct / len(images))
+    return Score("mIoU", score_masks(model, images, batch=batch).miou)

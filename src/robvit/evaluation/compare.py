@@ -1,4 +1,4 @@
-"""Two records on the same pictures, side by side: paired differences and exact tests."""
+"""Two records on the same images, side by side: paired differences and exact tests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def open_record(path: str | Path) -> Record:
 
 
 def compare(a: Record, b: Record) -> list[Pair]:
-    """Every trial that both records have, then the worst case; they must be of the same pictures."""
+    """Every trial that both records have, then the worst case; they must be of the same images."""
     for name in ("names", "labels"):
         if not a.data.get(name) or a.data.get(name) != b.data.get(name):
             counts = f"{a.data.get('count')} and {b.data.get('count')}"
             raise InputError(
-                f"both records must be of the same pictures in the same order, but data.{name} differ "
-                f"({counts} pictures); judge both models on the same data with the same --limit"
+                f"both records must be of the same images in the same order, but data.{name} differ "
+                f"({counts} images); judge both models on the same data with the same --limit"
             )
     first, second = (_trials(record) for record in (a, b))
     pairs = [_pair(key, first[key], second[key]) for key in first if key in second]
@@ -61,19 +61,19 @@ def differences(a: Record, b: Record) -> list[str]:
         found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
     for field in ("size", "fit"):
         if a.data.get(field) != b.data.get(field):
-            found.append(f"pictures: {field} {a.data.get(field)} and {b.data.get(field)}")
+            found.append(f"images: {field} {a.data.get(field)} and {b.data.get(field)}")
     return found
 
 
 def _trials(record: Record) -> dict[str, list[bool]]:
-    """Outcomes by what makes trials the same: rung, attack, threat, settings."""
+    """Outcomes by what makes trials the same: scenario, attack, threat, settings."""
     found: dict[str, list[bool]] = {}
     for trial in record.trials:
         settings = ", ".join(f"{k}={v}" for k, v in sorted(trial.settings.items()) if k != "seed" or v)
         inner = f"{trial.attack} ({settings})" if settings else trial.attack
-        crafted = f"on {trial.crafted}" if trial.crafted else ""
+        surrogate = f"on {trial.surrogate}" if trial.surrogate else ""
         threat = trial.threat if trial.threat != "none" else ""
-        found[" ".join(filter(None, (trial.rung, inner, crafted, threat)))] = trial.right
+        found[" ".join(filter(None, (trial.scenario, inner, surrogate, threat)))] = trial.correct
     return found
 
 

@@ -8,11 +8,22 @@ from robvit.errors import InputError
 
 # AlexNet's error on ImageNet-C, the mean over the five severities (Hendrycks and Dietterich, ICLR 2019).
 ALEXNET_ERRORS = {
-    "gaussian_noise": 0.886, "shot_noise": 0.894, "impulse_noise": 0.923,
-    "defocus_blur": 0.820, "glass_blur": 0.826, "motion_blur": 0.786, "zoom_blur": 0.798,
-    "snow": 0.867, "frost": 0.827, "fog": 0.819, "brightness": 0.565,
-    "contrast": 0.853, "elastic_transform": 0.646, "pixelate": 0.718, "jpeg_compression": 0.607,
-}  # fmt: skip
+    "gaussian_noise": 0.886,
+    "shot_noise": 0.894,
+    "impulse_noise": 0.923,
+    "defocus_blur": 0.820,
+    "glass_blur": 0.826,
+    "motion_blur": 0.786,
+    "zoom_blur": 0.798,
+    "snow": 0.867,
+    "frost": 0.827,
+    "fog": 0.819,
+    "brightness": 0.565,
+    "contrast": 0.853,
+    "elastic_transform": 0.646,
+    "pixelate": 0.718,
+    "jpeg_compression": 0.607,
+}
 
 
 def corruption_errors(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:

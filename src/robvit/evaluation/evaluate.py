@@ -1,4 +1,4 @@
-"""Judging a classifier by a protocol: every picture's outcome under every attack, in one record.
+"""Judging a classifier by a protocol: every image's outcome under every attack, in one record.
 
 Each attack is a folder of shards, so that a run that was killed goes on, several processes share the work
 (`accelerate launch`), and only one batch is in memory at a time.
@@ -22,7 +22,7 @@ from robvit.evaluation.forecast import forecast
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.record import Record
 from robvit.evaluation.runner import Case
-from robvit.evaluation.subset import Data, judged_pictures, public_pictures
+from robvit.evaluation.subset import Data, judged_images, public_images
 
 Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,12 +42,12 @@ def evaluate(
     say: Callable[[str], None] | None = None,
     command: str = "",
 ) -> Record:
-    """Judge a classifier on pictures by a protocol (`robvit evaluate --list`), or one of your own.
+    """Judge a classifier on images by a protocol (`robvit evaluate --list`), or one of your own.
 
-    `model` is a model, any callable from pictures (B 3 H W) in [0,1] to logits (B K), or what names one;
-    `data` a picture set or what `open_data` opens. `out` is a folder from which an interrupted run goes on
-    to the same record; `limit` takes fewer pictures than the protocol wants, which the record then says.
-    `public` are the pictures of attackers who learn: the data's training part, if left out. With `say` a
+    `model` is a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one;
+    `data` an image set or what `open_data` opens. `out` is a folder from which an interrupted run goes on
+    to the same record; `limit` takes fewer images than the protocol wants, which the record then says.
+    `public` are the images of attackers who learn: the data's training part, if left out. With `say` a
     forecast comes first and progress is shown.
     """
     rules = find(protocol)
@@ -61,23 +61,23 @@ def evaluate(
     published = is_imagenet_c(data)
     if published and rules.corruptions is None:
         raise InputError(
-            f"{rules.name} has no corruptions, and these are corrupted pictures; take corruptions@1"
+            f"{rules.name} has no corruptions, and these are corrupted images; take corruptions@1"
         )
-    first = "gaussian_noise/1" if published else split  # any one names the pictures
-    pictures = judged_pictures(data, rules.subset, split=first, limit=limit)
-    pictures = pictures.sized(classifier.size or pictures.size, fit)
-    classes = check_fit(classifier, pictures)
+    first = "gaussian_noise/1" if published else split  # any one names the images
+    images = judged_images(data, rules.subset, split=first, limit=limit)
+    images = images.sized(classifier.size or images.size, fit)
+    classes = check_fit(classifier, images)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
-        case = Case(classifier, pictures, rules, Path(folder), batch, precision, data)
+        case = Case(classifier, images, rules, Path(folder), batch, precision, data)
         case.shown = say is not None
-        case.public = public_pictures(public, data, pictures, split=split)
+        case.public = public_images(public, data, images, split=split)
         if rules.learns:
             case.public(1)  # refused now rather than after an hour
         if say is not None:
             say(f"{rules.name}: {rules.about}")
-            x = pictures.take(range(min(batch, len(pictures)))).arrays()[0]
-            cost = forecast(rules, case.judged, x, count=len(pictures), classes=classes)
-            say(f"{classifier.name} on {len(pictures)} pictures: {cost}")
+            x = images.take(range(min(batch, len(images)))).arrays()[0]
+            cost = forecast(rules, case.judged, x, count=len(images), classes=classes)
+            say(f"{classifier.name} on {len(images)} images: {cost}")
         trials = case.run()
     record = Record(
         kind="evaluate",
@@ -85,16 +85,16 @@ def evaluate(
         data={
             "spec": str(data) if isinstance(data, str | Path) else "",
             "split": split or "",
-            "digest": pictures.digest(),
-            "count": len(pictures),
-            "names": pictures.names,
-            "labels": pictures.labels,
-            "classes": pictures.classes,
-            "size": pictures.size,
-            "fit": pictures.how,
+            "digest": images.digest(),
+            "count": len(images),
+            "names": images.names,
+            "labels": images.labels,
+            "classes": images.classes,
+            "size": images.size,
+            "fit": images.resize,
         },
         trials=trials,
-        figures=case.figures,
+        metrics=case.metrics,
         protocol={**rules.model_dump(mode="json"), "batch": batch, "precision": precision},
         command=command,
     )

@@ -16,12 +16,12 @@ from robvit.attacks.core import gradient
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.threat import Threat
 
-PROBED = 4  # pictures in the probe
+PROBED = 4  # images in the probe
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Passes over single pictures if every picture withstands every attack, and what they take."""
+    """Passes over single images if every image withstands every attack, and what they take."""
 
     forward: int
     backward: int
@@ -31,7 +31,7 @@ class Forecast:
     def __str__(self) -> str:
         return (
             f"at most {self.forward:,} forward and {self.backward:,} backward passes, about "
-            f"{span(self.seconds)} if every picture withstands; {self.gigabytes:.1f} GB of memory"
+            f"{span(self.seconds)} if every image withstands; {self.gigabytes:.1f} GB of memory"
         )
 
 
@@ -44,14 +44,14 @@ def span(seconds: float) -> str:
 
 
 def forecast(protocol: Protocol, net: nn.Module, x: torch.Tensor, *, count: int, classes: int) -> Forecast:
-    """The cost for `count` pictures like x (B 3 H W), of which a few are passed through the network."""
+    """The cost for `count` images like x (B 3 H W), of which a few are passed through the network."""
     forward_time, backward_time = _pace(net, x[:PROBED])
-    sources = {"own-tokens": protocol.attacker.sets + (protocol.attacker.sets > 1)}
-    rungs = 1 + len(protocol.controls)
-    forward, backward = count * rungs, 0
+    sources = {"own-tokens": protocol.attacker_budget.sets + (protocol.attacker_budget.sets > 1)}
+    scenarios = 1 + len(protocol.controls)
+    forward, backward = count * scenarios, 0
     for entry in protocol.attacks:
         # An ensemble of k passes through k models; so the sets together cost as much as all alone.
-        times = 2 * sources["own-tokens"] - 2 if entry.knowledge == "own-tokens" else 1
+        times = 2 * sources["own-tokens"] - 2 if entry.attacker == "own-tokens" else 1
         one = passes(entry, protocol.threat_of(entry), classes)
         forward += count * len(protocol.seeds) * max(times, 1) * one[0]
         backward += count * len(protocol.seeds) * max(times, 1) * one[1]
@@ -64,7 +64,7 @@ def forecast(protocol: Protocol, net: nn.Module, x: torch.Tensor, *, count: int,
 
 
 def passes(entry: Attack, threat: Threat, classes: int) -> tuple[int, int]:
-    """Forward and backward passes of an attack on one picture that withstands it, counted on a toy."""
+    """Forward and backward passes of an attack on one image that withstands it, counted on a toy."""
     toy = _Steadfast(classes)
     x, y = torch.full((1, 3, 8, 8), 0.5), torch.zeros(1, dtype=torch.long)
     with warnings.catch_warnings():
@@ -74,7 +74,7 @@ def passes(entry: Attack, threat: Threat, classes: int) -> tuple[int, int]:
 
 
 class _Steadfast(nn.Module):
-    """A linear model of 8x8 pictures that no budget of a protocol moves away from class 0."""
+    """A linear model of 8x8 images that no budget of a protocol moves away from class 0."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Steadfast(nn.Module):
 
 
 def _pace(net: nn.Module, x: torch.Tensor) -> tuple[float, float]:
-    """Seconds a picture of a forward pass and of the backward pass beside it; the second try counts."""
+    """Seconds an image of a forward pass and of the backward pass beside it; the second try counts."""
     with torch.no_grad(), frozen(net):
         for _ in range(2):
             start = time.monotonic()
@@ -104,8 +104,8 @@ def _pace(net: nn.Module, x: torch.Tensor) -> tuple[float, float]:
 
 def _learning(protocol: Protocol) -> int:
     """Passes, forward and as many backward, of attackers who learn."""
-    means, known = protocol.attacker, {entry.knowledge for entry in protocol.attacks}
-    own = means.pictures * means.attack_steps + means.sets * means.steps * means.batch * 2
+    means, known = protocol.attacker_budget, {entry.attacker for entry in protocol.attacks}
+    own = means.images * means.attack_steps + means.sets * means.steps * means.batch * 2
     return own * ("own-tokens" in known) + means.leak_steps * means.batch * ("leak" in known)
 
 

@@ -1,4 +1,4 @@
-"""How well a segmentation meets its masks: mean IoU over a whole set, pixel accuracy of each picture."""
+"""How well a segmentation meets its masks: mean IoU over a whole set, pixel accuracy of each image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Segmenter = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class MaskScore:
-    """The mean IoU over all pixels of a set, of the classes that occur, and each picture's pixel accuracy."""
+    """The mean IoU over all pixels of a set, of the classes that occur, and each image's pixel accuracy."""
 
     miou: float
     accuracy: list[float]
 
     @property
     def mean_accuracy(self) -> float:
-        """The mean over pictures."""
+        """The mean over images."""
         return sum(self.accuracy) / max(len(self.accuracy), 1)
 
 
@@ -33,10 +33,10 @@ def pixel_counts(output: torch.Tensor, masks: torch.Tensor, classes: int) -> tor
 
 
 def image_miou(counts: torch.Tensor) -> torch.Tensor:
-    """Each picture's mean IoU over the classes in its mask or its prediction: (B K K) -> (B,).
+    """Each image's mean IoU over the classes in its mask or its prediction: (B K K) -> (B,).
 
     The mean of these is the published code's figure for attacked segmentations; the headline elsewhere
-    is that of the whole set. A picture that is all void counts as met.
+    is that of the whole set. An image that is all void counts as met.
     """
     both = counts.diagonal(dim1=1, dim2=2).double()
     either = counts.sum(1) + counts.sum(2) - both
@@ -46,7 +46,7 @@ def image_miou(counts: torch.Tensor) -> torch.Tensor:
 
 
 def score_of(counts: Iterable[torch.Tensor], classes: int) -> MaskScore:
-    """The score of a set from the `pixel_counts` of its batches; a picture that is all void counts as met."""
+    """The score of a set from the `pixel_counts` of its batches; an image that is all void counts as met."""
     total, accuracy = torch.zeros(classes, classes, dtype=torch.long), []
     for some in counts:
         total += some.sum(0).cpu()
@@ -59,7 +59,7 @@ def score_of(counts: Iterable[torch.Tensor], classes: int) -> MaskScore:
 
 
 @torch.no_grad()
-def score_masks(model: Segmenter, pictures: ImageDataset, *, batch: int = 64) -> MaskScore:
-    """The score of a model (B 3 H W) -> (B K H W) on pictures with masks."""
-    classes = len(pictures.classes)
-    return score_of((pixel_counts(model(x), y, classes) for x, y in pictures.batches(batch)), classes)
+def score_masks(model: Segmenter, images: ImageDataset, *, batch: int = 64) -> MaskScore:
+    """The score of a model (B 3 H W) -> (B K H W) on images with masks."""
+    classes = len(images.classes)
+    return score_of((pixel_counts(model(x), y, classes) for x, y in images.batches(batch)), classes)

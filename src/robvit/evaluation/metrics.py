@@ -6,7 +6,7 @@ import math
 
 
 def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: honest for few pictures and for shares near 0 and 1."""
+    """Wilson's 95 % interval of a share: honest for few images and for shares near 0 and 1."""
     if count == 0:
         return 0.0, 1.0
     share = hits / count
@@ -16,7 +16,7 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value of McNemar's test: pictures that one model alone got right."""
+    """The exact two-sided p-value of McNemar's test: images that one model alone got right."""
     count, fewer = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(count, k) for k in range(fewer + 1))
     return min(1.0, 2.0 * tail / 2.0**count)
@@ -25,10 +25,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def paired_interval(
     only_first: int, only_second: int, count: int, z: float = 1.959964
 ) -> tuple[float, float, float]:
-    """The difference of two shares on the same pictures, first minus second, with its 95 % interval.
+    """The difference of two shares on the same images, first minus second, with its 95 % interval.
 
-    The interval is Agresti and Min's: Wald's after half a picture is added to each of the four cells, which
-    keeps its promise for few pictures too. The difference itself is the plain one.
+    The interval is Agresti and Min's: Wald's after half an image is added to each of the four cells, which
+    keeps its promise for few images too. The difference itself is the plain one.
     """
     first, second, total = only_first + 0.5, only_second + 0.5, count + 2.0
     middle = (first - second) / total

@@ -1,6 +1,6 @@
 """Protocols: how a model is judged, written down as data under a name with a version.
 
-A protocol is a YAML file: threats, attacks with their settings, seeds, the pictures, and what each
+A protocol is a YAML file: threats, attacks with their settings, seeds, the images, and what each
 attacker knows. Those of the package are in `protocols/`; anybody's own file does as well. A name such as
 `quick@1` never changes its meaning: another meaning is another version.
 """
@@ -26,7 +26,7 @@ from robvit.threat import NORMS, Threat, parse_number
 # What an attacker may know; how each of them works is in knowledge.py.
 ATTACKERS = ("white-box", "black-box", "no-tokens", "own-tokens", "leak")
 CONTROLS = ("no tokens", "random tokens")
-RESERVED = {"seed": "`seeds` of the protocol", "keep_broken": "the runner", "judge": "the runner"}
+RESERVED = {"seed": "`seeds` of the protocol", "early_stop": "the runner", "judge": "the runner"}
 
 Number = Annotated[float, BeforeValidator(parse_number)]
 
@@ -64,7 +64,7 @@ class Budget(Strict):
 
 
 class Subset(Strict):
-    """Which pictures: at most `count`, drawn by the seed; `digest` pins the list of names and labels."""
+    """Which images: at most `count`, drawn by the seed; `digest` pins the list of names and labels."""
 
     count: int | None = Field(default=None, ge=1)
     seed: int = 0
@@ -77,7 +77,7 @@ class Attack(Strict):
     attack: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: Budget | None = None
-    knowledge: str = "white-box"
+    attacker: str = "white-box"
 
     @model_validator(mode="after")
     def _known(self) -> Attack:
@@ -86,9 +86,9 @@ class Attack(Strict):
         facts = ATTACKS.entry(self.attack).facts
         if facts["task"] != "classes":
             raise InputError(f"{self.attack} attacks {facts['task']}, a protocol judges classifiers")
-        if self.knowledge not in ATTACKERS:
-            raise _strange("knowledge", self.knowledge, ATTACKERS)
-        if self.knowledge == "black-box" and facts["gradients"]:
+        if self.attacker not in ATTACKERS:
+            raise _strange("attacker", self.attacker, ATTACKERS)
+        if self.attacker == "black-box" and facts["gradients"]:
             raise InputError(f"a black-box attacker has no gradients, {self.attack} needs them; take square")
         for name, value in self.settings.items():
             if name in RESERVED:
@@ -104,11 +104,11 @@ class Attack(Strict):
         return {**given, "seed": seed}
 
 
-class Attacker(Strict):
-    """What attackers who learn spend: token sets, pictures of their own, steps, and their attack's steps."""
+class AttackerBudget(Strict):
+    """What attackers who learn spend: token sets, images of their own, steps, and their attack's steps."""
 
     sets: int = Field(default=5, ge=1)
-    pictures: int = Field(default=128, ge=1)
+    images: int = Field(default=128, ge=1)
     steps: int = Field(default=40, ge=1)
     batch: int = Field(default=16, ge=1)
     attack_steps: int = Field(default=8, ge=1)
@@ -133,7 +133,7 @@ class Protocol(Strict):
     subset: Subset = Subset()
     survivors: bool = False
     controls: list[str] = Field(default_factory=list)
-    attacker: Attacker = Attacker()
+    attacker_budget: AttackerBudget = AttackerBudget()
     features: bool = False
     corruptions: Corruptions | None = None
 
@@ -150,9 +150,7 @@ class Protocol(Strict):
         if self.corruptions is not None and self.attacks:
             raise InputError("attacks and corruptions are two protocols; leave one out")
         if self.survivors and self.controls:
-            raise InputError(
-                "survivors: controls are judged on all pictures; leave survivors or controls out"
-            )
+            raise InputError("survivors: controls are judged on all images; leave survivors or controls out")
         for name in (self.corruptions and self.corruptions.names) or ():
             if name not in CORRUPTIONS:
                 raise _strange("corruption", name, [entry.name for entry in CORRUPTIONS])
@@ -165,13 +163,13 @@ class Protocol(Strict):
     def needs_tokens(self) -> bool:
         """Whether it judges a model with secret tokens."""
         return bool(self.controls) or any(
-            a.knowledge in ("no-tokens", "own-tokens", "leak") for a in self.attacks
+            a.attacker in ("no-tokens", "own-tokens", "leak") for a in self.attacks
         )
 
     @property
     def learns(self) -> bool:
-        """Whether an attacker learns from pictures of their own."""
-        return any(entry.knowledge in ("own-tokens", "leak") for entry in self.attacks)
+        """Whether an attacker learns from images of their own."""
+        return any(entry.attacker in ("own-tokens", "leak") for entry in self.attacks)
 
     def threat_of(self, entry: Attack) -> Threat:
         budget = entry.threat or self.threat

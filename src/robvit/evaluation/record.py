@@ -1,6 +1,6 @@
 """The record: the one result format. A report, a table or a paired test never needs the model again.
 
-JSON with a schema version; every picture's outcome under every attack, seeds, versions and cost. This
+JSON with a schema version; every image's outcome under every attack, seeds, versions and cost. This
 file uses the standard library only, so that records can be read where no torch is.
 """
 
@@ -23,11 +23,11 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """One attack on all pictures: for each, whether the judged model is still right, and what it says.
+    """One attack on all images: for each, whether the judged model is still right, and what it says.
 
-    Lists run over the pictures. `distance` is in the threat's norm. Passes are sums over pictures.
-    `rung` says which variant of the model was judged and what its attacker knew, where there are several;
-    `knowledge` is that attacker's name among the protocols' and `crafted` what the pictures were made on,
+    Lists run over the images. `distance` is in the threat's norm. Passes are sums over images.
+    `scenario` says which variant of the model was judged and what its attacker knew, where there are several;
+    `knowledge` is that attacker's name among the protocols' and `crafted` what the images were made on,
     if not on the judged model. The places in `skipped` were wrong before this attack, which did not see
     them: they count as wrong, with what was predicted then. A `control` takes no part in the worst case.
     """
@@ -35,16 +35,16 @@ class Trial:
     attack: str
     threat: str
     settings: dict[str, Any]
-    right: list[bool]
+    correct: list[bool]
     predicted: list[int]
     distance: list[float]
     forward: int = 0
     backward: int = 0
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
-    rung: str = ""
-    knowledge: str = ""
-    crafted: str = ""
+    scenario: str = ""
+    attacker: str = ""
+    surrogate: str = ""
     skipped: list[int] = field(default_factory=list)
     control: bool = False
 
@@ -82,18 +82,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of the doctor saw: its status is green, amber or red; `pictures` violate it."""
+    """What one check of the doctor saw: its status is green, amber or red; `images` violate it."""
 
     check: str
     status: str
     evidence: str
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
 
 
 class Row(NamedTuple):
-    """A line of the table: a share of pictures with its 95 % interval."""
+    """A line of the table: a share of images with its 95 % interval."""
 
-    rung: str
+    scenario: str
     attack: str
     threat: str
     share: float
@@ -102,11 +102,11 @@ class Row(NamedTuple):
 
 
 def _title(trial: Trial) -> str:
-    return f"{trial.attack} on {trial.crafted}" if trial.crafted else trial.attack
+    return f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
 
 
-def _share(right: list[bool]) -> tuple[float, float, float]:
-    return sum(right) / len(right), *interval(sum(right), len(right))
+def _share(correct: list[bool]) -> tuple[float, float, float]:
+    return sum(correct) / len(correct), *interval(sum(correct), len(correct))
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Record:
     model: dict[str, Any]
     data: dict[str, Any]
     trials: list[Trial]
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     history: dict[str, list[float]] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -132,20 +132,22 @@ class Record:
     versions: dict[str, str] = field(default_factory=lambda: library_versions())
     schema: int = SCHEMA
 
-    def rungs(self) -> list[str]:
+    def scenarios(self) -> list[str]:
         """The variants that were judged, in order."""
-        return list(dict.fromkeys(trial.rung for trial in self.trials))
+        return list(dict.fromkeys(trial.scenario for trial in self.trials))
 
-    def still_correct(self, rung: str | None = None) -> list[bool]:
-        """For each picture, whether the model withstands all attacks of a rung, or all but controls."""
-        chosen = [t.right for t in self.trials if (not t.control if rung is None else t.rung == rung)]
+    def still_correct(self, scenario: str | None = None) -> list[bool]:
+        """For each image, whether the model withstands all attacks of a scenario, or all but controls."""
+        chosen = [
+            t.correct for t in self.trials if (not t.control if scenario is None else t.scenario == scenario)
+        ]
         if not chosen:
             raise InputError("this record holds no attack, so nothing can be said of robustness")
         return [all(outcome) for outcome in zip(*chosen, strict=True)]
 
-    def robust_accuracy(self, rung: str | None = None) -> float:
-        """The mean over pictures of the worst attack, never the minimum of the attacks' means."""
-        verdicts = self.still_correct(rung)
+    def robust_accuracy(self, scenario: str | None = None) -> float:
+        """The mean over images of the worst attack, never the minimum of the attacks' means."""
+        verdicts = self.still_correct(scenario)
         return sum(verdicts) / len(verdicts)
 
     def headline(self) -> Row:
@@ -154,25 +156,29 @@ class Record:
         return Row("", "worst case", ", ".join(threats) or "none", *_share(self.still_correct()))
 
     def rows(self) -> list[Row]:
-        """The table: a row for each trial, and for each rung with several attacks its worst case."""
+        """The table: a row for each trial, and for each scenario with several attacks its worst case."""
         found = []
-        for rung in self.rungs():
-            trials = [t for t in self.trials if t.rung == rung]
-            found += [Row(rung, _title(t), t.threat, *_share(t.right)) for t in trials]
+        for scenario in self.scenarios():
+            trials = [t for t in self.trials if t.scenario == scenario]
+            found += [Row(scenario, _title(t), t.threat, *_share(t.correct)) for t in trials]
             attacks = [t for t in trials if t.attack != "clean" and not t.control]
             if len(attacks) > 1:
-                found.append(Row(rung, "worst case", trials[-1].threat, *_share(self.still_correct(rung))))
+                found.append(
+                    Row(scenario, "worst case", trials[-1].threat, *_share(self.still_correct(scenario)))
+                )
         return found
 
     def table(self) -> str:
         """One line a row, each with its 95 % interval."""
         rows = self.rows()
-        texts = [(row.rung, row.attack, row.threat) for row in rows] + [("", "attack" + 4 * " ", 12 * " ")]
-        rung, attack, threat = (max(map(len, column)) + 2 for column in zip(*texts, strict=True))
-        wide = rung if rung > 2 else 0
+        texts = [(row.scenario, row.attack, row.threat) for row in rows] + [
+            ("", "attack" + 4 * " ", 12 * " ")
+        ]
+        scenario, attack, threat = (max(map(len, column)) + 2 for column in zip(*texts, strict=True))
+        wide = scenario if scenario > 2 else 0
         lines = [f"{'':<{wide}}{'attack':<{attack}}{'threat':<{threat}}{'accuracy':>8}   95 % interval"]
         for row in rows:
-            name = f"{row.rung:<{wide}}{row.attack:<{attack}}{row.threat:<{threat}}"
+            name = f"{row.scenario:<{wide}}{row.attack:<{attack}}{row.threat:<{threat}}"
             lines.append(f"{name}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}")
         return "\n".join(lines)
 
@@ -234,8 +240,8 @@ def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
 
 def _check_lengths(record: Record, path: str | Path) -> None:
     for trial in record.trials:
-        if not all(0 <= place < len(trial.right) for place in trial.skipped):
-            raise InputError(f"{path}: {trial.attack}.skipped names pictures that the record does not have")
+        if not all(0 <= place < len(trial.correct) for place in trial.skipped):
+            raise InputError(f"{path}: {trial.attack}.skipped names images that the record does not have")
     for table in record.tables:
         if any(len(row) != len(table.columns) for row in table.rows):
             raise InputError(f"{path}: every row of {table.title!r} must have {len(table.columns)} cells")
@@ -243,7 +249,7 @@ def _check_lengths(record: Record, path: str | Path) -> None:
         if any(len(point) not in (2, 4) for line in curve.lines.values() for point in line):
             raise InputError(f"{path}: every point of {curve.title!r} must be [x, y] or [x, y, low, high]")
     for trial in record.trials:
-        for name in ("right", "predicted", "distance"):
+        for name in ("correct", "predicted", "distance"):
             if len(getattr(trial, name)) != record.data.get("count"):
                 got = len(getattr(trial, name))
                 raise InputError(

@@ -31,13 +31,11 @@ def model_info(record: Record) -> dict[str, Any]:
         "architecture": record.model["judged"],
         "threat_model": {"linf": "Linf", "l2": "L2"}.get(norm, norm),
         "eps": eps,
-        "clean_acc": f"{100 * sum(clean.right) / len(clean.right):.2f}",
+        "clean_acc": f"{100 * sum(clean.correct) / len(clean.correct):.2f}",
         "reported": f"{100 * record.headline().share:.2f}",
     }
     if {t.attack for t in attacks} == AUTOATTACK or {t.attack for t in attacks} == {"autoattack"}:
         found["autoattack_acc"] = found["reported"]
-    count, rules = len(clean.right), record.protocol.get("name", "")
-    found["footnote"] = (
-        f"Judged by robvit's {rules} on {count} pictures (digest {record.data['digest'][:12]})."
-    )
+    count, rules = len(clean.correct), record.protocol.get("name", "")
+    found["footnote"] = f"Judged by robvit's {rules} on {count} images (digest {record.data['digest'][:12]})."
     return found

@@ -27,7 +27,7 @@ class Case:
     """What is judged, on what, by which rules, where its shards are, and the figures found so far."""
 
     classifier: Classifier
-    pictures: ImageDataset
+    images: ImageDataset
     rules: Protocol
     out: Path
     batch: int
@@ -35,18 +35,18 @@ class Case:
     data: object = None
     shown: bool = False
     public: Callable[[int], ImageDataset] = field(init=False)
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def judged(self) -> nn.Module:
         return self.fitted(self.classifier.net)
 
     def fitted(self, net: nn.Module) -> nn.Module:
-        """A network as these pictures can judge it."""
-        if self.pictures.class_map is None:
+        """A network as these images can judge it."""
+        if self.images.class_map is None:
             return net
-        total = len(self.pictures.classes)
-        return ClassSubset(net, self.pictures.class_map, total).eval()
+        total = len(self.images.classes)
+        return ClassSubset(net, self.images.class_map, total).eval()
 
     def watch(self, label: str, total: float) -> AbstractContextManager[Advance]:
         """Progress of one part, shown by the first of several processes."""
@@ -55,25 +55,27 @@ class Case:
         return nullcontext(lambda *_, **__: None)
 
     def run(self) -> list[Trial]:
-        """All trials: for each rung the clean pictures, then its attacks; then the controls."""
+        """All trials: for each scenario the clean images, then its attacks; then the controls."""
         if is_imagenet_c(self.data):
             return self.corrupt()
         clean = self.judge("clean", self.job("clean"))
-        rungs: dict[str, list[Trial]] = {}
+        scenarios: dict[str, list[Trial]] = {}
         controls: list[Trial] = []
         sources: dict[str, list[Source]] = {}
         for number, entry in enumerate(self.rules.attacks):
-            if entry.knowledge not in sources:
-                sources[entry.knowledge] = ATTACKERS[entry.knowledge](self.situation())
-            rung = self.rung(entry.knowledge)
-            so_far = rungs.setdefault(rung, [replace(clean, rung=rung, knowledge=entry.knowledge)])
+            if entry.attacker not in sources:
+                sources[entry.attacker] = ATTACKERS[entry.attacker](self.situation())
+            scenario = self.scenario(entry.attacker)
+            so_far = scenarios.setdefault(
+                scenario, [replace(clean, scenario=scenario, attacker=entry.attacker)]
+            )
             for seed in self.rules.seeds:
-                for place, source in enumerate(sources[entry.knowledge]):
+                for place, source in enumerate(sources[entry.attacker]):
                     name = f"{number + 1:02d}-{entry.attack}-{seed}-{place}"
                     so_far.append(self.attack(entry, seed, source, name=name, so_far=so_far))
-                    if entry.knowledge == "no-tokens":
+                    if entry.attacker == "no-tokens":
                         controls += self.controls(entry, seed, source, name)
-        found = [trial for trials in rungs.values() for trial in trials]
+        found = [trial for trials in scenarios.values() for trial in trials]
         return [*(found or [clean]), *_once(controls), *self.corrupt()]
 
     def corrupt(self) -> list[Trial]:
@@ -81,46 +83,56 @@ class Case:
         if self.rules.corruptions is None:
             return []
         found = []
-        for name, severity, pictures in corrupted(self.data, self.pictures, self.rules.corruptions):
-            trial = self.judge(f"{name}-{severity}", self.job("clean", pictures=pictures))
+        for name, severity, images in corrupted(self.data, self.images, self.rules.corruptions):
+            trial = self.judge(f"{name}-{severity}", self.job("clean", images=images))
             found.append(replace(trial, attack=name, threat=title(severity), control=True))
         return found
 
-    def rung(self, knowledge: str) -> str:
-        """What a rung is called; one attacker alone needs no name."""
-        known = ATTACKERS.entry(knowledge).facts["rung"]
+    def scenario(self, attacker: str) -> str:
+        """What a scenario is called; one attacker alone needs no name."""
+        known = ATTACKERS.entry(attacker).facts["scenario"]
         if self.rules.needs_tokens:
             return f"trained tokens, {known}"
-        several = len({entry.knowledge for entry in self.rules.attacks}) > 1
+        several = len({entry.attacker for entry in self.rules.attacks}) > 1
         return str(known) if several else ""
 
     def situation(self) -> AttackerContext:
         threat = self.rules.threat or self.rules.attacks[0].threat
         assert threat is not None
         return AttackerContext(
-            self.classifier.net, self.public, threat.threat(), self.rules.attacker,
-            self.out / "attackers", self.watch, self.figures,
-        )  # fmt: skip
+            self.classifier.net,
+            self.public,
+            threat.threat(),
+            self.rules.attacker_budget,
+            self.out / "attackers",
+            self.watch,
+            self.metrics,
+        )
 
     def job(self, attack: str, **changes: Any) -> Job:
-        """A job on all pictures against the judged model, or on others."""
+        """A job on all images against the judged model, or on others."""
         plain: dict[str, Any] = {
-            "threat": None, "settings": {}, "model": self.judged, "identity": self.classifier.identity,
-            "pictures": self.pictures, "batch": self.batch, "precision": self.precision,
-        }  # fmt: skip
+            "threat": None,
+            "settings": {},
+            "model": self.judged,
+            "identity": self.classifier.identity,
+            "images": self.images,
+            "batch": self.batch,
+            "precision": self.precision,
+        }
         return Job(attack, **{**plain, **changes})
 
     def judge(self, name: str, job: Job, label: str = "") -> Trial:
         """Do a job in its folder and show its progress."""
-        with self.watch(label or name, len(job.pictures)) as advance:
+        with self.watch(label or name, len(job.images)) as advance:
             return craft(job, self.out / "shards" / name, advance)
 
     def attack(self, entry: Attack, seed: int, source: Source, *, name: str, so_far: list[Trial]) -> Trial:
-        """One attack from one source on all pictures, or on those that still stand."""
+        """One attack from one source on all images, or on those that still stand."""
         transfer = source.net is not None
-        alive = list(range(len(self.pictures)))
+        alive = list(range(len(self.images)))
         if self.rules.survivors:
-            alive = [i for i, right in enumerate(so_far[-1].right) if right]
+            alive = [i for i, correct in enumerate(so_far[-1].correct) if correct]
         job = self.job(
             entry.attack,
             threat=self.rules.threat_of(entry),
@@ -128,21 +140,24 @@ class Case:
             model=self.fitted(source.net) if source.net is not None else self.judged,
             victim=self.judged if transfer else None,
             identity="+".join(filter(None, (source.identity, self.classifier.identity))),
-            pictures=self.pictures.take(alive),
+            images=self.images.take(alive),
             original=self.original(),
         )
         title = f"{int(name[:2])}/{len(self.rules.attacks)} {entry.attack}" + f" on {source.label}" * transfer
         trial = self.judge(name, job, title) if alive else _nothing(job)
-        rung = self.rung(entry.knowledge)
+        scenario = self.scenario(entry.attacker)
         trial = replace(
-            _spread(trial, alive, so_far[-1]), rung=rung, knowledge=entry.knowledge, crafted=source.label
+            _spread(trial, alive, so_far[-1]),
+            scenario=scenario,
+            attacker=entry.attacker,
+            surrogate=source.label,
         )
         if job.original is not None and alive:
-            self.note_cosines(f"{rung}, {entry.attack}" + f" on {source.label}" * transfer, job, name)
+            self.note_cosines(f"{scenario}, {entry.attack}" + f" on {source.label}" * transfer, job, name)
         return trial
 
     def controls(self, entry: Attack, seed: int, source: Source, name: str) -> list[Trial]:
-        """The same pictures before the model without tokens and with random ones."""
+        """The same images before the model without tokens and with random ones."""
         model = self.classifier.net
         assert isinstance(model, Model)
         assert model.extra is not None
@@ -154,20 +169,23 @@ class Case:
             clean = self.judge(f"clean-{control.replace(' ', '-')}", self.job("clean", **common))
             place = f"{name}-{control.replace(' ', '-')}"
             job = self.job(
-                entry.attack, threat=self.rules.threat_of(entry), settings=entry.ready(seed),
-                source=self.out / "shards" / name, **common,
-            )  # fmt: skip
-            attacked = replace(self.judge(place, job), crafted=source.label)
+                entry.attack,
+                threat=self.rules.threat_of(entry),
+                settings=entry.ready(seed),
+                source=self.out / "shards" / name,
+                **common,
+            )
+            attacked = replace(self.judge(place, job), surrogate=source.label)
             self.note_cosines(f"{control}, {entry.attack}", job, place)
             found += [
-                replace(t, rung=control, knowledge=entry.knowledge, control=True) for t in (clean, attacked)
+                replace(t, scenario=control, attacker=entry.attacker, control=True) for t in (clean, attacked)
             ]
         return found
 
     def original(self) -> Model | None:
         """The model whose clean features are the measure, where the protocol asks for them."""
         model = self.classifier.net
-        if not self.rules.features or not isinstance(model, Model) or self.pictures.class_map is not None:
+        if not self.rules.features or not isinstance(model, Model) or self.images.class_map is not None:
             return None
         return model.with_tokens(None)
 
@@ -175,20 +193,20 @@ class Case:
         if job.original is None:
             return
         found = cosines(job, self.out / "shards" / name)
-        self.figures[f"cosine with the original features, {what}"] = found["original"]
-        self.figures[f"cosine with its own clean features, {what}"] = found["own"]
+        self.metrics[f"cosine with the original features, {what}"] = found["original"]
+        self.metrics[f"cosine with its own clean features, {what}"] = found["own"]
 
 
 def _spread(part: Trial, alive: list[int], before: Trial) -> Trial:
-    """A trial on some pictures as one on all: the rest keep what became of them before."""
+    """A trial on some images as one on all: the rest keep what became of them before."""
     lists: dict[str, Any] = {}
-    for name in ("right", "predicted", "distance"):
+    for name in ("correct", "predicted", "distance"):
         whole = list(getattr(before, name))
         for place, value in zip(alive, getattr(part, name), strict=True):
             whole[place] = value
         lists[name] = whole
     seen = set(alive)
-    return replace(part, **lists, skipped=[i for i in range(len(before.right)) if i not in seen])
+    return replace(part, **lists, skipped=[i for i in range(len(before.correct)) if i not in seen])
 
 
 def _nothing(job: Job) -> Trial:
@@ -200,6 +218,6 @@ def _once(trials: Iterable[Trial]) -> list[Trial]:
     """Without repetitions of the same clean trial."""
     found: list[Trial] = []
     for trial in trials:
-        if trial.attack != "clean" or all(t.attack != "clean" or t.rung != trial.rung for t in found):
+        if trial.attack != "clean" or all(t.attack != "clean" or t.scenario != trial.scenario for t in found):
             found.append(trial)
     return found

@@ -1,4 +1,4 @@
-"""Which pictures: those a protocol judges on, and those from which attackers learn."""
+"""Which images: those a protocol judges on, and those from which attackers learn."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from robvit.evaluation.protocol import Subset
 Data = str | Path | ImageDataset
 
 
-def judged_pictures(data: Data, subset: Subset, *, split: str | None, limit: int | None) -> ImageDataset:
-    """The pictures a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared."""
+def judged_images(data: Data, subset: Subset, *, split: str | None, limit: int | None) -> ImageDataset:
+    """The images a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared."""
     most = min([n for n in (subset.count, limit) if n is not None], default=None)
     if isinstance(data, ImageDataset):
-        pictures = _drawn(data, most, subset.seed)
+        images = _drawn(data, most, subset.seed)
     else:
-        pictures = open_data(data, split=split, limit=most, seed=subset.seed)
-    if subset.digest is not None and pictures.digest() != subset.digest:
+        images = open_data(data, split=split, limit=most, seed=subset.seed)
+    if subset.digest is not None and images.digest() != subset.digest:
         raise DataError(
-            f"the protocol is for the pictures with digest {subset.digest[:12]}, these have "
-            f"{pictures.digest()[:12]}; names, labels and order must agree"
+            f"the protocol is for the images with digest {subset.digest[:12]}, these have "
+            f"{images.digest()[:12]}; names, labels and order must agree"
         )
-    return pictures
+    return images
 
 
-def public_pictures(
+def public_images(
     public: Data | None, data: Data, judged: ImageDataset, *, split: str | None
 ) -> Callable[[int], ImageDataset]:
-    """Pictures of attackers who learn, at most so many; never those on which is judged.
+    """Images of attackers who learn, at most so many; never those on which is judged.
 
     They are the training part of the judged data unless others are given.
     """
@@ -41,25 +41,25 @@ def public_pictures(
         source = data if public is None else public
         if isinstance(source, ImageDataset):
             if public is None:
-                raise InputError("attackers who learn need pictures of their own; give public=")
+                raise InputError("attackers who learn need images of their own; give public=")
             found = source.take(range(min(count, len(source))))
         else:
             try:
                 found = open_data(source, split="train" if public is None else split, limit=count)
             except DataError as error:
                 raise InputError(
-                    f"attackers who learn need pictures of their own: {error}; give --public"
+                    f"attackers who learn need images of their own: {error}; give --public"
                 ) from error
         if common := set(found.names) & set(judged.names):
-            raise InputError(f"attackers may not learn from judged pictures ({min(common)}); give --public")
-        return found.sized(judged.size, judged.how)
+            raise InputError(f"attackers may not learn from judged images ({min(common)}); give --public")
+        return found.sized(judged.size, judged.resize)
 
     return some
 
 
-def _drawn(pictures: ImageDataset, most: int | None, seed: int) -> ImageDataset:
-    if most is None or most >= len(pictures):
-        return pictures
-    where = {place: i for i, place in enumerate(pictures.picks)}
-    order = draw(pictures.listing, pictures.picks, seed, lambda _: True)
-    return pictures.take(where[place] for place in islice(order, most))
+def _drawn(images: ImageDataset, most: int | None, seed: int) -> ImageDataset:
+    if most is None or most >= len(images):
+        return images
+    where = {place: i for i, place in enumerate(images.picks)}
+    order = draw(images.listing, images.picks, seed, lambda _: True)
+    return images.take(where[place] for place in islice(order, most))

@@ -48,12 +48,12 @@ def token_names(tokens: Tokens) -> list[str]:
     caption="See where the attacked line leaves the clean one, and whether tokens bring it back.",
 )
 def activations(subject: Subject) -> dict[str, Any]:
-    """Means over the pictures, clean and attacked, with and without tokens."""
+    """Means over the images, clean and attacked, with and without tokens."""
     lines = {}
     for view in subject.views():
         peaks = largest_activations(view.model, view.x).mean(0).tolist()
         lines[view.name] = [[float(block), peak] for block, peak in enumerate(peaks, start=1)]
-    return {"curves": [Curve("mean over the pictures", "block", "largest |activation|", lines)]}
+    return {"curves": [Curve("mean over the images", "block", "largest |activation|", lines)]}
 
 
 @figure(
@@ -62,7 +62,7 @@ def activations(subject: Subject) -> dict[str, Any]:
     caption="Look for channels that tower over all others on a few tokens, and how an attack changes them.",
 )
 def massive(subject: Subject) -> dict[str, Any]:
-    """The first picture, in the block whose clean activations are largest; one scale for all.
+    """The first image, in the block whose clean activations are largest; one scale for all.
 
     Extra tokens are left out: what they become inside says something of the secret that they are.
     """
@@ -76,10 +76,10 @@ def massive(subject: Subject) -> dict[str, Any]:
         found.append((view.name, values[: len(values) - tokens.extra.shape[1]], tokens))
     reach = max(float(values.max()) for _, values, _ in found)
     title = f"block {block + 1} of {len(first)}"
-    return {"reliefs": [relief(f"{name}, {title}", v, t, reach) for name, v, t in found]}
+    return {"reliefs": [surface(f"{name}, {title}", v, t, reach) for name, v, t in found]}
 
 
-def relief(title: str, values: torch.Tensor, tokens: Tokens, reach: float) -> Surface:
+def surface(title: str, values: torch.Tensor, tokens: Tokens, reach: float) -> Surface:
     """The highest absolute activations (T D) as stems over tokens and channels."""
     count, width = values.shape
     top = values.flatten().topk(min(STEMS, values.numel()))
@@ -89,6 +89,13 @@ def relief(title: str, values: torch.Tensor, tokens: Tokens, reach: float) -> Su
     ]
     names = token_names(tokens)
     return Surface(
-        title, "channel", "token", "|activation|", width, count, reach, stems,
+        title,
+        "channel",
+        "token",
+        "|activation|",
+        width,
+        count,
+        reach,
+        stems,
         row_names=names if len(names) == count else [],
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Attention over the picture: what the class token sees, rollout, and who attends to whom.
+"""Attention over the image: what the class token sees, rollout, and who attends to whom.
 
 Legend for shapes: B batch, A heads, T tokens, P prefix tokens, N patches.
 """
@@ -35,7 +35,7 @@ def attention_maps(model: Model, x: torch.Tensor) -> tuple[Maps, Tokens]:
     if not fits:
         raise Unsupported(
             f"{model.name} attends over channels or windows, so it has no attention map of the whole "
-            "picture; a ViT, DeiT, DINOv2 or CLIP has"
+            "image; a ViT, DeiT, DINOv2 or CLIP has"
         )
     return fits, tokens
 
@@ -83,7 +83,7 @@ def attention_by_block(model: Model, x: torch.Tensor) -> dict[str, torch.Tensor]
     caption="Bright patches are attended to: see whether the object keeps its attention under attack.",
 )
 def attention(subject: Subject) -> dict[str, Any]:
-    """Some blocks and the rollout, for the first pictures, clean and attacked, and attacked with tokens."""
+    """Some blocks and the rollout, for the first images, clean and attacked, and attacked with tokens."""
     views = [view for view in subject.views() if view.name != "clean, tokens"]
     few = slice(0, 2 if subject.hardened else SHOWN)
     found = [attention_by_block(view.model, view.x[few]) for view in views]
@@ -94,7 +94,7 @@ def attention(subject: Subject) -> dict[str, Any]:
         for view, maps in zip(views, found, strict=True):
             tiles = [heat(maps[n][place], view.x[place]) if n in maps else None for n in names]
             rows.append(Row(view.name, [photo(view.x[place]), *tiles]))
-    return {"picture": grid(rows, ["picture", *names])}
+    return {"image": grid(rows, ["image", *names])}
 
 
 def spread(items: list[str], count: int) -> list[str]:
@@ -126,7 +126,7 @@ def group_shares(attention: torch.Tensor, tokens: Tokens) -> dict[str, float]:
     caption="See where marked patches attend, and which patch or token draws the attention of all.",
 )
 def attending(subject: Subject) -> dict[str, Any]:
-    """The last block's maps of the first picture, and who receives the patches' attention in every block."""
+    """The last block's maps of the first image, and who receives the patches' attention in every block."""
     views = list(subject.views())
     rows, heads = [], [""]
     lines: dict[str, dict[str, list[list[float]]]] = {}
@@ -134,7 +134,7 @@ def attending(subject: Subject) -> dict[str, Any]:
         maps, tokens = attention_maps(view.model, view.x)
         square = {i: m for i, m in maps.items() if m.shape[-2] == m.shape[-1]}
         if not square:
-            raise Unsupported(f"in {view.model.name} only the class token attends over the picture")
+            raise Unsupported(f"in {view.model.name} only the class token attends over the image")
         for block, m in square.items():
             for group, share in group_shares(m, tokens).items():
                 lines.setdefault(group, {}).setdefault(view.name, []).append([block + 1.0, share])
@@ -145,11 +145,11 @@ def attending(subject: Subject) -> dict[str, Any]:
         for group, held in lines.items()
         if any(share for line in held.values() for _, share in line)
     ]
-    return {"picture": grid(rows, heads), "curves": curves}
+    return {"image": grid(rows, heads), "curves": curves}
 
 
 def _attending_row(view: View, attention: torch.Tensor, tokens: Tokens) -> tuple[Row, list[str]]:
-    """The first picture with three patches marked, what all attend to, and what each of the three does."""
+    """The first image with three patches marked, what all attend to, and what each of the three does."""
     mean = attention.mean(1)[:1]
     first, (rows, columns) = tokens.prefix.shape[1], tokens.grid
     received = over_patches(mean[:, first : first + rows * columns].mean(1), tokens)[0]
@@ -159,12 +159,12 @@ def _attending_row(view: View, attention: torch.Tensor, tokens: Tokens) -> tuple
         "B": (rows // 8) * columns + columns // 8,
         "C": top,
     }
-    picture = view.x[0]
-    tiles = [_marked(picture, asked, tokens.grid), heat(received, picture)]
+    image = view.x[0]
+    tiles = [_marked(image, asked, tokens.grid), heat(received, image)]
     for place in asked.values():
-        tiles.append(heat(over_patches(mean[:, first + place], tokens)[0], picture))
+        tiles.append(heat(over_patches(mean[:, first + place], tokens)[0], image))
     heads = [
-        "picture",
+        "image",
         "attended to by all",
         "from A, the middle",
         "from B, a corner",
@@ -174,7 +174,7 @@ def _attending_row(view: View, attention: torch.Tensor, tokens: Tokens) -> tuple
 
 
 def _marked(x: torch.Tensor, places: dict[str, int], size: tuple[int, int]) -> Image.Image:
-    """The picture with a frame and a letter around some patches."""
+    """The image with a frame and a letter around some patches."""
     side = 420
     page = photo(x).resize((side, side), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(page)

@@ -48,13 +48,13 @@ class Row:
 
 
 def photo(x: torch.Tensor) -> Image.Image:
-    """A picture (3 H W) or (1 H W) in [0,1]."""
+    """An image (3 H W) or (1 H W) in [0,1]."""
     pixels = levels(x.detach().float().cpu().clamp(0, 1)).expand(3, -1, -1).permute(1, 2, 0)
     return Image.fromarray(pixels.contiguous().numpy())
 
 
 def heat(values: torch.Tensor, under: torch.Tensor | None = None, *, share: float = 0.98) -> Image.Image:
-    """Values (rows columns) as colours, dark for the least; over the grey of a picture if there is one.
+    """Values (rows columns) as colours, dark for the least; over the grey of an image if there is one.
 
     The brightest colour stands at the quantile `share`, so that single outliers do not darken the rest.
     """

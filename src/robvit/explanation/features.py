@@ -1,4 +1,4 @@
-"""Patch features as colours: their three principal components, fitted once on clean pictures."""
+"""Patch features as colours: their three principal components, fitted once on clean images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rainbow:
 
     @classmethod
     def fit(cls, reference: torch.Tensor) -> Rainbow:
-        """From the features (... D) of clean pictures."""
+        """From the features (... D) of clean images."""
         flat = reference.detach().double().flatten(0, -2)
         mean = flat.mean(0)
         _, vectors = torch.linalg.eigh((flat - mean).T @ (flat - mean))
@@ -50,7 +50,7 @@ class Rainbow:
 
 @torch.no_grad()
 def patch_features(model: Model, x: torch.Tensor) -> Tokens:
-    """The final tokens of pictures (B 3 H W)."""
+    """The final tokens of images (B 3 H W)."""
     return model.tokens(x)
 
 
@@ -60,7 +60,7 @@ def patch_features(model: Model, x: torch.Tensor) -> Tokens:
     caption="Alike parts share a colour: see whether the attack breaks them, and whether tokens mend them.",
 )
 def features(subject: Subject) -> dict[str, Any]:
-    """Principal components of the clean features of all pictures, and everything in the same colours."""
+    """Principal components of the clean features of all images, and everything in the same colours."""
     views = list(subject.views())
     found = [patch_features(view.model, view.x) for view in views]
     rainbow = Rainbow.fit(found[0].patch)
@@ -73,8 +73,8 @@ def features(subject: Subject) -> dict[str, Any]:
             tiles.append(photo(colours))
             notes.append(_likeness(view, tokens.patch[place], found[0].patch[place]))
         rows.append(Row("", tiles, notes))
-    heads = ["picture", "attacked picture", *(f"features, {view.name}" for view in views)]
-    return {"picture": grid(rows, heads)}
+    heads = ["image", "attacked image", *(f"features, {view.name}" for view in views)]
+    return {"image": grid(rows, heads)}
 
 
 def _likeness(view: View, own: torch.Tensor, clean: torch.Tensor) -> str:

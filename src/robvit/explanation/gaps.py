@@ -31,7 +31,7 @@ def gaps(model: Model, x: torch.Tensor) -> list[torch.Tensor]:
     caption="Rows far to the right are all but one-hot: their softmax passes hardly any gradient on.",
 )
 def gap_histograms(subject: Subject) -> dict[str, Any]:
-    """A histogram a block over all pictures, heads and rows; what lies beyond the axis is left out."""
+    """A histogram a block over all images, heads and rows; what lies beyond the axis is left out."""
     found = {view.name: gaps(view.model, view.x) for view in subject.views()}
     blocks = len(next(iter(found.values())))
     curves = []

@@ -33,15 +33,15 @@ def gate_maps(model: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 def coloured(values: torch.Tensor, reach: float) -> Image.Image:
-    """Values (rows columns) in -reach..reach as a picture: blue, over white at zero, to red."""
+    """Values (rows columns) in -reach..reach as an image: blue, over white at zero, to red."""
     share = (values / reach).clamp(-1, 1).cpu().numpy()[..., None]
     ends = np.where(share > 0, np.array(RED), np.array(BLUE))
     pixels = np.array(WHITE) + (ends - np.array(WHITE)) * np.abs(share)
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
-def gate_grid(pictures: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) -> Image.Image:
-    """For each picture (B 3 H W) and name of `maps` (blocks B rows columns) a row of blocks.
+def gate_grid(images: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) -> Image.Image:
+    """For each image (B 3 H W) and name of `maps` (blocks B rows columns) a row of blocks.
 
     Maps are differences from the block's own mean gate; the deepest colours stand for the number in a row's
     name.
@@ -53,18 +53,18 @@ def gate_grid(pictures: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) 
         Row(
             f"{name}, ±{reach:.2g}",
             [
-                photo(pictures[name][place]),
+                photo(images[name][place]),
                 *(coloured(values[block, place], reach) for block in range(blocks)),
             ],
         )
         for place in range(count)
         for name, values in apart.items()
     ]
-    return grid(rows, ["picture", *(f"block {i + 1}" for i in range(blocks))])
+    return grid(rows, ["image", *(f"block {i + 1}" for i in range(blocks))])
 
 
 def gate_sheet(x: torch.Tensor, maps: dict[str, torch.Tensor], path: Path) -> None:
-    """Write maps of the same pictures (B 3 H W) as a PNG."""
+    """Write maps of the same images (B 3 H W) as a PNG."""
     page = sheet("Gates of the adapters", CAPTION, [gate_grid(dict.fromkeys(maps, x), maps)])
     with written_whole(path) as aside:
         page.save(aside, format="PNG")
@@ -72,17 +72,17 @@ def gate_sheet(x: torch.Tensor, maps: dict[str, torch.Tensor], path: Path) -> No
 
 @figure("gates", title="Gates of the TORA adapters", caption=CAPTION)
 def gate_figure(subject: Subject) -> dict[str, Any]:
-    """The first pictures, clean and attacked, in every block."""
+    """The first images, clean and attacked, in every block."""
     if subject.model.adapters is None:
         raise Unsupported(
             f"{subject.model.name} has no adapters; `robvit train tora` makes them, then give --adapters"
         )
-    pictures = {"clean": subject.x[:SHOWN], "attacked": subject.adv[:SHOWN]}
-    maps = {name: gate_maps(subject.model, x) for name, x in pictures.items()}
+    images = {"clean": subject.x[:SHOWN], "attacked": subject.adv[:SHOWN]}
+    maps = {name: gate_maps(subject.model, x) for name, x in images.items()}
     blocks = range(1, len(maps["clean"]) + 1)
     lines = {
         name: [[float(b), v] for b, v in zip(blocks, m.mean((1, 2, 3)).tolist(), strict=True)]
         for name, m in maps.items()
     }
-    drawn = gate_grid(pictures, maps)
-    return {"picture": drawn, "curves": [Curve("mean gate of the accuracy adapter", "block", "gate", lines)]}
+    drawn = gate_grid(images, maps)
+    return {"image": drawn, "curves": [Curve("mean gate of the accuracy adapter", "block", "gate", lines)]}

@@ -1,4 +1,4 @@
-"""What gradients look like: a perturbation as a grey picture, and a class drawn by its gradient alone."""
+"""What gradients look like: a perturbation as a grey image, and a class drawn by its gradient alone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TARGETS, STEPS = 5, 60
 
 
 def rescaled_perturbation(x: torch.Tensor, adv: torch.Tensor, *, eps: float | None = None) -> torch.Tensor:
-    """The perturbation as a colour picture, -eps..eps to 0..1: (B 3 H W) twice -> (B 3 H W).
+    """The perturbation as a colour image, -eps..eps to 0..1: (B 3 H W) twice -> (B 3 H W).
 
-    Without `eps` each picture's own largest change fills the range; no change is mid-grey.
+    Without `eps` each image's own largest change fills the range; no change is mid-grey.
     """
     check_images(x)
     if adv.shape != x.shape:
-        raise InputError(f"both pictures must be of one shape, got {tuple(x.shape)} and {tuple(adv.shape)}")
+        raise InputError(f"both images must be of one shape, got {tuple(x.shape)} and {tuple(adv.shape)}")
     if eps is not None and not eps > 0:
         raise InputError(f"eps must be above zero, got {eps}; leave it out to use the largest change")
     delta = adv - x
@@ -42,10 +42,15 @@ def grey_perturbation(x: torch.Tensor, adv: torch.Tensor, *, eps: float | None =
 
 
 def accumulate_gradient(
-    model: Model, target: torch.Tensor, *, start: torch.Tensor, steps: int = 100,
-    step_size: float | None = None, threat: Threat = FAR,
-) -> torch.Tensor:  # fmt: skip
-    """Pictures that the model takes for `target` (B,), by steepest ascent from `start` (B 3 H W), noise say.
+    model: Model,
+    target: torch.Tensor,
+    *,
+    start: torch.Tensor,
+    steps: int = 100,
+    step_size: float | None = None,
+    threat: Threat = FAR,
+) -> torch.Tensor:
+    """Images that the model takes for `target` (B,), by steepest ascent from `start` (B 3 H W), noise say.
 
     Every step of `step_size` (2.5 eps / steps if left out) raises the target's probability and stays in
     [0,1] and within the threat around the start. What of it people recognise is what the gradient means.
@@ -65,7 +70,7 @@ def accumulate_gradient(
 
 
 def noise(count: int, size: tuple[int, int], *, seed: int = 0) -> torch.Tensor:
-    """Uniformly random pictures (count 3 rows columns), where `accumulate_gradient` starts."""
+    """Uniformly random images (count 3 rows columns), where `accumulate_gradient` starts."""
     return torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
@@ -75,7 +80,7 @@ def noise(count: int, size: tuple[int, int], *, seed: int = 0) -> torch.Tensor:
     caption="See whether the object's shape shows in the perturbation, as for a robust model, or mere grain.",
 )
 def perturbation(subject: Subject) -> dict[str, Any]:
-    """Each picture, as the attack on each model left it, and what the attack added."""
+    """Each image, as the attack on each model left it, and what the attack added."""
     attacked = {
         name: subject.adv if model is subject.model else subject.attacked(model)
         for name, model in subject.models().items()
@@ -90,11 +95,11 @@ def perturbation(subject: Subject) -> dict[str, Any]:
             notes += [_said(subject, subject.models()[name], one), ""]
         rows.append(Row("", tiles, notes))
     heads = [head for name in attacked for head in (f"attacked, {name}", f"perturbation, {name}")]
-    return {"picture": grid(rows, ["picture", *heads])}
+    return {"image": grid(rows, ["image", *heads])}
 
 
 def _said(subject: Subject, model: Robvit, x: torch.Tensor) -> str:
-    """What the model takes the picture for, if it knows classes."""
+    """What the model takes the image for, if it knows classes."""
     if subject.task != "classes":
         return ""
     return f"seen as {subject.class_name(int(subject.said(model, x)[0]))}"
@@ -121,4 +126,4 @@ def accumulation(subject: Subject) -> dict[str, Any]:
             sure = model(made).softmax(1).gather(1, target[:, None])[:, 0].tolist()
         notes = ["", *(f"{share:.0%} sure" for share in sure)]
         rows.append(Row(name, [photo(start[0]), *map(photo, made)], notes))
-    return {"picture": grid(rows, ["the noise", *(subject.class_name(int(t)) for t in target)])}
+    return {"image": grid(rows, ["the noise", *(subject.class_name(int(t)) for t in target)])}

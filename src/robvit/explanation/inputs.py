@@ -1,4 +1,4 @@
-"""Single pictures by what people call them: a file, or a number in a data set."""
+"""Single images by what people call them: a file, or a number in a data set."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from robvit.errors import DataError, InputError
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures x (B 3 H W) in [0,1], their names, and labels (B,) or masks (B H W) where all have them."""
+class Images:
+    """Images x (B 3 H W) in [0,1], their names, and labels (B,) or masks (B H W) where all have them."""
 
     x: torch.Tensor
     names: list[str]
@@ -24,42 +24,42 @@ class Pictures:
     classes: list[str]
 
 
-def open_pictures(specs: list[str], size: int, how: str = "squash") -> Pictures:
-    """Pictures from "photo.jpg", or "sample:3" for one of a data set's judging part, counted from 0."""
+def open_images(specs: list[str], size: int, resize: str = "squash") -> Images:
+    """Images from "photo.jpg", or "sample:3" for one of a data set's judging part, counted from 0."""
     if not specs:
-        raise InputError("expected at least one picture, a file or DATA:NUMBER such as sample:3")
-    found = [_picture(spec, size, how) for spec in specs]
-    pairs = [pictures[place] for pictures, place in found]
-    kinds = {pictures.kind for pictures, _ in found}
+        raise InputError("expected at least one image, a file or DATA:NUMBER such as sample:3")
+    found = [_image(spec, size, resize) for spec in specs]
+    pairs = [images[place] for images, place in found]
+    kinds = {images.kind for images, _ in found}
     classes = found[0][0].classes
-    alike = len(kinds) == 1 and all(pictures.classes == classes for pictures, _ in found)
+    alike = len(kinds) == 1 and all(images.classes == classes for images, _ in found)
     kind = kinds.pop() if alike else "none"
     truth = torch.stack([torch.as_tensor(y) for _, y in pairs]) if kind != "none" else None
     if truth is not None and kind == "labels" and bool((truth == UNLABELLED).any()):
         truth, kind = None, "none"
-    names = [pictures.names[place] for pictures, place in found]
-    return Pictures(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [])
+    names = [images.names[place] for images, place in found]
+    return Images(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [])
 
 
-def _picture(spec: str, size: int, how: str) -> tuple[ImageDataset, int]:
-    """The set that holds a picture, and its place there."""
+def _image(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
+    """The set that holds an image, and its place there."""
     if Path(spec).expanduser().is_file():
-        return open_data(spec, size=size, how=how), 0
+        return open_data(spec, size=size, resize=resize), 0
     data, _, number = spec.rpartition(":")
     if not data or not number.isdecimal():
         raise DataError(
-            f"expected a picture's file, or DATA:NUMBER such as sample:3, got {spec!r}; "
+            f"expected an image's file, or DATA:NUMBER such as sample:3, got {spec!r}; "
             "`robvit data list` names the data sets"
         )
-    pictures = open_data(data, size=size, how=how, check=False)
-    if int(number) >= len(pictures):
-        raise DataError(f"{data} has {len(pictures)} pictures, numbered from 0, got {number}")
-    return pictures, int(number)
+    images = open_data(data, size=size, resize=resize, check=False)
+    if int(number) >= len(images):
+        raise DataError(f"{data} has {len(images)} images, numbered from 0, got {number}")
+    return images, int(number)
 
 
-def names_for(pictures: Pictures, classes: int, head_names: list[str]) -> list[str]:
+def names_for(images: Images, classes: int, head_names: list[str]) -> list[str]:
     """What a model's classes are called, as far as anything tells: its head, the data, or ImageNet."""
-    for known in (head_names, pictures.classes):
+    for known in (head_names, images.classes):
         if len(known) == classes:
             return known
     return class_names() if classes == len(class_names()) else []

@@ -1,4 +1,4 @@
-"""The loss around a picture: along the way that the attack took, and along a random one."""
+"""The loss around an image: along the way that the attack took, and along a random one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robvit.evaluation.record import Curve
 from robvit.explanation.subject import Subject, figure
 from robvit.report.figure import Surface
 
-POINTS = 19  # along each direction: both the picture and the end of the attack are among them
+POINTS = 19  # along each direction: both the image and the end of the attack are among them
 ATTACK, RANDOM = (-1.0, 2.0), (-1.5, 1.5)  # how far, in lengths of the attack
 BATCH = 19
 
@@ -33,10 +33,10 @@ def random_like(delta: torch.Tensor, seed: int = 0) -> torch.Tensor:
 def loss_landscape(
     loss: Loss, x: torch.Tensor, adv: torch.Tensor, other: torch.Tensor, *, points: int
 ) -> torch.Tensor:
-    """The loss of one picture (3 H W) over multiples of two moves from it: (points points).
+    """The loss of one image (3 H W) over multiples of two moves from it: (points points).
 
     Rows go along `other`, from -1.5 to 1.5 of it; columns along the attack's way, from -1 (away from it)
-    over 0 (the picture) to 2. `loss` takes pictures (B 3 H W), clamped to [0,1], to (B,).
+    over 0 (the image) to 2. `loss` takes images (B 3 H W), clamped to [0,1], to (B,).
     """
     along, across = torch.linspace(*ATTACK, points), torch.linspace(*RANDOM, points)
     moves = torch.cartesian_prod(across, along).to(x)
@@ -50,7 +50,7 @@ def loss_landscape(
 
 
 def loss_of(subject: Subject, model: Model) -> Loss:
-    """What the attack on the subject's first picture maximises, on a model."""
+    """What the attack on the subject's first image maximises, on a model."""
     if subject.task == "features":
         with torch.no_grad():
             clean = model.features(subject.x[:1])
@@ -63,7 +63,7 @@ def loss_of(subject: Subject, model: Model) -> Loss:
 
 @figure(
     "landscape",
-    title="The loss around the first picture",
+    title="The loss around the first image",
     caption="Compare how steeply the loss climbs along the attack and along a random way of the same length.",
 )
 def landscape(subject: Subject) -> dict[str, Any]:
@@ -76,20 +76,28 @@ def landscape(subject: Subject) -> dict[str, Any]:
         other = random_like((adv - subject.x[0])[None], subject.seed)[0]
         found[name] = loss_landscape(loss_of(subject, model), subject.x[0], adv, other, points=POINTS)
     reach = max(float(values.max()) for values in found.values())
-    reliefs = [
+    surfaces = [
         Surface(
-            name, "along the attack", "random way", loss_name, POINTS, POINTS, reach,
-            mesh=values.tolist(), x_ends=ATTACK, y_ends=RANDOM,
+            name,
+            "along the attack",
+            "random way",
+            loss_name,
+            POINTS,
+            POINTS,
+            reach,
+            mesh=values.tolist(),
+            x_ends=ATTACK,
+            y_ends=RANDOM,
         )
         for name, values in found.items()
-    ]  # fmt: skip
+    ]
     middle = POINTS // 2
     zero = round(-ATTACK[0] / (ATTACK[1] - ATTACK[0]) * (POINTS - 1))
     along = {name: _points(ATTACK, values[middle]) for name, values in found.items()}
     across = {name: _points(RANDOM, values[:, zero]) for name, values in found.items()}
-    unit = "lengths of the attack from the picture"
+    unit = "lengths of the attack from the image"
     return {
-        "reliefs": reliefs,
+        "reliefs": surfaces,
         "curves": [
             Curve("along the attack", unit, loss_name, along),
             Curve("along a random way", unit, loss_name, across),

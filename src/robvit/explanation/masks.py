@@ -1,4 +1,4 @@
-"""Segmentation: what a head sees in clean and in attacked pictures, as coloured masks."""
+"""Segmentation: what a head sees in clean and in attacked images, as coloured masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def coloured_mask(mask: torch.Tensor, classes: int) -> Image.Image:
 @figure(
     "segmentation",
     title="What a segmentation head sees",
-    caption="See how the mask falls apart in the attacked picture, and whether it holds with tokens.",
+    caption="See how the mask falls apart in the attacked image, and whether it holds with tokens.",
 )
 def segmentation(subject: Subject) -> dict[str, Any]:
     """Truth where there is one, then every mask, clean and attacked, with and without tokens."""
@@ -49,7 +49,7 @@ def segmentation(subject: Subject) -> dict[str, Any]:
             notes.append(_right(mask[place], subject, place))
         rows.append(Row("", tiles, notes))
     truth = ["truth"] if subject.truth is not None else []
-    return {"picture": grid(rows, ["picture", "attacked picture", *truth, *(view.name for view in views)])}
+    return {"image": grid(rows, ["image", "attacked image", *truth, *(view.name for view in views)])}
 
 
 def _right(mask: torch.Tensor, subject: Subject, place: int) -> str:

@@ -23,7 +23,7 @@ from robvit.threat import Threat
 
 DEFAULTS = {"classes": "pgd", "features": "feature", "pixels": "segmentation"}
 STEPS = 20
-SHOWN = 3  # pictures in a figure with several tiles for each
+SHOWN = 3  # images in a figure with several tiles for each
 
 
 def task_of(model: Model) -> str:
@@ -39,7 +39,7 @@ def attack_for(model: Model) -> str:
 
 
 class View(NamedTuple):
-    """A model that looks at pictures (B 3 H W), clean or attacked, under a name."""
+    """A model that looks at images (B 3 H W), clean or attacked, under a name."""
 
     name: str
     model: Model
@@ -48,10 +48,10 @@ class View(NamedTuple):
 
 @dataclass
 class Subject:
-    """A model and pictures (B 3 H W) in [0,1], and everything that a figure may compare.
+    """A model and images (B 3 H W) in [0,1], and everything that a figure may compare.
 
     `truth` are labels (B,) or masks (B H W); where they are missing, what the model says of the clean
-    picture stands for them. `hardened` is the same model with tokens; the attack does not know them.
+    image stands for them. `hardened` is the same model with tokens; the attack does not know them.
     `beside` is another model for figures that put two side by side. The attack is made when it is first
     needed; left open, it is the one for what the model returns.
     """
@@ -70,9 +70,9 @@ class Subject:
 
     def __post_init__(self) -> None:
         check_images(self.x)
-        self.names = self.names or [f"picture {i + 1}" for i in range(len(self.x))]
+        self.names = self.names or [f"image {i + 1}" for i in range(len(self.x))]
         if len(self.names) != len(self.x):
-            raise InputError(f"expected a name for each of {len(self.x)} pictures, got {len(self.names)}")
+            raise InputError(f"expected a name for each of {len(self.x)} images, got {len(self.names)}")
         self.attack = self.attack or attack_for(self.model)
         wanted = ATTACKS.entry(self.attack).facts["task"]
         if wanted != self.task:
@@ -96,15 +96,20 @@ class Subject:
 
     @cached_property
     def adv(self) -> torch.Tensor:
-        """The pictures, attacked on the model without tokens."""
+        """The images, attacked on the model without tokens."""
         return self.attacked(self.model)
 
     def attacked(self, model: Model) -> torch.Tensor:
-        """The pictures (B 3 H W), attacked on a model: whole grey levels within the threat."""
+        """The images (B 3 H W), attacked on a model: whole grey levels within the threat."""
         made = run(
-            self.attack, self.function(model), self.x, self.target, self.threat,
-            victim=self.function(model), **self.settings,
-        )  # fmt: skip
+            self.attack,
+            self.function(model),
+            self.x,
+            self.target,
+            self.threat,
+            victim=self.function(model),
+            **self.settings,
+        )
         return eight_bit(self.x, made.adv, self.threat)
 
     def function(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -125,7 +130,7 @@ class Subject:
         return said
 
     def views(self) -> Iterator[View]:
-        """The model on clean and on attacked pictures, and the same with tokens, if there are any."""
+        """The model on clean and on attacked images, and the same with tokens, if there are any."""
         yield View("clean", self.model, self.x)
         yield View("attacked", self.model, self.adv)
         if self.hardened is not None:
@@ -147,8 +152,10 @@ FigureFunction = Callable[[Subject], Figure]
 FIGURES: Registry[FigureFunction] = Registry("figure")
 
 
-def figure(name: str, *, title: str, caption: str) -> Callable[[Callable[[Subject], dict[str, Any]]], FigureFunction]:
-    """Decorator that files a figure; its body returns the plate's picture, curves and reliefs by name."""
+def figure(
+    name: str, *, title: str, caption: str
+) -> Callable[[Callable[[Subject], dict[str, Any]]], FigureFunction]:
+    """Decorator that files a figure; its body returns the plate's image, curves and reliefs by name."""
 
     def decorate(body: Callable[[Subject], dict[str, Any]]) -> FigureFunction:
         def draw(subject: Subject) -> Figure:

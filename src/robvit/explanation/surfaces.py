@@ -19,7 +19,7 @@ Point = tuple[float, float]
 Place = tuple[float, float, float]
 
 
-def reliefs(held: Sequence[Surface]) -> Image.Image:
+def surfaces(held: Sequence[Surface]) -> Image.Image:
     """Reliefs beside each other, two in a row."""
     columns = min(2, len(held))
     width = min((WIDTH - 2 * MARGIN - (columns - 1) * 16) // columns, 720)
@@ -51,27 +51,27 @@ class View:
         return x * self.sin + y * self.cos
 
 
-def _relief(relief: Surface, width: int, height: int) -> Image.Image:
+def _relief(surface: Surface, width: int, height: int) -> Image.Image:
     page = Image.new("RGB", (width * FINE, height * FINE), PAPER)
     pen, view = ImageDraw.Draw(page), View(width * FINE, height * FINE)
-    _floor(pen, view, relief)
-    if relief.mesh:
-        _draw_mesh(pen, view, relief)
+    _floor(pen, view, surface)
+    if surface.mesh:
+        _draw_mesh(pen, view, surface)
     else:
-        _draw_stems(pen, view, relief)
-    pen.text((0, 0), relief.title, fill=INK, font=drawing.font(TEXT * FINE))
+        _draw_stems(pen, view, surface)
+    pen.text((0, 0), surface.title, fill=INK, font=drawing.font(TEXT * FINE))
     return page.reduce(FINE)
 
 
-def spot(relief: Surface, column: float, row: float) -> Point:
+def spot(surface: Surface, column: float, row: float) -> Point:
     """Where a place of the floor lies, -1..1 on both axes."""
     return (
-        2 * column / max(relief.columns - 1, 1) - 1,
-        2 * row / max(relief.rows - 1, 1) - 1,
+        2 * column / max(surface.columns - 1, 1) - 1,
+        2 * row / max(surface.rows - 1, 1) - 1,
     )
 
 
-def _floor(pen: drawing.Pen, view: View, relief: Surface) -> None:
+def _floor(pen: drawing.Pen, view: View, surface: Surface) -> None:
     """The floor with its axes' names, and the height's axis at the corner farthest to the left."""
     corners = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
     pen.polygon([view((x, y, 0)) for x, y in corners], outline=DIM, fill="#f4f6f7")
@@ -80,9 +80,9 @@ def _floor(pen: drawing.Pen, view: View, relief: Surface) -> None:
         pen.line([view((-1, step, 0)), view((1, step, 0))], fill=LINE, width=FINE)
     font = drawing.font(SMALL * FINE)
     front, side = (1 if view.depth(0, 1) > 0 else -1), (1 if view.depth(1, 0) > 0 else -1)
-    across, deep = relief.x_ends or (0, relief.columns - 1), relief.y_ends or (0, relief.rows - 1)
+    across, deep = surface.x_ends or (0, surface.columns - 1), surface.y_ends or (0, surface.rows - 1)
     for share, along, aside in zip(
-        (-0.9, 0.0, 0.9), _names(relief.x, across), _names(relief.y, deep), strict=True
+        (-0.9, 0.0, 0.9), _names(surface.x, across), _names(surface.y, deep), strict=True
     ):
         for edge, outside, text in (
             ((share, front), (share, 1.12 * front), along),
@@ -93,12 +93,12 @@ def _floor(pen: drawing.Pen, view: View, relief: Surface) -> None:
             pen.text(place, text, fill=DIM, font=font, anchor=anchor)
     left = min(corners, key=lambda corner: view((*corner, 0))[0])
     pen.line([view((*left, 0)), view((*left, 1))], fill=DIM, width=FINE)
-    for tick in drawing.round_ticks(0, relief.reach, 4):
-        x, y = view((*left, tick / relief.reach))
+    for tick in drawing.round_ticks(0, surface.reach, 4):
+        x, y = view((*left, tick / surface.reach))
         pen.line([(x - 5 * FINE, y), (x, y)], fill=DIM, width=FINE)
         pen.text((x - 8 * FINE, y), f"{tick:g}", fill=DIM, font=font, anchor="rm")
     x, y = view((*left, 1))
-    pen.text((x, y - 12 * FINE), relief.z, fill=DIM, font=font, anchor="mb")
+    pen.text((x, y - 12 * FINE), surface.z, fill=DIM, font=font, anchor="mb")
 
 
 def _names(axis: str, ends: tuple[float, float]) -> tuple[str, str, str]:
@@ -106,39 +106,44 @@ def _names(axis: str, ends: tuple[float, float]) -> tuple[str, str, str]:
     return f"{ends[0]:g}", axis, f"{ends[1]:g}"
 
 
-def _draw_stems(pen: drawing.Pen, view: View, relief: Surface) -> None:
-    placed = [(*spot(relief, stem[0], stem[1]), stem) for stem in relief.stems]
+def _draw_stems(pen: drawing.Pen, view: View, surface: Surface) -> None:
+    placed = [(*spot(surface, stem[0], stem[1]), stem) for stem in surface.stems]
     for x, y, stem in sorted(placed, key=lambda one: view.depth(one[0], one[1])):
-        high = stem[2] / relief.reach
+        high = stem[2] / surface.reach
         pen.line([view((x, y, 0)), view((x, y, high))], fill=_shade(high), width=round(1.3 * FINE))
     font = drawing.font((SMALL - 2) * FINE)
     named: list[Point] = []
     for x, y, stem in sorted(placed, key=lambda one: -one[2][2]):
-        tip = view((x, y, stem[2] / relief.reach))
+        tip = view((x, y, stem[2] / surface.reach))
         if len(named) == NAMED:
             break
         if all(abs(tip[1] - other[1]) > 18 * FINE or abs(tip[0] - other[0]) > 200 * FINE for other in named):
-            row = relief.row_names[int(stem[1])] if relief.row_names else f"{relief.y} {stem[1]:g}"
-            text = f"{row}, {relief.x} {stem[0]:g}: {stem[2]:.3g}"
+            row = surface.row_names[int(stem[1])] if surface.row_names else f"{surface.y} {stem[1]:g}"
+            text = f"{row}, {surface.x} {stem[0]:g}: {stem[2]:.3g}"
             near_edge = tip[0] + font.getlength(text) + 10 * FINE > 2 * view.middle[0]
             place = (tip[0] + (-6 if near_edge else 6) * FINE, tip[1])
             pen.text(
-                place, text, fill=INK, font=font, anchor="rm" if near_edge else "lm",
-                stroke_width=3 * FINE, stroke_fill=PAPER,
-            )  # fmt: skip
+                place,
+                text,
+                fill=INK,
+                font=font,
+                anchor="rm" if near_edge else "lm",
+                stroke_width=3 * FINE,
+                stroke_fill=PAPER,
+            )
             named.append(tip)
 
 
-def _draw_mesh(pen: drawing.Pen, view: View, relief: Surface) -> None:
-    cells = [(c, r) for r in range(relief.rows - 1) for c in range(relief.columns - 1)]
+def _draw_mesh(pen: drawing.Pen, view: View, surface: Surface) -> None:
+    cells = [(c, r) for r in range(surface.rows - 1) for c in range(surface.columns - 1)]
 
     def depth(cell: tuple[int, int]) -> float:
-        return view.depth(*spot(relief, cell[0] + 0.5, cell[1] + 0.5))
+        return view.depth(*spot(surface, cell[0] + 0.5, cell[1] + 0.5))
 
     for column, row in sorted(cells, key=depth):
         around = [(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)]
-        heights = [relief.mesh[r][c] / relief.reach for c, r in around]
-        corners = [view((*spot(relief, c, r), h)) for (c, r), h in zip(around, heights, strict=True)]
+        heights = [surface.mesh[r][c] / surface.reach for c, r in around]
+        corners = [view((*spot(surface, c, r), h)) for (c, r), h in zip(around, heights, strict=True)]
         pen.polygon(corners, fill=_shade(sum(heights) / 4), outline="#ffffff")
 
 

@@ -1,4 +1,4 @@
-"""The adversarial pictures that a command left beside its record, as exhibits."""
+"""The adversarial images that a command left beside its record, as exhibits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Original = Callable[[int], Pixels]
 
 @dataclass(frozen=True)
 class AdversarialImages:
-    """One exhibit for each picture: as the first attack that fools the model left it, else as the last did.
+    """One exhibit for each image: as the first attack that fools the model left it, else as the last did.
 
     `folders` maps the number of a trial to its folder of shards. Only one shard of each is in memory.
     """
@@ -30,15 +30,15 @@ class AdversarialImages:
     original: Original | None = None
 
     def __len__(self) -> int:
-        return len(self.record.trials[0].right) if self.folders else 0
+        return len(self.record.trials[0].correct) if self.folders else 0
 
     def __iter__(self) -> Iterator[GalleryItem]:
         trials = self.record.trials
         skipped = {number: set(trials[number].skipped) for number in self.folders}
-        streams = {number: _pictures(folder) for number, folder in self.folders.items()}
+        streams = {number: _images(folder) for number, folder in self.folders.items()}
         for place in range(len(self)):
             versions = {n: next(streams[n]) for n in streams if place not in skipped[n]}
-            misclassified = [n for n in versions if not trials[n].right[place]]
+            misclassified = [n for n in versions if not trials[n].correct[place]]
             number = (misclassified or list(versions)[-1:] or list(streams))[0]
             adversarial, attention = versions.get(number, (None, None))
             original = self.original(place) if self.original else None
@@ -63,7 +63,7 @@ def _expected(trial: Trial) -> list[tuple[int, float]]:
 
 
 def _outcomes(folder: Path) -> list[tuple[int, float]]:
-    """Prediction and distance of every picture; nothing where a folder holds no pictures, or masks."""
+    """Prediction and distance of every image; nothing where a folder holds no images, or masks."""
     found: list[tuple[int, float]] = []
     for path in sorted(folder.glob("shard-*.safetensors")):
         try:
@@ -75,17 +75,17 @@ def _outcomes(folder: Path) -> list[tuple[int, float]]:
                     return []
                 shape, kind = adv.get_shape(), adv.get_dtype()
                 if both and (kind != "U8" or len(shape) != 4 or shape[1] != 3):
-                    raise ValueError(f"pictures must be bytes (B 3 H W), got {kind} {shape}")
+                    raise ValueError(f"images must be bytes (B 3 H W), got {kind} {shape}")
                 found += both
         except Exception as error:  # it may hold anything
             raise InputError(f"{path} is not a shard that can be read: {error}; attack again") from error
     return found
 
 
-def _pictures(folder: Path) -> Iterator[tuple[Pixels, Sequence[Map] | None]]:
-    """The pictures of a folder's shards in order, uint8 (H W 3), each with its maps of attention."""
+def _images(folder: Path) -> Iterator[tuple[Pixels, Sequence[Map] | None]]:
+    """The images of a folder's shards in order, uint8 (H W 3), each with its maps of attention."""
     for path in sorted(folder.glob("shard-*.safetensors")):
         with safe_open(path, "np") as file:
-            pictures = file.get_tensor("adv").transpose(0, 2, 3, 1)
+            images = file.get_tensor("adv").transpose(0, 2, 3, 1)
             maps = file.get_tensor("attention") if "attention" in file.keys() else repeat(None)  # noqa: SIM118
-            yield from zip(pictures, maps, strict=False)
+            yield from zip(images, maps, strict=False)

@@ -24,15 +24,15 @@ def budget_curves(record: Record) -> list[Curve]:
         if found := _THREAT.fullmatch(trial.threat):
             norm, amount, levels, rest = found.groups()
             eps = float(amount) * (255 if norm == "linf" and not levels else 1)
-            line = (trial.attack, trial.rung, _told(trial.settings), rest)
+            line = (trial.attack, trial.scenario, _told(trial.settings), rest)
             points = charts.setdefault(norm, {}).setdefault(line, {})
-            points[eps] = trial.right
+            points[eps] = trial.correct
     curves = []
     for norm, lines in charts.items():
         swept = {line: points for line, points in lines.items() if len(points) > 1}
-        for (_, rung, *_rest), points in swept.items():
-            if clean := clean_of(record, rung):
-                points.setdefault(0.0, clean.right)
+        for (_, scenario, *_rest), points in swept.items():
+            if clean := clean_of(record, scenario):
+                points.setdefault(0.0, clean.correct)
         unit = "eps in grey levels (1/255), linf" if norm == "linf" else f"eps, {norm}"
         curves += _chart(f"Accuracy by budget, {norm}", unit, swept)
     return curves
@@ -45,8 +45,8 @@ def step_curves(record: Record) -> list[Curve]:
         steps = trial.settings.get("steps")
         if isinstance(steps, int | float):
             others = {k: v for k, v in trial.settings.items() if k != "steps"}
-            line = (trial.attack, trial.rung, _told(others))
-            charts.setdefault(trial.threat, {}).setdefault(line, {})[float(steps)] = trial.right
+            line = (trial.attack, trial.scenario, _told(others))
+            charts.setdefault(trial.threat, {}).setdefault(line, {})[float(steps)] = trial.correct
     return [
         curve
         for threat, lines in charts.items()
@@ -115,6 +115,6 @@ def _chart(title: str, x: str, lines: dict[tuple[str, ...], Points]) -> list[Cur
     for line, points in lines.items():
         name = ", ".join(part for part, varies in zip(line, varied, strict=True) if varies and part)
         drawn[name or line[0]] = [
-            [at, s.share, s.low, s.high] for at, right in sorted(points.items()) for s in [share(right)]
+            [at, s.share, s.low, s.high] for at, correct in sorted(points.items()) for s in [share(correct)]
         ]
     return [Curve(title, x, "accuracy", drawn, "Whiskers are 95 % intervals.")]

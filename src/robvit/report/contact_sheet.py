@@ -1,4 +1,4 @@
-"""Panels of pictures: clean, adversarial and the difference made visible, side by side."""
+"""Panels of images: clean, adversarial and the difference made visible, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 
 
 class Panel(NamedTuple):
-    """One picture before and after, uint8 (H W 3), and what was seen in each."""
+    """One image before and after, uint8 (H W 3), and what was seen in each."""
 
     clean: Pixels
     adversarial: Pixels
@@ -26,7 +26,7 @@ class Panel(NamedTuple):
 
 
 def attack_sheet(panels: list[Panel], path: str | Path, *, title: str, amplify: int = 16) -> None:
-    """Write a PNG with a row of three pictures for each panel, two panels beside each other."""
+    """Write a PNG with a row of three images for each panel, two panels beside each other."""
     row, columns = SIDE + LINE + GAP, 2 if len(panels) > 1 else 1
     width = columns * (3 * (SIDE + GAP) + 2 * GAP)
     rows = -(-len(panels) // columns)

@@ -34,11 +34,11 @@ class Surface:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: a picture, charts and reliefs, any of them, and one sentence on what to look at."""
+    """One figure: an image, charts and reliefs, any of them, and one sentence on what to look at."""
 
     name: str
     title: str
     caption: str
-    picture: Image.Image | None = None
+    image: Image.Image | None = None
     curves: list[Curve] = field(default_factory=list)
-    reliefs: list[Surface] = field(default_factory=list)
+    surfaces: list[Surface] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The gallery: every picture before and after, small enough that a thousand stay under fifteen megabytes."""
+"""The gallery: every image before and after, small enough that a thousand stay under fifteen megabytes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from robvit.evaluation.record import Record, Trial
 from robvit.report.contact_sheet import Pixels
 from robvit.report.summary import AttackerSummary, Labels, clean_of, outcome, trial_name
 
-MOST = 1000  # pictures on one page
+MOST = 1000  # images on one page
 BUDGET = 11_500_000  # characters for all of them
-CHUNK = 24  # pictures that are unpacked together
+CHUNK = 24  # images that are unpacked together
 COLUMNS = ["clean", "attacked", "difference", "attention, clean", "attention, attacked"]
 
-# Side and quality of a picture, best first; the first one that the budget allows is taken.
+# Side and quality of an image, best first; the first one that the budget allows is taken.
 SIZES = ((224, 85), (160, 80), (128, 75), (112, 65), (96, 60), (80, 50), (64, 40), (48, 30))
-EXACT = 64  # pictures up to this side are kept pixel by pixel where the budget allows
+EXACT = 64  # images up to this side are kept pixel by pixel where the budget allows
 
 Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
 class GalleryItem:
-    """A record's picture number `place` as trial number `trial` left it, uint8 (H W 3).
+    """A record's image number `place` as trial number `trial` left it, uint8 (H W 3).
 
-    Either picture may be missing: the original where it is not at hand, the other where it was wrong
+    Either image may be missing: the original where it is not at hand, the other where it was wrong
     from the start and no attack took it up. `attention` is a map (h w) of any scale for each of the two.
     """
 
@@ -46,7 +46,7 @@ class GalleryItem:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What the page needs: facts of every item, and their pictures in chunks of data addresses."""
+    """What the page needs: facts of every item, and their images in chunks of data addresses."""
 
     items: list[dict[str, Any]]
     chunks: list[list[list[str]]]
@@ -57,47 +57,51 @@ class Gallery:
 def gallery(
     record: Record, standings: list[AttackerSummary], exhibits: Iterable[GalleryItem], *, room: float = 1.0
 ) -> Gallery:
-    """Facts and small pictures of the exhibits; `room` is the part of the page that they may fill."""
+    """Facts and small images of the exhibits; `room` is the part of the page that they may fill."""
     most = max(1, round(MOST * room))
     count = len(exhibits) if isinstance(exhibits, Sized) else most
     budget = int(BUDGET * room) // max(1, min(count, most))
-    items, pictures, columns = [], [], COLUMNS[:3]
+    items, images, columns = [], [], COLUMNS[:3]
     labels, small = Labels(record), Small(budget)
     waiting = iter(exhibits)
     for exhibit in islice(waiting, most):
         items.append(_facts(record, standings, labels, exhibit))
-        pictures.append(small.pictures(exhibit))
+        images.append(small.images(exhibit))
         if exhibit.attention is not None:
             columns = COLUMNS
-    chunks = [pictures[i : i + CHUNK] for i in range(0, len(pictures), CHUNK)]
+    chunks = [images[i : i + CHUNK] for i in range(0, len(images), CHUNK)]
     return Gallery(items, chunks, columns, next(waiting, None) is not None)
 
 
-def _facts(record: Record, standings: list[AttackerSummary], labels: Labels, exhibit: GalleryItem) -> dict[str, Any]:
+def _facts(
+    record: Record, standings: list[AttackerSummary], labels: Labels, exhibit: GalleryItem
+) -> dict[str, Any]:
     trial, place = _found(record, exhibit), exhibit.place
     standing = next((s for s in standings if any(t is trial for t in s.trials)), None)
     if standing is None:
         raise InputError("an exhibit must belong to an attack, not to the clean trial")
-    clean = clean_of(record, trial.rung)
+    clean = clean_of(record, trial.scenario)
 
     def name(one: Trial) -> str:
         return trial_name(one, standing.trials)
 
     return {
-        "name": str(labels.pictures[place]),
+        "name": str(labels.images[place]),
         "truth": labels.truth(place),
         "before": labels.class_name(clean.predicted[place]) if clean else "",
         "after": labels.class_name(trial.predicted[place]),
-        "right": bool(trial.right[place]),
+        "correct": bool(trial.correct[place]),
         "outcome": outcome(standing, clean, place),
         "attack": name(trial) if exhibit.adversarial is not None else "not attacked",
-        "rung": trial.rung,
+        "scenario": trial.scenario,
         "threat": trial.threat,
         "distance": float(trial.distance[place]),
         "factor": factor(exhibit),
-        "misclassified": [name(t) for t in standing.trials if not t.right[place] and place not in t.skipped],
+        "misclassified": [
+            name(t) for t in standing.trials if not t.correct[place] and place not in t.skipped
+        ],
         "said": [
-            [t.rung, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.right[place])]
+            [t.scenario, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.correct[place])]
             for t in record.trials
             if place not in t.skipped
         ],
@@ -105,12 +109,12 @@ def _facts(record: Record, standings: list[AttackerSummary], labels: Labels, exh
 
 
 def _found(record: Record, exhibit: GalleryItem) -> Trial:
-    """The exhibit's trial, if there are such a trial and such a picture."""
+    """The exhibit's trial, if there are such a trial and such an image."""
     if not 0 <= exhibit.trial < len(record.trials):
         raise InputError(f"an exhibit names trial {exhibit.trial}, the record has {len(record.trials)}")
     trial = record.trials[exhibit.trial]
-    if not 0 <= exhibit.place < len(trial.right):
-        raise InputError(f"an exhibit names picture {exhibit.place}, the record has {len(trial.right)}")
+    if not 0 <= exhibit.place < len(trial.correct):
+        raise InputError(f"an exhibit names image {exhibit.place}, the record has {len(trial.correct)}")
     return trial
 
 
@@ -123,26 +127,26 @@ def factor(exhibit: GalleryItem) -> int:
 
 
 class Small:
-    """Makes pictures small enough: so many characters for each exhibit, on the average.
+    """Makes images small enough: so many characters for each exhibit, on the average.
 
-    A size that proved too large is not tried again, so that the pictures of a page look alike.
+    A size that proved too large is not tried again, so that the images of a page look alike.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget, self.allowed, self.coarser = budget, 0, 0
 
-    def pictures(self, exhibit: GalleryItem) -> list[str]:
+    def images(self, exhibit: GalleryItem) -> list[str]:
         """Data addresses of clean, attacked and difference, and of attention; what is missing is empty.
 
         The smallest size is taken where none fits.
         """
-        pictures = views(exhibit)
-        side = max([0] + [max(p.size) for p in pictures if p is not None])
+        images = views(exhibit)
+        side = max([0] + [max(p.size) for p in images if p is not None])
         self.allowed += self.budget
         while True:
             ways = list(_ways(side))
             way = ways[min(self.coarser, len(ways) - 1)]
-            found = [_address(picture, *way, noise=i == 2) for i, picture in enumerate(pictures)]
+            found = [_address(image, *way, noise=i == 2) for i, image in enumerate(images)]
             used = sum(map(len, found))
             if used <= self.allowed or way == ways[-1]:
                 self.allowed -= used
@@ -169,31 +173,31 @@ def _ways(side: int) -> Iterator[tuple[int, int | None]]:
     yield from ((min(wide, side), quality) for wide, quality in SIZES if wide <= max(side, SIZES[-1][0]))
 
 
-def _address(picture: Image.Image | None, side: int, quality: int | None, *, noise: bool) -> str:
-    if picture is None:
+def _address(image: Image.Image | None, side: int, quality: int | None, *, noise: bool) -> str:
+    if image is None:
         return ""
-    if max(picture.size) > side:
+    if max(image.size) > side:
         # Averaging would cancel the noise of a difference and make it look weaker than it is.
         way = Image.Resampling.NEAREST if noise else Image.Resampling.LANCZOS
-        scale = side / max(picture.size)
-        size = tuple(max(1, round(edge * scale)) for edge in picture.size)
-        picture = picture.resize((size[0], size[1]), way)
+        scale = side / max(image.size)
+        size = tuple(max(1, round(edge * scale)) for edge in image.size)
+        image = image.resize((size[0], size[1]), way)
     held = io.BytesIO()
     if quality is None:
-        picture.save(held, "WEBP", lossless=True, method=2)
+        image.save(held, "WEBP", lossless=True, method=2)
     else:
-        picture.save(held, "WEBP", quality=quality, method=2)
+        image.save(held, "WEBP", quality=quality, method=2)
     return "data:image/webp;base64," + base64.b64encode(held.getvalue()).decode()
 
 
-def _heat(picture: Pixels, seen: Map) -> Pixels:
-    """Where the model looks: the picture in grey, dark where attention is low, warm where it is high."""
+def _heat(image: Pixels, seen: Map) -> Pixels:
+    """Where the model looks: the image in grey, dark where attention is low, warm where it is high."""
     span = float(seen.max() - seen.min())
     level = (seen - seen.min()) / span if span > 0 else np.zeros_like(seen)
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     small = Image.fromarray((level * 255).astype(np.uint8))
     weight = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), dtype=float)[..., None] / 255
-    grey = picture.mean(axis=2, keepdims=True)
+    grey = image.mean(axis=2, keepdims=True)
     warm = np.array([255.0, 176.0, 32.0]) * (0.35 + 0.65 * grey / 255)
     blended: Pixels = (0.35 * grey * (1 - weight) + warm * weight).astype(np.uint8)
     return blended

@@ -50,26 +50,26 @@ def write_report(
     path: str | Path,
     *,
     exhibits: Sequence[Iterable[GalleryItem]] = (),
-    pictures: Sequence[Path] = (),
+    images: Sequence[Path] = (),
     plates: Sequence[Figure] = (),
 ) -> None:
-    """Write one page for a record or several; `exhibits` holds each record's pictures, in their order.
+    """Write one page for a record or several; `exhibits` holds each record's images, in their order.
 
-    At most a thousand of them are shown, so that the page stays under fifteen megabytes. `pictures` are
+    At most a thousand of them are shown, so that the page stays under fifteen megabytes. `images` are
     PNG files that stand in the page as they are, such as a sheet; `plates` are figures of the first record.
     """
     records = [records] if isinstance(records, Record) else list(records)
     if not records:
         raise InputError("a report needs at least one record")
     if exhibits and len(exhibits) != len(records):
-        raise InputError(f"expected pictures for each of {len(records)} records, got {len(exhibits)}")
+        raise InputError(f"expected images for each of {len(records)} records, got {len(exhibits)}")
     shown = sum(bool(some) for some in exhibits)
     parts = [
         _part(f"r{i}", record, exhibits[i] if exhibits else (), 1 / max(1, shown))
         for i, record in enumerate(records)
     ]
     parts[0]["plates"] = [_plate(f"r0-{plate.name}", plate) for plate in plates]
-    held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in pictures]}
+    held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
     page = _environment().get_template("page.html").render(**held, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
         aside.write_text(page, encoding="utf-8")
@@ -105,9 +105,9 @@ def _part(key: str, record: Record, exhibits: Iterable[GalleryItem], room: float
 
 def _clean(record: Record, standings: list[AttackerSummary]) -> Share | None:
     """Clean accuracy of the judged model, be it attacked or not."""
-    rungs = [s.rung for s in standings if not s.control] or record.rungs()
-    trial = clean_of(record, rungs[0]) if rungs else None
-    return share(trial.right) if trial else None
+    scenarios = [s.scenario for s in standings if not s.control] or record.scenarios()
+    trial = clean_of(record, scenarios[0]) if scenarios else None
+    return share(trial.correct) if trial else None
 
 
 def _drawn(key: str, curve: Curve) -> dict[str, Any]:
@@ -117,16 +117,16 @@ def _drawn(key: str, curve: Curve) -> dict[str, Any]:
 
 
 def _plate(key: str, plate: Figure) -> dict[str, Any]:
-    """A figure whose picture is in the page and whose charts and reliefs are drawn there."""
+    """A figure whose image is in the page and whose charts and reliefs are drawn there."""
     held = io.BytesIO()
-    if plate.picture is not None:
-        plate.picture.save(held, "PNG")
+    if plate.image is not None:
+        plate.image.save(held, "PNG")
     return {
         "key": key,
         "plate": plate,
-        "picture": "data:image/png;base64," + base64.b64encode(held.getvalue()).decode(),
+        "image": "data:image/png;base64," + base64.b64encode(held.getvalue()).decode(),
         "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(plate.curves)],
-        "reliefs": [finite(asdict(relief)) for relief in plate.reliefs],
+        "reliefs": [finite(asdict(surface)) for surface in plate.surfaces],
     }
 
 

@@ -21,7 +21,7 @@ OUTCOMES = {
 
 
 class Share(NamedTuple):
-    """So many pictures of all, with the 95 % interval of their share."""
+    """So many images of all, with the 95 % interval of their share."""
 
     hits: int
     total: int
@@ -30,8 +30,8 @@ class Share(NamedTuple):
     high: float
 
 
-def share(right: Sequence[bool]) -> Share:
-    hits, total = sum(right), len(right)
+def share(correct: Sequence[bool]) -> Share:
+    hits, total = sum(correct), len(correct)
     return Share(hits, total, hits / total if total else 0.0, *interval(hits, total))
 
 
@@ -47,9 +47,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class AttackerSummary:
-    """One rung of the ladder: a model and what its attacker knows, within one threat."""
+    """One scenario of the ladder: a model and what its attacker knows, within one threat."""
 
-    rung: str
+    scenario: str
     threat: str
     clean: Share | None
     worst: Share
@@ -62,7 +62,7 @@ class AttackerSummary:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: how many pictures, right when clean, right in the worst case, and what is seen instead."""
+    """One class: how many images, right when clean, right in the worst case, and what is seen instead."""
 
     name: str
     count: int
@@ -71,27 +71,27 @@ class ClassRow:
     mistaken: str
 
 
-def clean_of(record: Record, rung: str) -> Trial | None:
-    """The rung's trial of no attack, if there is one."""
-    return next((t for t in record.trials if t.rung == rung and t.attack == "clean"), None)
+def clean_of(record: Record, scenario: str) -> Trial | None:
+    """The scenario's trial of no attack, if there is one."""
+    return next((t for t in record.trials if t.scenario == scenario and t.attack == "clean"), None)
 
 
 def trial_name(trial: Trial, among: Sequence[Trial]) -> str:
     """The attack's name, with what tells it from its namesakes."""
-    name = f"{trial.attack} on {trial.crafted}" if trial.crafted else trial.attack
-    same = [t.settings for t in among if (t.attack, t.crafted) == (trial.attack, trial.crafted)]
+    name = f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
+    same = [t.settings for t in among if (t.attack, t.surrogate) == (trial.attack, trial.surrogate)]
     apart = [k for k in trial.settings if any(other.get(k) != trial.settings[k] for other in same)]
     told = ", ".join(f"{k}={trial.settings[k]}" for k in apart)
     return f"{name} ({told})" if told else name
 
 
 def ladder(record: Record) -> list[AttackerSummary]:
-    """A standing for every rung and threat; within each threat the worst rung carries the headline."""
+    """A summary of every scenario and threat; within a threat the worst scenario carries the headline."""
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in record.trials:
         if trial.attack != "clean":
-            groups.setdefault((trial.rung, trial.threat), []).append(trial)
-    found = [_standing(record, rung, threat, trials) for (rung, threat), trials in groups.items()]
+            groups.setdefault((trial.scenario, trial.threat), []).append(trial)
+    found = [_standing(record, scenario, threat, trials) for (scenario, threat), trials in groups.items()]
     rivals: dict[str, list[AttackerSummary]] = {}
     for standing in found:
         if not standing.control:
@@ -100,29 +100,29 @@ def ladder(record: Record) -> list[AttackerSummary]:
     return [replace(s, headline=any(s is w for w in worst)) for s in found]
 
 
-def _standing(record: Record, rung: str, threat: str, trials: list[Trial]) -> AttackerSummary:
-    clean = clean_of(record, rung)
-    alive = list(clean.right) if clean else [True] * len(trials[0].right)
+def _standing(record: Record, scenario: str, threat: str, trials: list[Trial]) -> AttackerSummary:
+    clean = clean_of(record, scenario)
+    alive = list(clean.correct) if clean else [True] * len(trials[0].correct)
     stages = []
     for trial in trials:
         before = sum(alive)
-        alive = [a and r for a, r in zip(alive, trial.right, strict=True)]
+        alive = [a and r for a, r in zip(alive, trial.correct, strict=True)]
         seen = share(_seen(trial))
         stages.append(Stage(trial_name(trial, trials), seen, sum(alive), before - sum(alive)))
-    untouched = share(clean.right) if clean else None
+    untouched = share(clean.correct) if clean else None
     control = all(trial.control for trial in trials)
-    return AttackerSummary(rung, threat, untouched, share(alive), stages, alive, trials, control)
+    return AttackerSummary(scenario, threat, untouched, share(alive), stages, alive, trials, control)
 
 
 def _seen(trial: Trial) -> list[bool]:
-    """The outcomes of the pictures that the attack took up."""
+    """The outcomes of the images that the attack took up."""
     skipped = set(trial.skipped)
-    return [right for place, right in enumerate(trial.right) if place not in skipped]
+    return [correct for place, correct in enumerate(trial.correct) if place not in skipped]
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What one threat leaves when every attacker does their best, picture by picture, controls aside."""
+    """What one threat leaves when every attacker does their best, image by image, controls aside."""
 
     threat: str
     worst: Share
@@ -143,18 +143,18 @@ def headlines(standings: list[AttackerSummary]) -> list[Headline]:
 
 
 def outcome(standing: AttackerSummary, clean: Trial | None, place: int) -> str:
-    """What became of one picture on a rung: a key of OUTCOMES."""
-    if clean and not clean.right[place]:
+    """What became of one image on a scenario: a key of OUTCOMES."""
+    if clean and not clean.correct[place]:
         return "wrong"
     return "withstood" if standing.survives[place] else "misclassified"
 
 
 class Labels:
-    """Names of pictures and classes as text, whatever the record holds or lacks."""
+    """Names of images and classes as text, whatever the record holds or lacks."""
 
     def __init__(self, record: Record) -> None:
-        count = max([len(t.right) for t in record.trials] + [0])
-        self.pictures = _listed(record.data.get("names"), count) or [f"picture {i}" for i in range(count)]
+        count = max([len(t.correct) for t in record.trials] + [0])
+        self.images = _listed(record.data.get("names"), count) or [f"image {i}" for i in range(count)]
         labels = _listed(record.data.get("labels"), count)
         self.labels = labels if all(isinstance(label, int) for label in labels) else []
         named = record.data.get("classes")
@@ -173,20 +173,20 @@ def _listed(value: Any, count: int) -> list[Any]:
 
 
 def class_rows(record: Record, standing: AttackerSummary, labels: Labels) -> list[ClassRow]:
-    """A row for each class on one rung, the weakest first; none where most classes have one picture."""
+    """A row for each class on one scenario, the weakest first; none where most classes have one image."""
     places: dict[Any, list[int]] = {}
     for place, label in enumerate(labels.labels):
         places.setdefault(label, []).append(place)
     if len(places) < 2 or len(labels.labels) < 2 * len(places):
         return []
-    clean = clean_of(record, standing.rung)
+    clean = clean_of(record, standing.scenario)
     rows = []
     for label, members in places.items():
         in_turn = [*([clean] if clean else []), *standing.trials]
-        first = ([t.predicted[i] for t in in_turn if not t.right[i]] for i in members)
+        first = ([t.predicted[i] for t in in_turn if not t.correct[i]] for i in members)
         seen = Counter(answers[0] for answers in first if answers)
         mistaken = labels.class_name(seen.most_common(1)[0][0]) if seen else ""
-        untouched = share([clean.right[i] for i in members]) if clean else None
+        untouched = share([clean.correct[i] for i in members]) if clean else None
         worst = share([standing.survives[i] for i in members])
         rows.append(ClassRow(labels.class_name(label), len(members), untouched, worst, mistaken))
     return sorted(rows, key=lambda row: row.worst.share)

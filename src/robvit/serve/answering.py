@@ -1,4 +1,4 @@
-"""From pictures to answers: decoding, a secret draw for every request, and passes through the model."""
+"""From images to answers: decoding, a secret draw for every request, and passes through the model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 import torch
 
 from robvit.backbones.model import Model, PlacedTokens
-from robvit.data.decode import HOWS, fit, read_picture
+from robvit.data.decode import HOWS, fit, read_image
 from robvit.errors import InputError, Unsupported
 
 
 @dataclass(frozen=True)
 class Question:
-    """A picture (3 H W) in [0,1], and the tokens drawn for it where there is a pool."""
+    """An image (3 H W) in [0,1], and the tokens drawn for it where there is a pool."""
 
-    picture: torch.Tensor
+    image: torch.Tensor
     tokens: PlacedTokens | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Features (1+N D) of a picture and, where there are classes, logits (K,)."""
+    """Features (1+N D) of an image and, where there are classes, logits (K,)."""
 
     features: torch.Tensor
     logits: torch.Tensor | None
@@ -31,21 +31,21 @@ class Answer:
 class Answering:
     """A model that answers lists of questions; of a pool, every question draws its own set."""
 
-    def __init__(self, model: Model, how: str = "squash") -> None:
-        if how not in HOWS:
-            raise InputError(f"pictures are fitted by {' or '.join(HOWS)}, got {how!r}")
+    def __init__(self, model: Model, resize: str = "squash") -> None:
+        if resize not in HOWS:
+            raise InputError(f"images are fitted by {' or '.join(HOWS)}, got {resize!r}")
         rows, columns = model.input_size
         if rows != columns:
-            raise Unsupported(f"pictures are made square, {model.name} takes {rows}x{columns}")
+            raise Unsupported(f"images are made square, {model.name} takes {rows}x{columns}")
         if getattr(model.head, "kind", "") == "segmentation":
-            raise Unsupported("a prediction here is one class a picture; a segmentation head is not served")
-        self.model, self.how, self.size = model.eval(), how, rows
+            raise Unsupported("a prediction here is one class an image; a segmentation head is not served")
+        self.model, self.resize, self.size = model.eval(), resize, rows
         self.classes = list(getattr(model.head, "names", []))
         self([Question(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm
 
     def question(self, data: bytes, max_pixels: int) -> Question:
-        """What a picture's bytes ask; raises ImageError if they are no picture."""
-        pixels = fit(read_picture(data, max_pixels=max_pixels), self.size, self.how)
+        """What an image's bytes ask; raises ImageError if they are no image."""
+        pixels = fit(read_image(data, max_pixels=max_pixels), self.size, self.resize)
         pool = self.model.pool
         return Question(pixels.float() / 255, pool.draw() if pool else None)
 
@@ -64,7 +64,7 @@ class Answering:
         return [answers[place] for place in range(len(questions))]
 
     def _pass(self, questions: list[Question]) -> tuple[torch.Tensor, ...]:
-        x = torch.stack([question.picture for question in questions]).to(self.model.mean.device)
+        x = torch.stack([question.image for question in questions]).to(self.model.mean.device)
         drawn = [question.tokens for question in questions if question.tokens is not None]
         if not drawn:
             outputs = self.model.features_and_logits(x)
@@ -76,7 +76,7 @@ class Answering:
 
 
 def _kind(tokens: PlacedTokens | None) -> Any:
-    """What questions of one pass have in common: a set for one layer may differ from picture to picture."""
+    """What questions of one pass have in common: a set for one layer may differ from image to image."""
     if tokens is None:
         return None
     return (tokens.layers, tokens.values.shape) if len(tokens.layers) == 1 else id(tokens)

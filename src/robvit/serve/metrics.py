@@ -14,12 +14,12 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 HELP = {
     "robvit_requests_total": ("counter", "Requests answered, by route and status."),
-    "robvit_request_seconds": ("histogram", "From a request to its answer, where a picture was answered."),
-    "robvit_batch_size": ("histogram", "Pictures in one pass of the model."),
+    "robvit_request_seconds": ("histogram", "From a request to its answer, where an image was answered."),
+    "robvit_batch_size": ("histogram", "Images in one pass of the model."),
     "robvit_waiting": ("gauge", "Requests accepted and not answered yet."),
     "robvit_places": ("gauge", "How many may wait before others are turned away."),
     "robvit_resident_bytes": ("gauge", "Memory of the process."),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -68,10 +68,12 @@ class Metrics:
     def text(self, gauges: Mapping[str, float]) -> str:
         """Everything counted so far, with the present values of gauges."""
         with self._lock:
-            rows = {"robvit_requests_total": [
-                f'robvit_requests_total{{route="{route}",status="{status}"}} {count}'
-                for (route, status), count in sorted(self._requests.items())
-            ]}  # fmt: skip
+            rows = {
+                "robvit_requests_total": [
+                    f'robvit_requests_total{{route="{route}",status="{status}"}} {count}'
+                    for (route, status), count in sorted(self._requests.items())
+                ]
+            }
             rows |= {name: held.lines(name) for name, held in self._histograms.items()}
         rows |= {name: [f"{name} {value:g}"] for name, value in gauges.items()}
         lines = []

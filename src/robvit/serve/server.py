@@ -36,11 +36,17 @@ def server(service: Service) -> uvicorn.Server:
     """The service in uvicorn, told to be quiet and to refuse connections that would only pile up."""
     return uvicorn.Server(
         uvicorn.Config(
-            service.app(), http="h11", loop="asyncio", ws="none", log_level="warning", access_log=False,
-            server_header=False, limit_concurrency=service.limits.queue + SPARE,
+            service.app(),
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=service.limits.queue + SPARE,
             timeout_graceful_shutdown=PATIENCE,
         )
-    )  # fmt: skip
+    )
 
 
 def run(service: Service, door: socket.socket) -> None:

@@ -1,8 +1,8 @@
-"""The routes: a picture's bytes in, JSON out, and a status that says whose turn it is to act.
+"""The routes: an image's bytes in, JSON out, and a status that says whose turn it is to act.
 
     POST /predict     class, probability and logits          413  more bytes than allowed
-    POST /features    class and patch tokens                 415  not sent as a picture
-    GET  /healthz     the process works                      422  not a picture that can be decoded
+    POST /features    class and patch tokens                 415  not sent as an image
+    GET  /healthz     the process works                      422  not an image that can be decoded
     GET  /readyz      there is room for a request            429  no room; come back later
     GET  /metrics     counts, for Prometheus                 503  shutting down
 
@@ -48,7 +48,7 @@ class Limits:
     max_batch: int = 16
     max_wait: float = 0.005  # seconds a batch waits for more
     queue: int = 64  # requests accepted and not answered yet
-    timeout: float = 10.0  # seconds to send a picture
+    timeout: float = 10.0  # seconds to send an image
 
 
 class Refused(Exception):
@@ -69,8 +69,8 @@ class Service:
         self._batcher: Batcher[Question, Answer] = Batcher(
             self._answer, most=limits.max_batch, wait=limits.max_wait, places=limits.queue
         )
-        # One thread: pictures are decoded one at a time, so that big ones cannot add up in memory.
-        self._decoder = ThreadPoolExecutor(1, "robvit-pictures")
+        # One thread: images are decoded one at a time, so that big ones cannot add up in memory.
+        self._decoder = ThreadPoolExecutor(1, "robvit-images")
         self._gauges = {"robvit_places": float(limits.queue)}
 
     def app(self) -> Starlette:
@@ -110,7 +110,7 @@ class Service:
                 await self._discard(request)
                 response = _error(refused.status, refused.text, refused.headers)
             except ClientDisconnect:
-                response = _error(400, "the connection ended before the picture did")
+                response = _error(400, "the connection ended before the image did")
             except Exception:
                 log.exception("%s failed", route)
                 response = _error(500, "the service failed on this request; its log says why")
@@ -123,11 +123,11 @@ class Service:
         """An unknown path, or the wrong method on a known one."""
         assert isinstance(error, HTTPException)
         self.metrics.request("other", error.status_code)
-        text = "POST a picture to /predict or /features; GET /healthz, /readyz or /metrics"
+        text = "POST an image to /predict or /features; GET /healthz, /readyz or /metrics"
         return _error(error.status_code, text, dict(error.headers or {}))
 
     def _asked(self, render: Render) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that puts the picture it is sent to the model and renders the answer."""
+        """A handler that puts the image it is sent to the model and renders the answer."""
 
         async def handle(request: Request) -> Response:
             self._check_key(request)
@@ -158,12 +158,12 @@ class Service:
         return await asyncio.wrap_future(self._batcher.ask(question))
 
     async def _body(self, request: Request) -> bytes:
-        """The picture's bytes, no more than allowed and no slower."""
+        """The image's bytes, no more than allowed and no slower."""
         kind = request.headers.get("content-type", RAW).split(";")[0].strip().lower()
         if kind != RAW and not kind.startswith("image/"):
-            raise Refused(415, f"send the picture's bytes as image/... or {RAW}, got {kind}")
+            raise Refused(415, f"send the image's bytes as image/... or {RAW}, got {kind}")
         most = self.limits.max_bytes
-        too_large = Refused(413, f"a picture may have at most {most:,} bytes")
+        too_large = Refused(413, f"an image may have at most {most:,} bytes")
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > most:
             raise too_large
@@ -175,7 +175,7 @@ class Service:
                     if len(data) > most:
                         raise too_large
         except TimeoutError:
-            text = f"the picture took more than {self.limits.timeout:g} seconds to come"
+            text = f"the image took more than {self.limits.timeout:g} seconds to come"
             raise Refused(408, text, {"Connection": "close"}) from None
         return bytes(data)
 

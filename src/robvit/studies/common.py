@@ -27,7 +27,7 @@ STUDIES: Registry[Study] = Registry("study")
 class Request:
     """What a person wants: whatever is left out is the study's own choice.
 
-    `images` sets the scale: the number of pictures judged. `out` is where long work is kept, so that
+    `images` sets the scale: the number of images judged. `out` is where long work is kept, so that
     an interrupted study goes on.
     """
 
@@ -43,21 +43,26 @@ class Request:
         """The wanted model, or the study's."""
         return load(self.model or default, **{"img_size": self.img_size, **options})
 
-    def pictures(self, default: str, split: str | None, size: int, images: int | None = None) -> ImageDataset:
-        """At most `images` pictures of the wanted data, or of the study's, at this size."""
-        return open_data(self.data or default, split=split, size=size, how=self.fit, limit=images)
+    def dataset(self, default: str, split: str | None, size: int, images: int | None = None) -> ImageDataset:
+        """At most `images` images of the wanted data, or of the study's, at this size."""
+        return open_data(self.data or default, split=split, size=size, resize=self.fit, limit=images)
 
 
-def study_record(request: Request, model: Model, pictures: ImageDataset, **fields: Any) -> Record:
-    """A record of a study that judged this model on these pictures."""
+def study_record(request: Request, model: Model, images: ImageDataset, **fields: Any) -> Record:
+    """A record of a study that judged this model on these images."""
     spec = request.data or "sample"
     return Record(
         kind="study",
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data={"spec": spec, "digest": pictures.digest(), "count": len(pictures), "names": pictures.names,
-              "labels": pictures.labels},
+        data={
+            "spec": spec,
+            "digest": images.digest(),
+            "count": len(images),
+            "names": images.names,
+            "labels": images.labels,
+        },
         **{"trials": [], **fields},
-    )  # fmt: skip
+    )
 
 
 def study(name: str, *, paper: str, title: str) -> Callable[[Study], Study]:
@@ -83,6 +88,6 @@ def reproduce(name: str, request: Request | None = None, /, **given: Any) -> Rec
         if key not in entry.facts["defaults"]:
             raise unknown(f"setting of {name}", key, list(entry.facts["defaults"]))
     record = entry.value(request or Request(**asked), **settings)
-    scale = f"{record.data['count']} pictures of {record.data['spec']}"
+    scale = f"{record.data['count']} images of {record.data['spec']}"
     record.notes.insert(0, f"{entry.facts['title']}, after {entry.facts['paper']}. Scale: {scale}.")
     return record

@@ -33,23 +33,36 @@ class AasAt(Loss):
     moved: torch.Tensor
 
     def __init__(
-        self, model: nn.Module, pictures: ImageDataset, *, base: str = "trades",
-        beta: float | None = None, smoothing: float | None = None, every: int = 10, batches: int = 1,
-        objective: str = "unit", space: str = "linear", steps: int = 10, step_size: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        images: ImageDataset,
+        *,
+        base: str = "trades",
+        beta: float | None = None,
+        smoothing: float | None = None,
+        every: int = 10,
+        batches: int = 1,
+        objective: str = "unit",
+        space: str = "linear",
+        steps: int = 10,
+        step_size: float = 1.0,
+    ) -> None:
         super().__init__()
         if every < 2 or batches < 1:
             raise InputError(f"expected every >= 2 epochs and batches >= 1, got {every} and {batches}")
         if kept_scales(model) is None:
             keep_scales(model, [1.0] * len(attention_layers(model)))
         given = {"beta": beta, "smoothing": smoothing}
-        self.base = make_loss(base, model, pictures, {k: v for k, v in given.items() if v is not None})
+        self.base = make_loss(base, model, images, {k: v for k, v in given.items() if v is not None})
         if not self.base.needs_classifier or not self.base.needs_labels:
             raise InputError(f"AAS-AT trains classifiers by losses such as trades or mart, got {base}")
         self.every, self.batches = every, batches
         self.ascent: dict[str, Any] = {
-            "objective": objective, "space": space, "steps": steps, "step_size": step_size,
-        }  # fmt: skip
+            "objective": objective,
+            "space": space,
+            "steps": steps,
+            "step_size": step_size,
+        }
         self.register_buffer("epoch", torch.zeros((), dtype=torch.long))
         self.register_buffer("moved", torch.zeros((), dtype=torch.long))
 
@@ -83,6 +96,6 @@ class AasAt(Loss):
         keep_scales(model, torch.ones_like(own))
         try:
             found = find_scales(model, [(x, hard(y))], begin=own.tolist(), seed=seed, **self.ascent).values
-            own = reduce(torch.tensor(found).to(own), "mean")  # processes see other pictures
+            own = reduce(torch.tensor(found).to(own), "mean")  # processes see other images
         finally:
             keep_scales(model, own)

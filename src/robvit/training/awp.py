@@ -21,7 +21,7 @@ def awp(
     """Inside, the weights are moved to where the loss is worse; afterwards they are as before, bit for bit.
 
     Every weight of two or more axes moves along its gradient by `gamma` times its own length. The attack
-    gives the same pictures to the objective inside. `mean` averages over processes. Statistics that the
+    gives the same images to the objective inside. `mean` averages over processes. Statistics that the
     extra pass would leave in buffers are put back.
     """
     weights = [p for p in network.parameters() if p.requires_grad and p.ndim > 1]

@@ -1,6 +1,6 @@
-"""The one training loop: a model, pictures and a recipe in; the best weights, a history and doubts out.
+"""The one training loop: a model, images and a recipe in; the best weights, a history and doubts out.
 
-Nothing random travels from step to step: the order of pictures, their augmentation, the attack's noise
+Nothing random travels from step to step: the order of images, their augmentation, the attack's noise
 and the layers' own noise each come from a seed made of the run's seed and the step. So the whole state
 is the weights, what the optimiser remembers, the running average, the loss's own buffers and the number
 of the step, and a run that was killed ends with the same bits as one that was not.
@@ -88,7 +88,7 @@ class Fit:
     def __init__(
         self,
         model: nn.Module,
-        course: Splits,
+        splits: Splits,
         recipe: Recipe,
         *,
         folder: Path,
@@ -97,7 +97,7 @@ class Fit:
         say: Callable[[str], None] = _silent,
         trackers: list[str] | None = None,
     ) -> None:
-        self.recipe, self.course, self.folder = recipe, course, folder
+        self.recipe, self.splits, self.folder = recipe, splits, folder
         self.about = about or {}
         self.report, self.say = report, say
         self.accelerator = Accelerator(
@@ -108,10 +108,10 @@ class Fit:
         )
         self.origin = tensors_sha256(model.state_dict())
         self.model = model.to(self.accelerator.device)
-        self.size = int(getattr(model, "input_size", (course.train[0][0].shape[-1],))[0])
-        self.classes = len(course.train.classes)
-        self.loss = make_loss(recipe.loss, self.model, course.train, recipe.loss_settings)
-        _check_labels(course, self.loss)
+        self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
+        self.classes = len(splits.train.classes)
+        self.loss = make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
+        _check_labels(splits, self.loss)
         self.loss.to(self.accelerator.device)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and self.loss.trains(name))
@@ -124,7 +124,7 @@ class Fit:
         )
         optimizer = make_optimizer(self.objective, recipe)
         self.prepared, self.optimizer = self.accelerator.prepare(self.objective, optimizer)
-        self.stream = Stream(course.train, recipe, course.extra)
+        self.stream = Stream(splits.train, recipe, splits.extra)
         self.sharing = Sharing(
             self.accelerator.num_processes, self.accelerator.process_index, recipe.accumulation
         )
@@ -192,14 +192,20 @@ class Fit:
             torch.manual_seed(seed_of(self.recipe.seed, "layers", step, number, self.sharing.rank))
             x, y = x.to(self.accelerator.device), y.to(self.accelerator.device)
             x, y = mix(
-                x, y, self.recipe.augment,
-                classes=self.classes, seed=seed_of(self.recipe.seed, "mix", step, number),
-            )  # fmt: skip
+                x,
+                y,
+                self.recipe.augment,
+                classes=self.classes,
+                seed=seed_of(self.recipe.seed, "mix", step, number),
+            )
             turn = step // self.recipe.replays
             attack = InnerAttack(
-                self.recipe.inner, *budget(self.recipe, now), part=number,
-                seed=seed_of(self.recipe.seed, "attack", turn), replay=step % self.recipe.replays,
-            )  # fmt: skip
+                self.recipe.inner,
+                *budget(self.recipe, now),
+                part=number,
+                seed=seed_of(self.recipe.seed, "attack", turn),
+                replay=step % self.recipe.replays,
+            )
             if not updates:
                 total += self.objective(x, y, attack).detach() / len(parts)
                 continue
@@ -250,9 +256,9 @@ class Fit:
             )
 
     def _validate(self, rate: float, eps: float) -> None:
-        """Judge on held-out pictures, keep the best weights, tell what was seen."""
+        """Judge on held-out images, keep the best weights, tell what was seen."""
         state = self.state
-        seen = judge(self.judged, self.loss, self.course.validation, self.recipe, self.accelerator)
+        seen = judge(self.judged, self.loss, self.splits.validation, self.recipe, self.accelerator)
         mean = sum(state.losses) / len(state.losses)
         state.losses = []
         better = seen.robust > state.best
@@ -291,7 +297,7 @@ class Fit:
 
     def key(self) -> str:
         """Names the run: the same key, the same weights in the end."""
-        sets = [s.digest() for s in (self.course.train, self.course.validation, self.course.extra) if s]
+        sets = [s.digest() for s in (self.splits.train, self.splits.validation, self.splits.extra) if s]
         return json.dumps([self.recipe.digest(), sets, self.about, self.origin])
 
     def _save(self, always: bool = False) -> None:
@@ -318,7 +324,7 @@ class Fit:
         parts, facts = checkpoint.load_state(path)
         if facts["key"] != self.key():
             raise InputError(
-                f"{path} is the state of another training (recipe, model or pictures differ); "
+                f"{path} is the state of another training (recipe, model or images differ); "
                 "choose another folder, or remove it"
             )
         checkpoint.restore(self.model, parts["model"], path)
@@ -338,13 +344,11 @@ class Fit:
         self.model.eval()
 
 
-def _check_labels(course: Splits, loss: Loss) -> None:
+def _check_labels(splits: Splits, loss: Loss) -> None:
     if not loss.needs_labels:
         return
-    labels = set(course.train.labels)
-    if course.train.kind != "labels":
-        raise InputError(f"this loss needs labelled pictures, these have {course.train.kind}")
+    labels = set(splits.train.labels)
+    if splits.train.kind != "labels":
+        raise InputError(f"this loss needs labelled images, these have {splits.train.kind}")
     if len(labels) < 2:
-        raise InputError(
-            f"a classifier needs two classes or more, all training pictures are of class {labels}"
-        )
+        raise InputError(f"a classifier needs two classes or more, all training images are of class {labels}")

@@ -1,4 +1,4 @@
-"""What a training will cost, from a few real pictures on this machine."""
+"""What a training will cost, from a few real images on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from robvit.training.schedule import budget
 from robvit.training.stream import Sharing, Stream
 from robvit.training.train import Job, prepare
 
-FEW = 8  # pictures that are really trained on, without keeping the result
+FEW = 8  # images that are really trained on, without keeping the result
 FLOAT = 4  # bytes
 
 
@@ -28,12 +28,12 @@ def forecast(job: Job) -> dict[str, str]:
     """Parameters, operations, time and memory, in words; the model takes steps that nobody keeps."""
     recipe = job.recipe
     device = processes().device
-    model, course = prepare(job)
+    model, splits = prepare(job)
     model.to(device).train()
-    loss = make_loss(recipe.loss, model, course.train, recipe.loss_settings).to(device)
+    loss = make_loss(recipe.loss, model, splits.train, recipe.loss_settings).to(device)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(loss.trains(name))
-    stream = Stream(course.train, recipe, course.extra)
+    stream = Stream(splits.train, recipe, splits.extra)
     sharing = Sharing(processes().num_processes, processes().process_index, recipe.accumulation)
     x, y = next(iter(stream.loader(range(1), sharing, model.input_size[0])))
     x, y = x[:FEW].to(device), y[:FEW].to(device)
@@ -49,15 +49,15 @@ def forecast(job: Job) -> dict[str, str]:
     held = _activations(model, x) / len(x) * share
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    learning = f"learns from {len(course.train)} pictures, held out {len(course.validation)}"
+    learning = f"learns from {len(splits.train)} images, held out {len(splits.validation)}"
     return {
-        "pictures": learning + (f", extra {len(course.extra)}" if course.extra else ""),
+        "images": learning + (f", extra {len(splits.extra)}" if splits.extra else ""),
         "parameters": f"{total / 1e6:.2f} million, {trained / 1e6:.2f} million of them trained",
-        "operations": f"{single.get_total_flops() / 1e9:.3g} GFLOPs a picture and pass, "
-        f"{single.get_total_flops() * passes / 1e9:.3g} a picture and step",
-        "steps": f"{stream.steps} of {recipe.batch} pictures, {share} at a time in a process",
+        "operations": f"{single.get_total_flops() / 1e9:.3g} GFLOPs an image and pass, "
+        f"{single.get_total_flops() * passes / 1e9:.3g} an image and step",
+        "steps": f"{stream.steps} of {recipe.batch} images, {share} at a time in a process",
         "time": f"about {timedelta(seconds=round(seconds * stream.steps))} on {device} for the steps alone, "
-        f"{seconds:.2g} s a step, from {len(x)} pictures",
+        f"{seconds:.2g} s a step, from {len(x)} images",
         "memory": f"about {(_state_bytes(total, trained, recipe) + held) / 2**30:.2g} GiB a process, "
         f"of which {held / 2**30:.2g} for what the backward pass needs",
     }

@@ -19,7 +19,7 @@ TINY = 1e-3  # TRADES and MART start from normal noise of this size
 class InnerAttack:
     """An attack with its budget and seed: `attack(model, x, target, loss)` gives adv (B 3 H W).
 
-    It remembers what it made, so that a loss computed `again` meets the same pictures. `replay` counts
+    It remembers what it made, so that a loss computed `again` meets the same images. `replay` counts
     how often the batch has been trained on before, `part` which of its parts this is.
     """
 
@@ -59,22 +59,42 @@ class InnerAttack:
             return x.detach()
         if inner.attack == "ascent":
             return ascend(
-                model, x, target, self.threat,
-                steps=inner.steps, step_size=self.step_size, start=inner.start, project=inner.project,
-                loss=loss, seed=self.seed,
-            )  # fmt: skip
+                model,
+                x,
+                target,
+                self.threat,
+                steps=inner.steps,
+                step_size=self.step_size,
+                start=inner.start,
+                project=inner.project,
+                loss=loss,
+                seed=self.seed,
+            )
         takes = ATTACKS.entry(inner.attack).facts["defaults"]
-        ours = {"steps": inner.steps, "step_size": self.step_size, "loss": loss, "seed": self.seed,
-                "keep_broken": True}  # fmt: skip
+        ours = {
+            "steps": inner.steps,
+            "step_size": self.step_size,
+            "loss": loss,
+            "seed": self.seed,
+            "early_stop": False,
+        }
         settings = {name: value for name, value in ours.items() if name in takes} | inner.settings
         return ATTACKS[inner.attack](model, x, target, self.threat, **settings)
 
 
 def ascend(
-    model: Model, x: torch.Tensor, target: torch.Tensor, threat: Threat, *,
-    steps: int, step_size: float, start: str = "uniform", project: bool = True,
-    loss: str | AttackLoss = "cross_entropy", seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    model: Model,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    threat: Threat,
+    *,
+    steps: int,
+    step_size: float,
+    start: str = "uniform",
+    project: bool = True,
+    loss: str | AttackLoss = "cross_entropy",
+    seed: int = 0,
+) -> torch.Tensor:
     """The last point of steepest ascent, unjudged: n passes forward and back, not one more. -> (B 3 H W).
 
     The model is in eval mode and its parameters need no gradients, as in every attack.

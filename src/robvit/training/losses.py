@@ -1,6 +1,6 @@
 """What trainings minimise. A loss is a function `(model, x, y, attack, *, settings) -> scalar`.
 
-x (B 3 H W) in [0,1]; y (B,) labels, or (B K) probabilities where pictures were mixed; `attack` is the
+x (B 3 H W) in [0,1]; y (B,) labels, or (B K) probabilities where images were mixed; `attack` is the
 inner attack of the step. A loss that owns a state, chooses what is trained or wants to be called every
 epoch is a class on `Loss` instead; its buffers are saved, resumed and kept beside the weights.
 
@@ -53,7 +53,7 @@ class Loss(nn.Module):
         return True
 
     def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What the judging attack moves the output away from, for clean pictures and their labels."""
+        """What the judging attack moves the output away from, for clean images and their labels."""
         return y
 
     def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -79,15 +79,15 @@ class _Function(Loss):
         return self.function(model, x, y, attack)
 
 
-def make_loss(name: str, model: nn.Module, pictures: ImageDataset, settings: dict[str, Any]) -> Loss:
-    """A loss by its name, with the model as it starts and the pictures it will learn from."""
+def make_loss(name: str, model: nn.Module, images: ImageDataset, settings: dict[str, Any]) -> Loss:
+    """A loss by its name, with the model as it starts and the images it will learn from."""
     entry: Any = LOSSES[name]
     known = [p.name for p in inspect.signature(entry).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for setting in settings:
         if setting not in known:
             raise unknown(f"setting of the loss {name}", setting, known or ["none"])
     is_class = isinstance(entry, type)
-    made: Loss = entry(model, pictures, **settings) if is_class else _Function(entry, settings)
+    made: Loss = entry(model, images, **settings) if is_class else _Function(entry, settings)
     return made
 
 
@@ -100,7 +100,7 @@ def hard(y: torch.Tensor) -> torch.Tensor:
 def standard(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Cross-entropy on clean pictures."""
+    """Cross-entropy on clean images."""
     return F.cross_entropy(model(x), y, label_smoothing=smoothing)
 
 
@@ -108,7 +108,7 @@ def standard(
 def pgd_at(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Cross-entropy on attacked pictures only (1706.06083)."""
+    """Cross-entropy on attacked images only (1706.06083)."""
     return F.cross_entropy(model(attack(model, x, y)), y, label_smoothing=smoothing)
 
 
@@ -136,7 +136,7 @@ def trades(
 def mart(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, *, beta: float = 6.0
 ) -> torch.Tensor:
-    """Boosted cross-entropy on attacked pictures, and divergence where the clean answer is unsure (MART)."""
+    """Boosted cross-entropy on attacked images, and divergence where the clean answer is unsure (MART)."""
     labels = hard(y)
     adv = attack(model, x, labels)
     clean, attacked = model(x).softmax(1), model(adv)
@@ -156,7 +156,7 @@ class Free(Loss):
     instead; a start of its own keeps a batch what it is wherever a run is resumed or shared out.
     """
 
-    def __init__(self, model: nn.Module, pictures: ImageDataset, *, smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, images: ImageDataset, *, smoothing: float = 0.0) -> None:
         super().__init__()
         self.smoothing = smoothing
         self._adv: dict[int, torch.Tensor] = {}  # of each part of the batch
@@ -205,7 +205,7 @@ class Fare(_Embedding):
     attack_loss = "embedding_l2"
     measure = "cosine"
 
-    def __init__(self, model: nn.Module, pictures: ImageDataset) -> None:
+    def __init__(self, model: nn.Module, images: ImageDataset) -> None:
         super().__init__(model)
 
     def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ class Tecoa(_Embedding):
     """TeCoA-style (2212.07016): attacked embeddings are classified by their cosine with class embeddings.
 
     `classes` is a safetensors file whose tensor "classes" (K D) holds one text embedding a class; left
-    out, a class is the mean of the original's embeddings of its training pictures.
+    out, a class is the mean of the original's embeddings of its training images.
     """
 
     needs_classifier = False
@@ -236,7 +236,7 @@ class Tecoa(_Embedding):
     def __init__(
         self,
         model: nn.Module,
-        pictures: ImageDataset,
+        images: ImageDataset,
         *,
         classes: str | None = None,
         scale: float = 100.0,
@@ -244,7 +244,7 @@ class Tecoa(_Embedding):
     ) -> None:
         super().__init__(model)
         self.scale = scale
-        held = _from_file(Path(classes)) if classes else class_means(self.original, model, pictures, most)
+        held = _from_file(Path(classes)) if classes else class_means(self.original, model, images, most)
         self.register_buffer("classes", F.normalize(held, dim=1))
         self.attack_loss = self._wrongness
 
@@ -266,22 +266,20 @@ class Tecoa(_Embedding):
 
 
 def class_means(
-    embed: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, pictures: ImageDataset, most: int
+    embed: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, images: ImageDataset, most: int
 ) -> torch.Tensor:
-    """The mean embedding (K D) of each class over at most `most` pictures, evenly spread."""
+    """The mean embedding (K D) of each class over at most `most` images, evenly spread."""
     device = next(model.parameters()).device
-    some = pictures.take(range(0, len(pictures), -(-len(pictures) // most)))
-    sums, counts = torch.zeros(0), torch.zeros(len(pictures.classes))
+    some = images.take(range(0, len(images), -(-len(images) // most)))
+    sums, counts = torch.zeros(0), torch.zeros(len(images.classes))
     for x, y in some.batches(64):
         output = F.normalize(embed(x.to(device)), dim=1).cpu()
-        sums = sums if len(sums) else torch.zeros(len(pictures.classes), output.shape[1])
+        sums = sums if len(sums) else torch.zeros(len(images.classes), output.shape[1])
         sums.index_add_(0, y, output)
         counts += torch.bincount(y, minlength=len(counts))
     if bool((counts == 0).any()):
-        absent = pictures.classes[int((counts == 0).nonzero()[0])]
-        raise InputError(
-            f"class {absent!r} has no picture among {len(some)}; give class embeddings in a file"
-        )
+        absent = images.classes[int((counts == 0).nonzero()[0])]
+        raise InputError(f"class {absent!r} has no image among {len(some)}; give class embeddings in a file")
     return (sums / counts[:, None]).to(device)
 
 

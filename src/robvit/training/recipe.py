@@ -59,12 +59,12 @@ class Inner(BaseModel):
 
 
 class Recipe(BaseModel):
-    """A training in full; times are in epochs of the real pictures, sizes of steps in `batch` pictures.
+    """A training in full; times are in epochs of the real images, sizes of steps in `batch` images.
 
     The learning rate is `lr` at a batch of `lr_batch`, scaled to the real one. `eps_warmup` raises the
     budget, and the step with it, from zero; with `published_warmup` it rises once an epoch and the step
     stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a
-    number of training pictures on which the best checkpoint is chosen; `extra_share` of each batch
+    number of training images on which the best checkpoint is chosen; `extra_share` of each batch
     comes from the extra data. `replays` trains on each batch so many times (free training).
     """
 

@@ -1,7 +1,7 @@
-"""Which pictures meet in which step: every epoch a new order, every picture once an epoch, no rest.
+"""Which images meet in which step: every epoch a new order, every image once an epoch, no rest.
 
-The orders of all epochs form one endless row, and step s takes the next `batch` pictures of it; a batch
-may reach over the end of an epoch. So the place in the data follows from the step alone, no picture is
+The orders of all epochs form one endless row, and step s takes the next `batch` images of it; a batch
+may reach over the end of an epoch. So the place in the data follows from the step alone, no image is
 lost or repeated, all batches are full, and however many processes share a batch, it is the same batch.
 """
 
@@ -20,7 +20,7 @@ from robvit.data.augment import Augment, seed_of, seeded, transform
 from robvit.errors import InputError
 from robvit.training.recipe import Recipe
 
-Key = tuple[int, int, int]  # which set, which epoch of it, which picture
+Key = tuple[int, int, int]  # which set, which epoch of it, which image
 Item = tuple[torch.Tensor, int]
 
 
@@ -48,10 +48,10 @@ class Sharing:
 
 
 class Stream:
-    """The endless row of pictures of a training, real ones and a share of extra ones in every batch."""
+    """The endless row of images of a training, real ones and a share of extra ones in every batch."""
 
-    def __init__(self, pictures: ImageDataset, recipe: Recipe, extra: ImageDataset | None = None) -> None:
-        self.sets = [pictures] if extra is None else [pictures, extra]
+    def __init__(self, images: ImageDataset, recipe: Recipe, extra: ImageDataset | None = None) -> None:
+        self.sets = [images] if extra is None else [images, extra]
         if (extra is None) != (recipe.extra_share == 0):
             raise InputError(
                 f"extra data and extra_share go together, got extra_share {recipe.extra_share:g} "
@@ -68,7 +68,7 @@ class Stream:
 
     @property
     def epoch(self) -> float:
-        """How many steps an epoch of the real pictures takes."""
+        """How many steps an epoch of the real images takes."""
         return self.recipe.replays * len(self.sets[0]) / self.amounts[0]
 
     @property
@@ -83,7 +83,7 @@ class Stream:
         return (step // self.recipe.replays) * self.recipe.replays / self.epoch
 
     def keys(self, step: int) -> list[Key]:
-        """The pictures of a step, in an order of which every even part holds every set's even share."""
+        """The images of a step, in an order of which every even part holds every set's even share."""
         turn = step // self.recipe.replays
         rows = []
         for which, amount in enumerate(self.amounts):
@@ -130,11 +130,11 @@ class _Shares:
 
 
 class _Augmented(Dataset[Item]):
-    """Pictures by key, each augmented by a seed of its own."""
+    """Images by key, each augmented by a seed of its own."""
 
     def __init__(self, sets: list[ImageDataset], settings: Augment, size: int, seed: int) -> None:
-        # A random part is cut from the picture as it is stored; anything else works on the final size.
-        self.sets = [s.sized(None) if settings.takes_any_size else s.sized(size, s.how) for s in sets]
+        # A random part is cut from the image as it is stored; anything else works on the final size.
+        self.sets = [s.sized(None) if settings.takes_any_size else s.sized(size, s.resize) for s in sets]
         self.apply = transform(settings, size)
         self.seed = seed
 

@@ -67,14 +67,14 @@ class Learner(nn.Module):
 
 @LOSSES.add("tora")
 class TradeOff(Loss):
-    """The trade-off's share of the loss on attacked pictures, the rest on clean ones.
+    """The trade-off's share of the loss on attacked images, the rest on clean ones.
 
     With a `path`, every step draws a trade-off between the ends the adapters hold and sets it, so that one
     training serves all of them; between steps the adapters stand in the middle.
     """
 
     def __init__(
-        self, model: nn.Module, pictures: ImageDataset, *, trade: float = 0.5, path: bool = False
+        self, model: nn.Module, images: ImageDataset, *, trade: float = 0.5, path: bool = False
     ) -> None:
         super().__init__()
         self.trade, self.path = trade, path
@@ -124,8 +124,10 @@ class Plan:
     def __post_init__(self) -> None:
         check_trades(self.trades)
         if self.knob not in KNOBS or (self.knob == "path" and len(self.trades) < 2):
-            raise InputError(f"the knob is one of {', '.join(KNOBS)}, path with two trades or more, "
-                             f"got {self.knob!r} and {list(self.trades)}")  # fmt: skip
+            raise InputError(
+                f"the knob is one of {', '.join(KNOBS)}, path with two trades or more, "
+                f"got {self.knob!r} and {list(self.trades)}"
+            )
         if self.start not in ("mixed", "fresh"):
             raise InputError(f'start must be "mixed" or "fresh", got {self.start!r}')
 
@@ -149,10 +151,16 @@ class Trainer:
     """The phases of a plan on one backbone; what is finished in `out` is not done again."""
 
     def __init__(
-        self, model: Model, course: Splits, plan: Plan, out: Path, *,
-        report: Say | None = None, say: Say | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.course, self.plan, self.out = model, course, plan, out
+        self,
+        model: Model,
+        splits: Splits,
+        plan: Plan,
+        out: Path,
+        *,
+        report: Say | None = None,
+        say: Say | None = None,
+    ) -> None:
+        self.model, self.splits, self.plan, self.out = model, splits, plan, out
         self.hears: dict[str, Any] = {
             name: heard for name, heard in (("report", report), ("say", say)) if heard
         }
@@ -208,7 +216,7 @@ class Trainer:
 
     def _fresh(self, trades: tuple[float, ...]) -> Adapters:
         torch.manual_seed(self.plan.recipe.seed)  # every phase starts from the same fusion
-        return fresh(self.model, len(self.course.train.classes), tuning=self.plan.tuning, trades=trades)
+        return fresh(self.model, len(self.splits.train.classes), tuning=self.plan.tuning, trades=trades)
 
     def _fit(
         self, adapters: Adapters, answers: str, learns: tuple[str, ...], recipe: Recipe, name: str
@@ -217,7 +225,7 @@ class Trainer:
         learner = Learner(self.model, adapters, answers, learns)
         about = {"backbone": self.model.identity(), "tuning": self.plan.tuning, "phase": name}
         recipe = recipe.model_copy(update={"loss": "tora"})
-        fit = Fit(learner, self.course, recipe, folder=self.out / name, about=about, **self.hears)
+        fit = Fit(learner, self.splits, recipe, folder=self.out / name, about=about, **self.hears)
         self.phases.append(Phase(name, fit.run()))
         return adapters
 
@@ -246,56 +254,76 @@ def joined(states: list[Adapters]) -> Adapters:
 
 
 def train_adapters(
-    model: Model, course: Splits, plan: Plan, out: Path, **hears: Any
+    model: Model, splits: Splits, plan: Plan, out: Path, **hears: Any
 ) -> tuple[Adapters, list[Phase]]:
     """Run a plan; the adapters and the phases that led to them. Asked again, it goes on or is done."""
-    trainer = Trainer(model, course, plan, out, **hears)
+    trainer = Trainer(model, splits, plan, out, **hears)
     return trainer.run(), trainer.phases
 
 
 def train_job(job: Job, plan: Plan, out: Path, **hears: Any) -> Record:
-    """From names to adapters in `out` and a record of what they do on held-out training pictures."""
-    model, course = prepare(job)
-    adapters, phases = train_adapters(model, course, plan, out, **hears)
+    """From names to adapters in `out` and a record of what they do on held-out training images."""
+    model, splits = prepare(job)
+    adapters, phases = train_adapters(model, splits, plan, out, **hears)
     twin = adapted(model, adapters)
     inner, rows, trials = plan.recipe.inner, list[list[Any]](), list[Trial]()
     threat = Threat(inner.norm, inner.eps)
     for trade in plan.trades:
         twin.trade_off = trade
-        found = judged(twin, course.validation, threat, plan.recipe.judge_steps, f"{trade:g}")
+        found = judged(twin, splits.validation, threat, plan.recipe.judge_steps, f"{trade:g}")
         trials += found
-        rows.append([f"{trade:g}", *(100 * sum(t.right) / len(t.right) for t in found)])
+        rows.append([f"{trade:g}", *(100 * sum(t.correct) / len(t.correct) for t in found)])
     note = f"attacked by PGD of {plan.recipe.judge_steps} steps within {threat}"
     curves = [Curve(phase.name, "step", "loss", {"loss": _line(phase.progress.history)}) for phase in phases]
-    held = course.validation
+    held = splits.validation
     return Record(
         kind="train",
-        model={"name": job.model, "fingerprint": model.fingerprint(), "tuning": plan.tuning,
-               "recipe": plan.recipe.model_dump(mode="json"), "adapters": "adapters.safetensors"},
-        data={"spec": job.data, "digest": held.digest(), "count": len(held), "names": held.names,
-              "labels": held.labels, "part": "held out of the training part",
-              "learned from": len(course.train)},
+        model={
+            "name": job.model,
+            "fingerprint": model.fingerprint(),
+            "tuning": plan.tuning,
+            "recipe": plan.recipe.model_dump(mode="json"),
+            "adapters": "adapters.safetensors",
+        },
+        data={
+            "spec": job.data,
+            "digest": held.digest(),
+            "count": len(held),
+            "names": held.names,
+            "labels": held.labels,
+            "part": "held out of the training part",
+            "learned from": len(splits.train),
+        },
         trials=trials,
         tables=[Table("By trade-off", ["trade-off", "clean", "attacked"], rows, note)],
         curves=curves,
         notes=["The last weights count; none are chosen. The test set was not touched."],
-    )  # fmt: skip
+    )
 
 
-def judged(model: Model, pictures: ImageDataset, threat: Threat, steps: int, rung: str) -> list[Trial]:
-    """Every picture's outcome, clean and under PGD."""
-    x, y = pictures.arrays()
+def judged(model: Model, images: ImageDataset, threat: Threat, steps: int, scenario: str) -> list[Trial]:
+    """Every image's outcome, clean and under PGD."""
+    x, y = images.arrays()
     with torch.no_grad():
         clean = torch.cat([model(part).argmax(1) for part in x.split(BATCH)])
     outcome = run("pgd", model, x, y, threat, batch=BATCH, steps=steps)
     with torch.no_grad():
         after = torch.cat([model(part).argmax(1) for part in outcome.adv.split(BATCH)])
-    right = [(said == y).tolist() for said in (clean, after)]
+    correct = [(said == y).tolist() for said in (clean, after)]
     return [
-        Trial("clean", "none", {}, right[0], clean.tolist(), [0.0] * len(y), len(y), rung=rung),
-        Trial("pgd", str(threat), {"steps": steps}, right[1], after.tolist(), outcome.distance.tolist(),
-              outcome.forward, outcome.backward, rung=rung),
-    ]  # fmt: skip
+        Trial("clean", "none", {}, correct[0], clean.tolist(), [0.0] * len(y), len(y), scenario=scenario),
+        Trial(
+            "pgd",
+            str(threat),
+            {"steps": steps},
+            correct[1],
+            after.tolist(),
+            outcome.distance.tolist(),
+            outcome.forward,
+            outcome.backward,
+            scenario=scenario,
+        ),
+    ]
 
 
 def _line(history: dict[str, list[float]]) -> list[list[float]]:

@@ -40,7 +40,7 @@ class Job:
     data: str
     extra: str | None = None
     split: str = "train"
-    how: str = "squash"
+    resize: str = "squash"
     limit: int | None = None
     arch: str | None = None
 
@@ -57,38 +57,45 @@ def job_of(recipe: Recipe, model: str | None, data: str | None, **more: Any) -> 
 
 
 def prepare(job: Job) -> tuple[Model, Splits]:
-    """The model as it starts, with a classifier for the pictures' classes, and what it learns from."""
+    """The model as it starts, with a classifier for the images' classes, and what it learns from."""
     recipe = job.recipe
     torch.manual_seed(recipe.seed)
     model = load(
-        job.model, pretrained=recipe.pretrained, img_size=recipe.img_size, patch_size=recipe.patch_size,
-        normalise=recipe.normalise, drop_path=recipe.drop_path, arch=job.arch,
-    )  # fmt: skip
-    pictures = open_data(job.data, split=job.split, limit=job.limit)
-    pictures = pictures.sized(model.input_size[0], job.how)
-    if recipe.validation >= len(pictures):
-        raise InputError(f"validation takes {recipe.validation:g} of {len(pictures)} pictures: none are left")
+        job.model,
+        pretrained=recipe.pretrained,
+        img_size=recipe.img_size,
+        patch_size=recipe.patch_size,
+        normalise=recipe.normalise,
+        drop_path=recipe.drop_path,
+        arch=job.arch,
+    )
+    images = open_data(job.data, split=job.split, limit=job.limit)
+    images = images.sized(model.input_size[0], job.resize)
+    if recipe.validation >= len(images):
+        raise InputError(f"validation takes {recipe.validation:g} of {len(images)} images: none are left")
     net: Any = model.net
     entry: Any = LOSSES[recipe.loss]
-    if getattr(entry, "needs_classifier", True) and model.classes != len(pictures.classes):
-        net.reset_classifier(len(pictures.classes))
-    extra = open_data(job.extra, split=job.split).sized(model.input_size[0], job.how) if job.extra else None
-    if extra is not None and extra.classes != pictures.classes:
+    if getattr(entry, "needs_classifier", True) and model.classes != len(images.classes):
+        net.reset_classifier(len(images.classes))
+    extra = (
+        open_data(job.extra, split=job.split).sized(model.input_size[0], job.resize) if job.extra else None
+    )
+    if extra is not None and extra.classes != images.classes:
         raise InputError(f"the extra data's classes must be those of {job.data}, got {extra.classes[:5]}")
-    train, validation = held_out(pictures, recipe.validation, recipe.seed)
+    train, validation = held_out(images, recipe.validation, recipe.seed)
     return model, Splits(train, validation, extra)
 
 
-def held_out(pictures: ImageDataset, amount: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """Training and validation pictures: a share below one, or a number, drawn class by class."""
-    count = round(amount * len(pictures)) if amount < 1 else round(amount)
-    places = list(range(len(pictures)))
-    order = draw(pictures.listing, list(pictures.picks), seed, lambda _: True)
+def held_out(images: ImageDataset, amount: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
+    """Training and validation images: a share below one, or a number, drawn class by class."""
+    count = round(amount * len(images)) if amount < 1 else round(amount)
+    places = list(range(len(images)))
+    order = draw(images.listing, list(images.picks), seed, lambda _: True)
     chosen = {place for place, _ in zip(order, range(max(1, count)), strict=False)}
-    apart = [pictures.picks[i] in chosen for i in places]
+    apart = [images.picks[i] in chosen for i in places]
     return (
-        pictures.take(i for i in places if not apart[i]),
-        pictures.take(i for i in places if apart[i]),
+        images.take(i for i in places if not apart[i]),
+        images.take(i for i in places if apart[i]),
     )
 
 
@@ -109,14 +116,19 @@ def train(
 ) -> Record:
     """Train, then judge the best weights once more; `out` holds weights, state and record.
 
-    The test set is never touched: what chooses and what is reported here are held-out training pictures.
+    The test set is never touched: what chooses and what is reported here are held-out training images.
     """
-    model, course = prepare(job)
+    model, splits = prepare(job)
     hears: dict[str, Any] = {"report": report, "say": say} if processes().is_main_process else {}
     fit = Fit(
-        model, course, job.recipe, folder=out, about=about_model(job, model),
-        trackers=trackers_of(job.recipe), **{k: v for k, v in hears.items() if v},
-    )  # fmt: skip
+        model,
+        splits,
+        job.recipe,
+        folder=out,
+        about=about_model(job, model),
+        trackers=trackers_of(job.recipe),
+        **{k: v for k, v in hears.items() if v},
+    )
     _start_trackers(fit, job.recipe)
     progress = fit.run()
     fit.accelerator.end_training()
@@ -154,7 +166,7 @@ def trackers_of(recipe: Recipe) -> list[str]:
 
 
 def _record(job: Job, fit: Fit, model: Model, command: str) -> Record:
-    state, validation = fit.state, fit.course.validation
+    state, validation = fit.state, fit.splits.validation
     epochs = state.history["epoch"]
     seen = {"clean": "clean", "one_step": "one step", "robust": f"{job.recipe.judge_steps} steps"}
     lines = {text: _points(epochs, state.history[key]) for key, text in seen.items()}
@@ -164,21 +176,34 @@ def _record(job: Job, fit: Fit, model: Model, command: str) -> Record:
         findings = [Finding("one-step collapse", "green", "one-step and multi-step accuracy stayed together")]
     return Record(
         kind="train",
-        model={"name": job.model, "recipe": job.recipe.model_dump(mode="json"), "weights": WEIGHTS,
-               "identity": model.identity(), "processes": fit.accelerator.num_processes},
-        data={"spec": job.data, "digest": validation.digest(), "count": len(validation),
-              "names": validation.names, "labels": validation.labels,
-              "part": "held out of the training part", "learned from": len(fit.course.train)},
+        model={
+            "name": job.model,
+            "recipe": job.recipe.model_dump(mode="json"),
+            "weights": WEIGHTS,
+            "identity": model.identity(),
+            "processes": fit.accelerator.num_processes,
+        },
+        data={
+            "spec": job.data,
+            "digest": validation.digest(),
+            "count": len(validation),
+            "names": validation.names,
+            "labels": validation.labels,
+            "part": "held out of the training part",
+            "learned from": len(fit.splits.train),
+        },
         trials=_trials(model, fit.loss, validation, job.recipe, fit.accelerator.device),
-        figures={"best epoch": epochs[best]}
+        metrics={"best epoch": epochs[best]}
         | {f"{fit.loss.measure}, {text}": state.history[key][best] for key, text in seen.items()},
         history=state.history,
-        curves=[Curve("held-out pictures", "epoch", fit.loss.measure, lines),
-                Curve("training", "epoch", "loss", {"loss": _points(epochs, state.history["loss"])})],
+        curves=[
+            Curve("held-out images", "epoch", fit.loss.measure, lines),
+            Curve("training", "epoch", "loss", {"loss": _points(epochs, state.history["loss"])}),
+        ],
         findings=findings,
-        notes=["The checkpoint was chosen on held-out training pictures; the test set was not touched."],
+        notes=["The checkpoint was chosen on held-out training images; the test set was not touched."],
         command=command,
-    )  # fmt: skip
+    )
 
 
 def _points(xs: list[float], ys: list[float]) -> list[list[float]]:
@@ -186,23 +211,23 @@ def _points(xs: list[float], ys: list[float]) -> list[list[float]]:
 
 
 def _trials(
-    model: Model, loss: Loss, pictures: ImageDataset, recipe: Recipe, device: torch.device
+    model: Model, loss: Loss, images: ImageDataset, recipe: Recipe, device: torch.device
 ) -> list[Trial]:
-    """Clean and PGD outcomes of every held-out picture, for classifiers."""
+    """Clean and PGD outcomes of every held-out image, for classifiers."""
     if not loss.needs_labels or type(loss).judge is not Loss.judge:
         return []
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
-    right: list[bool] = []
+    correct: list[bool] = []
     said: list[int] = []
     after: list[bool] = []
     told: list[int] = []
     far: list[float] = []
     passes = [0, 0]
-    for x, y in pictures.batches(BATCH):
+    for x, y in images.batches(BATCH):
         x, y = x.to(device), y.to(device)
         with torch.no_grad():
             answer = model(x).argmax(1)
-        right += (answer == y).tolist()
+        correct += (answer == y).tolist()
         said += answer.tolist()
         if threat.eps:
             outcome = attack_run("pgd", model, x, y, threat, batch=BATCH, steps=recipe.judge_steps)
@@ -211,7 +236,7 @@ def _trials(
             after += (~outcome.success).tolist()
             far += outcome.distance.tolist()
             passes = [passes[0] + outcome.forward, passes[1] + outcome.backward]
-    trials = [Trial("clean", "none", {}, right, said, [0.0] * len(right), forward=len(right))]
+    trials = [Trial("clean", "none", {}, correct, said, [0.0] * len(correct), forward=len(correct))]
     if threat.eps:
         settings = {"steps": recipe.judge_steps}
         forward, backward = passes

@@ -1,4 +1,4 @@
-"""Judging on held-out pictures while training, and the guard against one-step collapse."""
+"""Judging on held-out images while training, and the guard against one-step collapse."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from robvit.training.inner_attack import ascend
 from robvit.training.losses import Loss
 from robvit.training.recipe import Recipe
 
-BATCH = 250  # pictures judged in one pass
+BATCH = 250  # images judged in one pass
 GAP = 0.25  # one-step over multi-step accuracy: healthy networks show about 0.1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Means over held-out pictures: untouched, after one step, after many steps of the full budget."""
+    """Means over held-out images: untouched, after one step, after many steps of the full budget."""
 
     clean: float
     one_step: float
@@ -31,7 +31,7 @@ class Seen:
         """What is wrong with the training, in words, or nothing; accuracy up to `floor` tells nothing."""
         if self.one_step > self.clean + 0.02 and self.clean > floor:
             return (
-                f"label leaking: pictures attacked in one step are recognised better ({self.one_step:.1%}) "
+                f"label leaking: images attacked in one step are recognised better ({self.one_step:.1%}) "
                 f"than clean ones ({self.clean:.1%}); the network reads the label off the attack"
             )
         if self.one_step - self.robust > GAP and self.robust < self.one_step / 2:
@@ -43,11 +43,11 @@ class Seen:
 
 
 def judge(
-    model: nn.Module, loss: Loss, pictures: ImageDataset, recipe: Recipe, accelerator: Accelerator
+    model: nn.Module, loss: Loss, images: ImageDataset, recipe: Recipe, accelerator: Accelerator
 ) -> Seen:
     """How the model does within the full budget, whatever the warm-up; all processes share the work."""
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
-    share = pictures.take(range(accelerator.process_index, len(pictures), accelerator.num_processes))
+    share = images.take(range(accelerator.process_index, len(images), accelerator.num_processes))
     sums = torch.zeros(3, dtype=torch.float64)
     with frozen(model):
         for x, y in share.batches(BATCH) if len(share) else ():
@@ -59,7 +59,7 @@ def judge(
             with torch.no_grad():
                 sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])
     total = accelerator.reduce(sums.to(accelerator.device, torch.float32), "sum").tolist()
-    return Seen(*(value / len(pictures) for value in total))
+    return Seen(*(value / len(images) for value in total))
 
 
 def _attacked(

@@ -1,6 +1,6 @@
 """An attacker who knows of the adapters: attacks the joint output, each head, and the gates themselves.
 
-A fusion that merely hides its gradient behind the gates falls to one of these; the worst per picture
+A fusion that merely hides its gradient behind the gates falls to one of these; the worst per image
 counts, and the joint output decides.
 """
 
@@ -25,7 +25,7 @@ FAR = 100.0  # a gate's column lies so far below the logits that it is never tak
 
 
 class Goal:
-    """What is attacked in place of the joint output: a function of the model and pictures -> (B, any)."""
+    """What is attacked in place of the joint output: a function of the model and images -> (B, any)."""
 
     def __init__(self, model: Model, output: Callable[[Model, torch.Tensor], torch.Tensor]) -> None:
         self.__wrapped__ = model  # by which attacks find the network they freeze
@@ -68,7 +68,7 @@ def _push(sign: float, output: torch.Tensor, target: torch.Tensor) -> torch.Tens
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What the whole attack left: pictures (B 3 H W), who is misclassified (B,), and by which goal first."""
+    """What the whole attack left: images (B 3 H W), who is misclassified (B,), and by which goal first."""
 
     adv: torch.Tensor
     success: torch.Tensor

@@ -16,8 +16,16 @@ from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
 
 FORMAT = "robvit-adapters-1"
-ABOUT = {"width": int, "depth": int, "classes": int, "tuning": str, "bottleneck": int, "trades": list,
-         "fingerprint": str, "settings": dict}  # fmt: skip
+ABOUT = {
+    "width": int,
+    "depth": int,
+    "classes": int,
+    "tuning": str,
+    "bottleneck": int,
+    "trades": list,
+    "fingerprint": str,
+    "settings": dict,
+}
 
 
 def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
@@ -49,8 +57,10 @@ def adapted(model: Model, adapters: Adapters) -> Model:
 def check(adapters: Adapters, model: Model) -> None:
     """Refuse a backbone with other weights than those the adapters belong to."""
     check_backbone(model.net, model.family.name, model.name)
-    for name, ours, theirs in (("width", adapters.shape.width, model.width),
-                               ("depth", adapters.shape.depth, model.depth)):  # fmt: skip
+    for name, ours, theirs in (
+        ("width", adapters.shape.width, model.width),
+        ("depth", adapters.shape.depth, model.depth),
+    ):
         if ours != theirs:
             raise WrongBackbone(f"these adapters are for {name} {ours}, {model.name} has {theirs}")
     if adapters.fingerprint != model.fingerprint():

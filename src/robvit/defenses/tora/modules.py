@@ -238,7 +238,7 @@ class Adapters(nn.Module):
     def start_from(self, net: Any, pixels: torch.Tensor) -> None:
         """Take tokens from the class token and its position, heads from the backbone's where they fit.
 
-        pixels (1 3 H W) is any picture: the class token does not depend on it before the first block.
+        pixels (1 3 H W) is any image: the class token does not depend on it before the first block.
         """
         with torch.no_grad():
             first = vit_embedded(net, pixels)[:, :1]

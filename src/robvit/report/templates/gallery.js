@@ -1,4 +1,4 @@
-// The gallery: filters, pages and an enlarged view. Pictures are unpacked chunk by chunk when they are needed.
+// The gallery: filters, pages and an enlarged view. Images are unpacked chunk by chunk when they are needed.
 
 const PER_PAGE = matchMedia("(max-width: 42rem)").matches ? 8 : 24;
 
@@ -9,8 +9,8 @@ function gallery(section) {
   const columns = JSON.parse(section.dataset.columns), chunks = new Map();
   let found = items.map((_, index) => index), page = 0;
 
-  /** The addresses of one item's pictures. */
-  function pictures(index) {
+  /** The addresses of one item's images. */
+  function images(index) {
     const chunk = Math.floor(index / size);
     if (!chunks.has(chunk)) chunks.set(chunk, readJson(document.getElementById(`${key}-chunk-${chunk}`)));
     return chunks.get(chunk)[index % size];
@@ -19,7 +19,7 @@ function gallery(section) {
   function fits(item, wanted) {
     return (!wanted.outcome || item.outcome === wanted.outcome)
       && (!wanted.misclassified || item.misclassified.includes(wanted.misclassified))
-      && (!wanted.rung || item.rung === wanted.rung)
+      && (!wanted.scenario || item.scenario === wanted.scenario)
       && (!wanted.truth || item.truth === wanted.truth)
       && (!wanted.name || item.name.toLowerCase().includes(wanted.name.toLowerCase()));
   }
@@ -46,7 +46,7 @@ function gallery(section) {
 
   function card(index, place) {
     const item = items[index];
-    const button = make("button", { type: "button", title: "Enlarge" }, ...pictures(index).slice(0, 3).map((address, i) => picture(address, columns[i], item)));
+    const button = make("button", { type: "button", title: "Enlarge" }, ...images(index).slice(0, 3).map((address, i) => image(address, columns[i], item)));
     button.addEventListener("click", () => viewer(place));
     const under = [item.name, item.attack, item.factor ? `×${item.factor}` : ""].filter(Boolean).join(" · ");
     return make("div", { className: "item" }, button, verdict(item), make("p", { className: "dim", title: under }, under));
@@ -57,10 +57,10 @@ function gallery(section) {
     enlarge({
       title: item.name,
       move: (step) => { if (found[place + step] !== undefined) viewer(place + step); },
-      pictures: pictures(index).map((address, i) => make("figure", {}, picture(address, columns[i], item),
+      images: images(index).map((address, i) => make("figure", {}, image(address, columns[i], item),
         make("figcaption", {}, i === 2 && item.factor ? `difference ×${item.factor}` : columns[i]))),
       facts: [verdict(item),
-        make("p", { className: "dim" }, `${item.attack}, ${item.threat}${item.rung ? `, ${item.rung}` : ""}; distance ${short(item.distance)}`), opinions(item)],
+        make("p", { className: "dim" }, `${item.attack}, ${item.threat}${item.scenario ? `, ${item.scenario}` : ""}; distance ${short(item.distance)}`), opinions(item)],
     });
   }
 
@@ -72,7 +72,7 @@ function gallery(section) {
   filter();
 }
 
-function picture(address, column, item) {
+function image(address, column, item) {
   const reason = item.attack === "not attacked" && column !== "clean" ? item.attack : `${column} not at hand`;
   if (!address) return make("span", { className: "missing" }, reason);
   const image = make("img", { alt: `${column}: ${item.name}`, title: column, decoding: "async", src: address });
@@ -87,12 +87,12 @@ function verdict(item) {
   return make("p", {}, item.truth ? `${item.truth} → ` : "", seen, ...wrong);
 }
 
-/** A table of what every trial said about the picture. */
+/** A table of what every trial said about the image. */
 function opinions(item) {
-  const several = item.said.some(([rung]) => rung);
+  const several = item.said.some(([scenario]) => scenario);
   const heads = [...(several ? ["model and attacker"] : []), "attack", "threat", "taken for"];
-  const rows = item.said.map(([rung, attack, threat, said, right]) => make("tr", {},
-    ...[...(several ? [rung] : []), attack, threat].map((text) => make("td", {}, text)),
+  const rows = item.said.map(([scenario, attack, threat, said, right]) => make("tr", {},
+    ...[...(several ? [scenario] : []), attack, threat].map((text) => make("td", {}, text)),
     make("td", { className: right ? "right" : "false" }, `${right ? "✓" : "✕"} ${said}`)));
   return make("div", { className: "table" }, make("table", {},
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", {}, head)))), make("tbody", {}, ...rows)));
@@ -100,11 +100,11 @@ function opinions(item) {
 
 let onMove = () => {};
 
-function enlarge({ title, pictures, facts, move }) {
+function enlarge({ title, images, facts, move }) {
   const dialog = document.getElementById("viewer");
   onMove = move;
   dialog.querySelector("strong").textContent = title;
-  dialog.querySelector(".viewer-pictures").replaceChildren(...pictures);
+  dialog.querySelector(".viewer-images").replaceChildren(...images);
   dialog.querySelector(".viewer-facts").replaceChildren(...facts);
   if (!dialog.open) dialog.showModal();
 }

@@ -1,4 +1,4 @@
-"""What the studies of attention scaling share: a model, pictures, comparisons and their judgement.
+"""What the studies of attention scaling share: a model, images, comparisons and their judgement.
 
 The paper's figures are most likely those of the scaled model itself, another classifier. Ours are of the
 model as it is; what the scaled model says stands beside them as a diagnostic.
@@ -27,16 +27,16 @@ from robvit.threat import Threat
 
 PAPER = "Jain and Dutta, adversarial robustness of vision transformers, CVPR 2024"
 MODEL, IMAGES = "robvit-mini-robust", 64
-LEARN = 64  # pictures on which one factor for all blocks is chosen
+LEARN = 64  # images on which one factor for all blocks is chosen
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, pictures to judge on and others to choose a factor on, and the threat."""
+    """A model, images to judge on and others to choose a factor on, and the threat."""
 
     request: Request
     model: Model
-    pictures: ImageDataset
+    images: ImageDataset
     learn: ImageDataset
     threat: Threat
     batch: int
@@ -49,18 +49,25 @@ class Bench:
         self, base: str, steps: int, way: ScalingMethod, label: str, *, threat: Threat | None = None
     ) -> Comparison:
         """The plain, scaled and control attacks; `steps` 0 for an attack that has none."""
-        with progress(label, total=len(self.pictures)) as advance:
+        with progress(label, total=len(self.images)) as advance:
             return compare_scaling(
-                self.model, self.pictures, threat or self.threat, base=base, batch=self.batch, way=way,
-                settings={"steps": steps} if steps else {}, seed=self.request.seed, report=advance,
-            )  # fmt: skip
+                self.model,
+                self.images,
+                threat or self.threat,
+                base=base,
+                batch=self.batch,
+                way=way,
+                settings={"steps": steps} if steps else {},
+                seed=self.request.seed,
+                report=advance,
+            )
 
     def record(self, found: Mapping[str, Comparison]) -> Record:
         """A record with every trial, told apart by what was compared, and the judgement of all of them."""
         trials: list[Trial] = []
         for name, one in found.items():
-            trials += [replace(trial, rung=name) for trial in one.trials]
-        record = study_record(self.request, self.model, self.pictures, trials=trials)
+            trials += [replace(trial, scenario=name) for trial in one.trials]
+        record = study_record(self.request, self.model, self.images, trials=trials)
         record.tables = [judgement(found)]
         there = sum(row[-1] == "appears" for row in record.tables[0].rows)
         record.notes = [
@@ -70,7 +77,7 @@ class Bench:
         return record
 
     def best_factor(self, steps: int = 20) -> float:
-        """The factor other than 1 that leaves the least accuracy, on pictures that are not judged."""
+        """The factor other than 1 that leaves the least accuracy, on images that are not judged."""
         x, y = self.learn.arrays()
         left = {}
         with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
@@ -86,39 +93,42 @@ class Bench:
         given |= {"steps": steps} if steps else {}
         broken = [
             run("scale", self.model, x, y, self.threat, **given).success
-            for x, y in self.pictures.batches(self.batch)
+            for x, y in self.images.batches(self.batch)
         ]
         return percent((~torch.cat(broken)).tolist())
 
     def note(self) -> str:
         return (
-            f"Judged on the unscaled model, {len(self.pictures)} pictures, {self.threat}; the control is "
+            f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; the control is "
             "plain with as many passes as plain and scaled together. The paper: ViT-B/16, CIFAR-10."
         )
 
 
 def bench(request: Request, eps: float = 8 / 255, batch: int = 64, model: str | None = None) -> Bench:
-    """The wanted model and pictures, or the bundled robust ones."""
+    """The wanted model and images, or the bundled robust ones."""
     asked = replace(request, model=model or request.model)
     network = asked.load(MODEL)
     learn, judge = parts(asked, network.input_size[0], LEARN, request.images or IMAGES)
     return Bench(asked, network, judge, learn, Threat("linf", eps), batch)
 
 
-def percent(right: Sequence[bool]) -> float:
-    return 100 * sum(right) / len(right)
+def percent(correct: Sequence[bool]) -> float:
+    return 100 * sum(correct) / len(correct)
 
 
 def arms(one: Comparison) -> dict[str, list[bool]]:
-    """Which pictures withstand what, by name."""
+    """Which images withstand what, by name."""
     return {
-        "plain": one.plain.right, "scaled": one.scaled.right, "both": one.both, "control": one.control.right,
-    }  # fmt: skip
+        "plain": one.plain.correct,
+        "scaled": one.scaled.correct,
+        "both": one.both,
+        "control": one.control.correct,
+    }
 
 
 def shares(one: Comparison) -> list[float]:
     """Accuracy left by the plain attack, the scaled one, both and the control, in per cent."""
-    return [percent(right) for right in arms(one).values()]
+    return [percent(correct) for correct in arms(one).values()]
 
 
 def judgement(found: Mapping[str, Comparison]) -> Table:
@@ -129,8 +139,14 @@ def judgement(found: Mapping[str, Comparison]) -> Table:
         _, low, high = (100 * v for v in paired_interval(more, less, len(one.both)))
         says = one.verdict().split(":")[0].removeprefix("The paper's effect ")
         rows.append([name, more, less, f"{low:+.1f} to {high:+.1f}", f"{mcnemar(more, less):.2g}", says])
-    columns = ["compared", "only scaled breaks", "only the control breaks", "95 % interval, points", "p",
-               "the effect"]  # fmt: skip
+    columns = [
+        "compared",
+        "only scaled breaks",
+        "only the control breaks",
+        "95 % interval, points",
+        "p",
+        "the effect",
+    ]
     return Table("Plain and scaled together against the control, pair by pair", columns, rows)
 
 
@@ -138,9 +154,9 @@ def over(title: str, axis: str, found: Mapping[int, Comparison]) -> tuple[Table,
     """Accuracy left over an axis, as a table and as lines with their intervals."""
     lines: dict[str, list[list[float]]] = {}
     for at, one in found.items():
-        for name, right in arms(one).items():
-            bounds = [100 * v for v in interval(sum(right), len(right))]
-            lines.setdefault(name, []).append([at, percent(right), *bounds])
+        for name, correct in arms(one).items():
+            bounds = [100 * v for v in interval(sum(correct), len(correct))]
+            lines.setdefault(name, []).append([at, percent(correct), *bounds])
     rows: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in found.items()]
     table = Table(title, [axis, "plain %", "scaled %", "both %", "control %"], rows)
     return table, Curve(title, axis, "accuracy left, %", lines)

@@ -19,7 +19,8 @@ def blocks(
     """(a) AAS on the first n blocks; (b) plain PGD and AAS on each of `models`, such as of several depths."""
     at = bench(request, eps, batch)
     found = {
-        n: at.compare("pgd", steps, ScalingMethod(settings={"blocks": n}), f"{n} blocks") for n in range(at.depth + 1)
+        n: at.compare("pgd", steps, ScalingMethod(settings={"blocks": n}), f"{n} blocks")
+        for n in range(at.depth + 1)
     }
     record = at.record({f"{n} blocks": one for n, one in found.items()})
     table, curve = over("Fig. 3a: the first blocks scaled", "blocks", found)
@@ -53,20 +54,24 @@ def iterations(
 
 @study("aas-fig5", paper=PAPER, title="Fig. 5 (c, d): budgets from 0 to 100/255")
 def budgets(
-    request: Request, *, levels: Sequence[int] = (0, 2, 4, 8, 16, 32, 64, 100), steps: int = 20,
+    request: Request,
+    *,
+    levels: Sequence[int] = (0, 2, 4, 8, 16, 32, 64, 100),
+    steps: int = 20,
     batch: int = 64,
-) -> Record:  # fmt: skip
+) -> Record:
     """PGD and PGD with AAS over the budget: an accuracy that never reaches zero would tell of masking."""
     at = bench(request, batch=batch)
     found = {
-        n: at.compare("pgd", steps, ScalingMethod(), f"eps {n}/255", threat=Threat("linf", n / 255)) for n in levels
+        n: at.compare("pgd", steps, ScalingMethod(), f"eps {n}/255", threat=Threat("linf", n / 255))
+        for n in levels
     }
     record = at.record({f"eps {n}/255": one for n, one in found.items()})
     table, curve = over("Fig. 5 (c, d): budgets", "eps x 255", found)
     record.tables.insert(0, table)
     record.curves = [curve]
     last = max(found)
-    plain, scaled = (percent(trial.right) for trial in (found[last].plain, found[last].scaled))
+    plain, scaled = (percent(trial.correct) for trial in (found[last].plain, found[last].scaled))
     record.notes.append(
         f"At {last}/255 PGD leaves {plain:.1f} % and AAS {scaled:.1f} %; a model whose gradients are masked "
         "keeps some, as the paper's PGD-AT model does under PGD."

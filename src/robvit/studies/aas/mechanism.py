@@ -33,14 +33,14 @@ def differences(
 ) -> Record:
     """Delta in every block, what underflows in each precision, and what that does to gradients."""
     model = request.load("vit-base")
-    pictures = request.pictures("sample", None, model.input_size[0], request.images or 32)
-    x, y = next(_labelled(model, pictures, batch))
+    images = request.dataset("sample", None, model.input_size[0], request.images or 32)
+    x, y = next(_labelled(model, images, batch))
     scales = find_scales(
         model, [(x, y)], starts=starts, objective=objective, space=space, seed=request.seed
     ).values
-    before, after = (_seen(model, pictures, batch, s) for s in (None, scales))
+    before, after = (_seen(model, images, batch, s) for s in (None, scales))
     quality = [gradient_quality(model, x, y, scales=s, seed=request.seed) for s in (None, scales)]
-    record = study_record(request, model, pictures)
+    record = study_record(request, model, images)
     record.curves = delta_curve("Fig. 2: Delta", before, after)
     record.tables = [
         _beside_paper(before, after, scales),
@@ -48,24 +48,24 @@ def differences(
         saturation_table("Scaled, block by block", after),
         _gradients(quality),
     ]
-    record.figures = {"largest Delta": max(float(layer.delta.max()) for layer in before)}
+    record.metrics = {"largest Delta": max(float(layer.delta.max()) for layer in before)}
     record.notes = [answer(before, quality[0])]
     return record
 
 
-def _labelled(model: Model, pictures: ImageDataset, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches with the model's own answers: margins then need no labels, and any pictures will do."""
-    for x, _ in pictures.batches(batch):
+def _labelled(model: Model, images: ImageDataset, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches with the model's own answers: margins then need no labels, and any images will do."""
+    for x, _ in images.batches(batch):
         with torch.no_grad():
             yield x, model(x).argmax(1)
 
 
-def _seen(model: Model, pictures: ImageDataset, batch: int, scales: tuple[float, ...] | None) -> list[Layer]:
+def _seen(model: Model, images: ImageDataset, batch: int, scales: tuple[float, ...] | None) -> list[Layer]:
     name = "scores" if scales is None else "scores, scaled"
 
     def told() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        with progress(name, total=len(pictures)) as advance:
-            for x, y in _labelled(model, pictures, batch):
+        with progress(name, total=len(images)) as advance:
+            for x, y in _labelled(model, images, batch):
                 yield x, y
                 advance(len(x))
 
@@ -73,15 +73,29 @@ def _seen(model: Model, pictures: ImageDataset, batch: int, scales: tuple[float,
 
 
 def _beside_paper(before: list[Layer], after: list[Layer], scales: tuple[float, ...]) -> Table:
-    columns = ["block", "scale", "99 % of rows below", "largest", "paper's axis ends", "largest, scaled",
-               "paper's axis ends, scaled"]  # fmt: skip
+    columns = [
+        "block",
+        "scale",
+        "99 % of rows below",
+        "largest",
+        "paper's axis ends",
+        "largest, scaled",
+        "paper's axis ends, scaled",
+    ]
     rows: list[list[object]] = []
     for place, (layer, then) in enumerate(zip(before, after, strict=True)):
         paper = READ_OFF.get(place + 1) if len(before) == 12 else None
-        rows.append([
-            str(place + 1), f"{scales[place]:.2g}", layer.quantiles()[2], float(layer.delta.max()), paper,
-            float(then.delta.max()), SCALED_END if paper else None,
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(place + 1),
+                f"{scales[place]:.2g}",
+                layer.quantiles()[2],
+                float(layer.delta.max()),
+                paper,
+                float(then.delta.max()),
+                SCALED_END if paper else None,
+            ]
+        )
     note = "The paper shows histograms of a normally trained ViT-B/16 on ImageNet-100 for blocks 1, 6 and 12."
     return Table("Fig. 2: Delta, the largest minus the second largest score", columns, rows, note)
 

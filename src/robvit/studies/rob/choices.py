@@ -23,20 +23,20 @@ CHANGES: dict[str, tuple[AttackSetting, int]] = {
     "three times the steps": (replace(PUBLISHED, settings={"steps": 90}), 1),
     "the paper's attack as it is stated": (AttackSetting("feature", Threat("linf", 8 / 255)), -1),
 }
-ROW = ("", "pictures", "no tokens", "tokens, own clean features", "tokens, original clean features")
+ROW = ("", "images", "no tokens", "tokens, own clean features", "tokens, original clean features")
 
 
 @study("rob-choices", paper=PAPER, title="Table 2, DINOv2-S: what each choice of the published code does")
 def choices(request: Request, *, tokens: str = "", few: int = 16) -> Record:
-    """Feature cosines with published tokens: all pictures with the published choices, `few` with each change.
+    """Feature cosines with published tokens: all images with the published choices, `few` with each change.
 
-    Every change is set beside the published choices on the same few pictures.
+    Every change is set beside the published choices on the same few images.
     """
     if not tokens:
         raise InputError("say which tokens: --set tokens=small.pt, a published file, or one of your own")
     model = request.load("dinov2-small", pos_embed="hub", img_size=request.img_size or 224)
     hardened = model.with_tokens(given(tokens, model))
-    everything = request.pictures("sample", None, model.input_size[0], request.images or 32)
+    everything = request.dataset("sample", None, model.input_size[0], request.images or 32)
     part = everything.take(range(min(few, len(everything))))
     rows: list[list[object]] = [
         ["paper, Table 2", 50_000, 0.09, 0.93, None],
@@ -59,8 +59,8 @@ NOTE = (
 
 
 def _row(
-    name: str, model: Model, hardened: Model, pictures: ImageDataset, attack: AttackSetting, axis: int
+    name: str, model: Model, hardened: Model, images: ImageDataset, attack: AttackSetting, axis: int
 ) -> list[object]:
-    pairs = list(attacked(model, pictures, attack, name))
+    pairs = list(attacked(model, images, attack, name))
     bare, strong = (cosines(model, victim, pairs, axis) for victim in (model, hardened))
-    return [name, len(pictures), mean(bare["own"]), mean(strong["own"]), mean(strong["original"])]
+    return [name, len(images), mean(bare["own"]), mean(strong["own"]), mean(strong["original"])]

@@ -1,4 +1,4 @@
-"""What the studies of robustness tokens share: a backbone, its tokens, its controls, and its pictures."""
+"""What the studies of robustness tokens share: a backbone, its tokens, its controls, and its images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from robvit.progress import progress
 from robvit.studies.common import Request
 from robvit.threat import Threat
 
-BACKBONE, SIZE = "dinov2-small", 112  # small pictures: a sixth of the cost of 224, and the effect shows
+BACKBONE, SIZE = "dinov2-small", 112  # small images: a sixth of the cost of 224, and the effect shows
 PAPER = "Pulfer et al., Robustness Tokens, ECCV 2024"
 
 
@@ -48,25 +48,25 @@ def backbone(request: Request, default: str = BACKBONE) -> Model:
 
 
 def parts(request: Request, size: int, learn: int, images: int) -> tuple[ImageDataset, ImageDataset]:
-    """Pictures to learn from and others to judge on: the data's own parts, or two shares of one folder."""
+    """Images to learn from and others to judge on: the data's own parts, or two shares of one folder."""
     spec = request.data or "sample"
     try:
-        return (request.pictures(spec, "train", size, learn), request.pictures(spec, "test", size, images))
+        return (request.dataset(spec, "train", size, learn), request.dataset(spec, "test", size, images))
     except (DataError, InputError):  # no such parts
-        together = request.pictures(spec, None, size, learn + images)
+        together = request.dataset(spec, None, size, learn + images)
         if len(together) <= learn:
             raise InputError(
-                f"{spec} has {len(together)} pictures; learning takes {learn}, none is left"
+                f"{spec} has {len(together)} images; learning takes {learn}, none is left"
             ) from None
         return together.take(range(images, len(together))), together.take(range(images))
 
 
 def learned(
-    request: Request, model: Model, pictures: ImageDataset, recipe: Recipe, name: str = "tokens"
+    request: Request, model: Model, images: ImageDataset, recipe: Recipe, name: str = "tokens"
 ) -> Training:
     """Tokens by the recipe, kept in the request's folder, so that asking again is quick."""
     with progress(f"learning {recipe.count} tokens", total=1) as advance:
-        training = train(model, pictures, recipe, state=request.out / f"{name}.state", report=advance)
+        training = train(model, images, recipe, state=request.out / f"{name}.state", report=advance)
     training.tokens.save(request.out / f"{name}.safetensors")
     return training
 
@@ -83,23 +83,24 @@ def random_like(tokens: RobustTokens) -> RobustTokens:
 
 
 def attacked(
-    model: Model, pictures: ImageDataset, attack: AttackSetting, label: str, *, batch: int = 16
+    model: Model, images: ImageDataset, attack: AttackSetting, label: str, *, batch: int = 16
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Clean and attacked pictures (B 3 H W), from the store; only what is missing is made."""
-    store = AttackCache(model, pictures, attack)
-    places = range(len(pictures))
+    """Clean and attacked images (B 3 H W), from the store; only what is missing is made."""
+    store = AttackCache(model, images, attack)
+    places = range(len(images))
     missing = store.missing(places)
     with progress(label, total=sum(len(shard.places) for shard in missing)) as advance:
         store.fill(missing, advance)
     for first in range(0, len(places), batch):
         some = places[first : first + batch]
-        yield torch.stack([pictures[i][0] for i in some]), torch.cat([store.row(i)[0] for i in some])
+        yield torch.stack([images[i][0] for i in some]), torch.cat([store.row(i)[0] for i in some])
 
 
 @torch.no_grad()
-def cosines(original: Model, victim: Model, pairs: list[tuple[torch.Tensor, torch.Tensor]], axis: int = -1
-            ) -> dict[str, list[float]]:  # fmt: skip
-    """For each picture the cosine of the victim's attacked features with clean ones.
+def cosines(
+    original: Model, victim: Model, pairs: list[tuple[torch.Tensor, torch.Tensor]], axis: int = -1
+) -> dict[str, list[float]]:
+    """For each image the cosine of the victim's attacked features with clean ones.
 
     "original": with the token-free model's; "own": with the victim's; "clean": of the victim's clean
     features with the token-free model's. Over the features of each token (axis -1), or over the tokens

@@ -18,19 +18,19 @@ LAST = 20  # steps whose mean stands for the end of a training
 def token_counts(
     request: Request, *, counts: tuple[int, ...] = (1, 10, 20, 50), steps: int = 60, learn: int = 192
 ) -> Record:
-    """One set of attacked pictures, a training for each number of tokens."""
+    """One set of attacked images, a training for each number of tokens."""
     model, effort = backbone(request), Effort(learn=request.images or learn, steps=steps)
-    pictures, _ = parts(request, model.input_size[0], effort.learn, 1)
+    images, _ = parts(request, model.input_size[0], effort.learn, 1)
     lines, rows = {}, []
     for count in counts:
         recipe = effort.recipe(count=count, seed=request.seed)
-        history = learned(request, model, pictures, recipe, f"tokens-{count}").history
+        history = learned(request, model, images, recipe, f"tokens-{count}").history
         lines[f"{count} tokens"] = [[step, a + b] for step, (a, b) in enumerate(history, start=1)]
         end = mean([a + b for a, b in history[-LAST:]])
         published = PUBLISHED_SUM.get(count) if model.name == "dinov2-small" else None
         rows.append([count, end, published])
-    record = study_record(request, model, pictures)
-    note = f"The paper: 1600 ImageNet pictures of 224x224; ours: {len(pictures)}, {steps} steps."
+    record = study_record(request, model, images)
+    note = f"The paper: 1600 ImageNet images of 224x224; ours: {len(images)}, {steps} steps."
     record.curves = [Curve("Both cosines while tokens are learned", "step", "sum of both cosines", lines)]
     columns = ["tokens", f"sum of both cosines, mean of the last {LAST} steps", "published run, DINOv2-S"]
     record.tables = [Table("Fig. 4: how many tokens", columns, rows, note)]
@@ -41,10 +41,10 @@ def token_counts(
 def both_terms(request: Request, *, count: int = 10, steps: int = 60, learn: int = 192) -> Record:
     """The paper's: the clean term stays, the attacked term rises quickly."""
     model, effort = backbone(request), Effort(learn=request.images or learn, steps=steps)
-    pictures, _ = parts(request, model.input_size[0], effort.learn, 1)
-    training = learned(request, model, pictures, effort.recipe(count=count, seed=request.seed))
+    images, _ = parts(request, model.input_size[0], effort.learn, 1)
+    training = learned(request, model, images, effort.recipe(count=count, seed=request.seed))
     kept, withstood = ([step[side] for step in training.history] for side in (0, 1))
-    record = study_record(request, model, pictures)
+    record = study_record(request, model, images)
     lines = {
         name: [[step, value] for step, value in enumerate(values, start=1)]
         for name, values in (("clean", kept), ("attacked", withstood))
@@ -65,12 +65,12 @@ def both_terms(request: Request, *, count: int = 10, steps: int = 60, learn: int
 def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Record:
     """Largest absolute value in class or patch tokens after each block, clean and attacked.
 
-    The mean over pictures; the published figure shows one picture.
+    The mean over images; the published figure shows one image.
     """
     model, effort = backbone(request), Effort(learn=learn, steps=steps)
-    pictures, judge = parts(request, model.input_size[0], effort.learn, request.images or 16)
+    images, judge = parts(request, model.input_size[0], effort.learn, request.images or 16)
     recipe = effort.recipe(seed=request.seed)
-    tokens = learned(request, model, pictures, recipe).tokens
+    tokens = learned(request, model, images, recipe).tokens
     pairs = list(attacked(model, judge, recipe.attack, "attacking without tokens"))
     lines = {}
     for name, victim in (("no tokens", model), ("tokens", model.with_tokens(tokens))):
@@ -80,10 +80,14 @@ def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Recor
     record = study_record(request, model, judge)
     record.curves = [Curve("Largest activation after each block", "block", "largest |activation|", lines)]
     gap = {
-        name: mean([abs(a[1] - c[1]) for a, c in zip(lines[f"{name}, attacked"], lines[f"{name}, clean"],
-                                                     strict=True)])
+        name: mean(
+            [
+                abs(a[1] - c[1])
+                for a, c in zip(lines[f"{name}, attacked"], lines[f"{name}, clean"], strict=True)
+            ]
+        )
         for name in ("no tokens", "tokens")
-    }  # fmt: skip
+    }
     rows: list[list[object]] = [[name, value] for name, value in gap.items()]
     title = "Fig. 6: mean gap between clean and attacked over the blocks"
     record.tables = [Table(title, ["model", "gap"], rows, "The paper: tokens bridge the gap.")]

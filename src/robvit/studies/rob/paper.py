@@ -38,11 +38,14 @@ DINOV2 = {
     "dinov2-base-reg": _published(83.7, 83.1, 45.8, 45.8, 0.03, 0.92, 0.1, 49.7, 3.0, 25.9, 0.8, 43.0),
     "dinov2-large-reg": _published(86.1, 85.9, 46.6, 46.7, 0.03, 0.83, 0.6, 58.7, 4.6, 16.2, 1.9, 59.6),
     "dinov2-giant-reg": _published(86.3, 86.1, 46.8, 47.5, 0.08, 0.9, 0.9, 69.9, 4.2, 25.7),
-}  # fmt: skip
+}
 
 # Table 3: feature cosine under attack. The hardened figures are those of the published training logs.
 OTHERS = {
-    "deit3-base": Pair(0.16, 0.742), "deit3-large": Pair(0.22, 0.776), "deit3-huge": Pair(0.23, 0.772),
-    "openclip-base": Pair(-0.02, 0.862), "openclip-large": Pair(0.13, 0.908),
+    "deit3-base": Pair(0.16, 0.742),
+    "deit3-large": Pair(0.22, 0.776),
+    "deit3-huge": Pair(0.23, 0.772),
+    "openclip-base": Pair(-0.02, 0.862),
+    "openclip-large": Pair(0.13, 0.908),
     "openclip-huge": Pair(0.10, 0.888),
-}  # fmt: skip
+}

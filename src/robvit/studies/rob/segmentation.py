@@ -28,7 +28,7 @@ from robvit.threat import Threat
 
 @dataclass(frozen=True)
 class Scenes:
-    """Pictures with masks: a data set, how many a head learns from, and how many are judged."""
+    """Images with masks: a data set, how many a head learns from, and how many are judged."""
 
     data: str
     learn: int
@@ -37,7 +37,7 @@ class Scenes:
 
 @dataclass
 class Masks:
-    """mIoU of each variant, clean and attacked, and what the first pictures looked like for the panels."""
+    """mIoU of each variant, clean and attacked, and what the first images looked like for the panels."""
 
     clean: dict[str, float] = field(default_factory=dict)
     attacked: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Masks:
 def segmentation(
     model: Model, tokens: RobustTokens, scenes: Scenes, threat: Threat | None, steps: int, *, kept: int = 4
 ) -> Masks:
-    """Dataset-level mIoU of linear heads; without a threat, on clean pictures only.
+    """Dataset-level mIoU of linear heads; without a threat, on clean images only.
 
     Attacked on the token-free model with the victim's head, as in the published code.
     """
@@ -58,7 +58,7 @@ def segmentation(
     for part in (learn, judge):
         if part.kind != "masks":
             raise DataError(
-                f"segmentation needs pictures with masks, {scenes.data} has {part.kind}; name a set such as "
+                f"segmentation needs images with masks, {scenes.data} has {part.kind}; name a set such as "
                 "shapes or camvid:FOLDER (`robvit data list`)"
             )
     classes = len(learn.classes)
@@ -68,9 +68,11 @@ def segmentation(
         for m in (model, hardened)
     ]
     variants: dict[str, tuple[RobustTokens | None, int]] = {
-        "no tokens": (None, 0), "random tokens": (random_like(tokens), 0), "tokens": (tokens, 0),
+        "no tokens": (None, 0),
+        "random tokens": (random_like(tokens), 0),
+        "tokens": (tokens, 0),
         "tokens, head on hardened features": (tokens, 1),
-    }  # fmt: skip
+    }
     victims = {}
     for name, (extra, which) in variants.items():
         victims[name] = model.with_tokens(extra)
@@ -87,9 +89,9 @@ def segmentation(
                 adv = [_attack(surrogate, x, y, threat, steps) for surrogate in surrogates]
             for name, victim in victims.items():
                 seen = {"clean": x, "attacked": adv[variants[name][1]]}
-                for kind, pictures in seen.items():
+                for kind, images in seen.items():
                     with torch.no_grad():
-                        output = victim(pictures)
+                        output = victim(images)
                     counts[name, kind].append(pixel_counts(output, y, classes))
                     found.first.setdefault(f"{name}, {kind}", output.argmax(1)[:kept])
             found.first.setdefault("truth", y[:kept])
@@ -108,16 +110,23 @@ def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, step
 
 @study("rob-fig3", paper=PAPER, title="Fig. 3: what a segmentation head sees, clean and attacked")
 def panels(
-    request: Request, *, tokens: str = "", learn: int = 192, steps: int = 60, attack_steps: int = 30,
-    eps: float = 3 / 255, segmentation_data: str = "shapes", scenes: int = 64,
-) -> Record:  # fmt: skip
-    """Masks with and without tokens on clean and on attacked pictures; panels.png shows the first ones."""
+    request: Request,
+    *,
+    tokens: str = "",
+    learn: int = 192,
+    steps: int = 60,
+    attack_steps: int = 30,
+    eps: float = 3 / 255,
+    segmentation_data: str = "shapes",
+    scenes: int = 64,
+) -> Record:
+    """Masks with and without tokens on clean and on attacked images; panels.png shows the first ones."""
     model, effort = backbone(request), Effort(learn=learn, steps=steps, eps=eps)
     if tokens:
         values = given(tokens, model)
     else:
-        pictures, _ = parts(request, model.input_size[0], learn, 1)
-        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens
+        images, _ = parts(request, model.input_size[0], learn, 1)
+        values = learned(request, model, images, effort.recipe(seed=request.seed)).tokens
     views = Scenes(segmentation_data, scenes, request.images or 16)
     found = segmentation(model, values, views, Threat("linf", eps), attack_steps)
     draw_panels(found, request.out / "panels.png")
@@ -129,9 +138,16 @@ def panels(
 
 
 def draw_panels(found: Masks, path: Path) -> None:
-    """One row a picture, in the order of the paper's figure: truth, clean and its masks, attacked and its."""
-    columns = ("truth", "clean", "no tokens, clean", "tokens, clean", "adversarial", "no tokens, attacked",
-               "tokens, attacked")  # fmt: skip
+    """One row an image, in the order of the paper's figure: truth, clean and its masks, attacked and its."""
+    columns = (
+        "truth",
+        "clean",
+        "no tokens, clean",
+        "tokens, clean",
+        "adversarial",
+        "no tokens, attacked",
+        "tokens, attacked",
+    )
     rows = [
         Row("", [photo(s) if s.ndim == 3 else coloured_mask(s, found.classes) for s in shown])
         for shown in zip(*(found.first[name] for name in columns), strict=True)

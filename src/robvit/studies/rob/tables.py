@@ -65,8 +65,8 @@ def prepare(request: Request, tokens: str, effort: Effort, head: int, images: in
     if tokens:
         values = given(tokens, model)
     else:
-        pictures = learn.take(range(min(effort.learn, len(learn))))
-        values = learned(request, model, pictures, effort.recipe(seed=request.seed)).tokens
+        dataset = learn.take(range(min(effort.learn, len(learn))))
+        values = learned(request, model, dataset, effort.recipe(seed=request.seed)).tokens
     heads = []
     for name, victim in (("un-hardened", model), ("hardened", model.with_tokens(values))):
         with progress(f"a linear head on {name} features", total=len(learn)) as advance:
@@ -88,7 +88,7 @@ def classification(
     trials, x = [], subject.judge
     for name, head in (("public", subject.head), ("public-hardened-head", subject.hardened_head)):
         surrogate = subject.variant(None, head)
-        judged = {rung: v for rung, v in variants.items() if v.head is head}
+        judged = {scenario: v for scenario, v in variants.items() if v.head is head}
         job = _job(attack, threat, settings, surrogate, next(iter(judged.values())), x)
         trials += _judge(job, request.out / name, judged)
     insider = variants["tokens"]
@@ -100,55 +100,70 @@ def classification(
 def _job(
     attack: str, threat: Threat, settings: dict[str, object], surrogate: Model, victim: Model, x: ImageDataset
 ) -> Job:
-    # Naming a victim makes the attack run to its full objective on every picture.
+    # Naming a victim makes the attack run to its full objective on every image.
     return Job(attack, threat, settings, surrogate, surrogate.identity(), x, victim=victim, batch=16)
 
 
 def _judge(job: Job, folder: Path, judged: dict[str, Model]) -> list[Trial]:
     """Craft once, then let every model of `judged` say what it sees, before and after."""
-    with progress(f"{job.attack}: {folder.name}", total=len(job.pictures)) as advance:
-        crafted = craft(job, folder, advance)
+    with progress(f"{job.attack}: {folder.name}", total=len(job.images)) as advance:
+        surrogate = craft(job, folder, advance)
     trials = []
-    for place, (rung, model) in enumerate(judged.items()):
+    for place, (scenario, model) in enumerate(judged.items()):
         seen = replace(job, model=model, victim=None, identity=model.identity(), source=folder)
         after = craft(seen, folder.with_name(f"{folder.name}-{place}"), lambda *_, **__: None)
-        cost = {name: getattr(crafted, name) for name in ("forward", "backward", "seconds", "warnings")}
-        control = rung in ("no tokens", "random tokens")
+        cost = {name: getattr(surrogate, name) for name in ("forward", "backward", "seconds", "warnings")}
+        control = scenario in ("no tokens", "random tokens")
         trials += [
-            replace(clean_trial(seen), rung=rung, control=control),
-            replace(after, **cost, rung=rung, control=control),
+            replace(clean_trial(seen), scenario=scenario, control=control),
+            replace(after, **cost, scenario=scenario, control=control),
         ]
     return trials
 
 
-def _per_cent(trials: list[Trial], rung: str, clean: bool) -> float:
-    found = next(t for t in trials if t.rung == rung and (t.attack == "clean") == clean)
-    return 100 * sum(found.right) / len(found.right)
+def _per_cent(trials: list[Trial], scenario: str, clean: bool) -> float:
+    found = next(t for t in trials if t.scenario == scenario and (t.attack == "clean") == clean)
+    return 100 * sum(found.correct) / len(found.correct)
 
 
 def _ours(trials: list[Trial], clean: bool) -> list[object]:
-    rungs = ("no tokens", "random tokens", "tokens", "tokens, head on hardened features")
-    return [_per_cent(trials, rung, clean) for rung in rungs]
+    scenarios = ("no tokens", "random tokens", "tokens", "tokens, head on hardened features")
+    return [_per_cent(trials, scenario, clean) for scenario in scenarios]
 
 
-COLUMNS = ["", "no tokens", "random tokens", "tokens", "tokens, head on hardened features", "paper, regular",
-           "paper, tokens"]  # fmt: skip
+COLUMNS = [
+    "",
+    "no tokens",
+    "random tokens",
+    "tokens",
+    "tokens, head on hardened features",
+    "paper, regular",
+    "paper, tokens",
+]
 
 
-@study("rob-table1", paper=PAPER, title="Table 1: what tokens cost on clean pictures")
+@study("rob-table1", paper=PAPER, title="Table 1: what tokens cost on clean images")
 def table1(
-    request: Request, *, tokens: str = "", head: int = 512, learn: int = 192, steps: int = 60,
-    segmentation_data: str = "shapes", scenes: int = 64,
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    tokens: str = "",
+    head: int = 512,
+    learn: int = 192,
+    steps: int = 60,
+    segmentation_data: str = "shapes",
+    scenes: int = 64,
+) -> Record:
     """Clean accuracy of a linear head and clean mIoU of a linear segmentation head."""
     subject = prepare(request, tokens, Effort(learn=learn, steps=steps), head, request.images or 64)
     clean = []
     x, y = subject.judge.arrays()
-    for rung, victim in subject.variants().items():
+    for scenario, victim in subject.variants().items():
         with torch.no_grad():
             said = torch.cat([victim(part) for part in x.split(32)]).argmax(1)
-        right = (said == y).tolist()
-        clean.append(Trial("clean", "none", {}, right, said.tolist(), [0.0] * len(y), len(y), rung=rung))
+        correct = (said == y).tolist()
+        clean.append(
+            Trial("clean", "none", {}, correct, said.tolist(), [0.0] * len(y), len(y), scenario=scenario)
+        )
     views = Scenes(segmentation_data, scenes, request.images or 32)
     masks = segmentation(subject.model, subject.tokens, views, None, 0)
     paper = DINOV2.get(subject.model.name)
@@ -165,9 +180,17 @@ def table1(
 
 @study("rob-table2", paper=PAPER, title="Table 2: features, classification and segmentation under attack")
 def table2(
-    request: Request, *, tokens: str = "", head: int = 512, learn: int = 192, steps: int = 60,
-    attack_steps: int = 30, eps: float = 3 / 255, segmentation_data: str = "shapes", scenes: int = 64,
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    tokens: str = "",
+    head: int = 512,
+    learn: int = 192,
+    steps: int = 60,
+    attack_steps: int = 30,
+    eps: float = 3 / 255,
+    segmentation_data: str = "shapes",
+    scenes: int = 64,
+) -> Record:
     """Attacked on the token-free model by PGD in each of the three tasks; judged with all controls."""
     effort, threat = Effort(learn=learn, steps=steps, eps=eps), Threat("linf", eps)
     subject = prepare(request, tokens, effort, head, request.images or 48)
@@ -181,12 +204,19 @@ def table2(
     nothing = (None, None)
     rows = [
         ["cosine with the original features", *(mean(c["original"]) for c in found), None, *nothing],
-        ["cosine with its own features", *(mean(c["own"]) for c in found), None,
-         *(paper.cosine if paper else nothing)],
+        [
+            "cosine with its own features",
+            *(mean(c["own"]) for c in found),
+            None,
+            *(paper.cosine if paper else nothing),
+        ],
         ["accuracy under PGD, %", *_ours(trials, False), *(paper.attacked_accuracy if paper else nothing)],
-        ["mIoU under PGD, %", *(100 * v for v in masks.attacked.values()),
-         *(paper.attacked_miou if paper else nothing)],
-    ]  # fmt: skip
+        [
+            "mIoU under PGD, %",
+            *(100 * v for v in masks.attacked.values()),
+            *(paper.attacked_miou if paper else nothing),
+        ],
+    ]
     record = study_record(request, subject.model, subject.judge, trials=trials)
     note = (
         f"Attacked without tokens within {threat} in pixels; the paper's 8/255 is in normalised space, about "
@@ -198,37 +228,48 @@ def table2(
 
 
 def _truth(trials: list[Trial]) -> str:
-    rung = "tokens, attacker knows them"
-    return f"An attacker who knows the tokens leaves {_per_cent(trials, rung, False):.1f} % accuracy."
+    scenario = "tokens, attacker knows them"
+    return f"An attacker who knows the tokens leaves {_per_cent(trials, scenario, False):.1f} % accuracy."
 
 
 @study("rob-table3", paper=PAPER, title="Table 3: feature cosine of other foundation models")
 def table3(request: Request, *, learn: int = 192, steps: int = 60, last: int = 100) -> Record:
-    """Cosine before and after: over the last training batches, as the paper's, and on other pictures."""
+    """Cosine before and after: over the last training batches, as the paper's, and on other images."""
     model, effort = backbone(request), Effort(learn=learn, steps=steps)
-    pictures, judge = parts(request, model.input_size[0], effort.learn, request.images or 48)
+    images, judge = parts(request, model.input_size[0], effort.learn, request.images or 48)
     recipe = effort.recipe(seed=request.seed)
-    training = learned(request, model, pictures, recipe)
-    pairs = list(attacked(model, judge, recipe.attack, "attacking other pictures"))
+    training = learned(request, model, images, recipe)
+    pairs = list(attacked(model, judge, recipe.attack, "attacking other images"))
     hardened = cosines(model, model.with_tokens(training.tokens), pairs)
     dinov2 = DINOV2[model.name].cosine if model.name in DINOV2 else None
     before, after = OTHERS.get(model.name, dinov2) or (None, None)
     rows: list[list[object]] = [
-        ["regular, training pictures", training.baseline, before],
-        [f"tokens, last {min(last, steps)} training batches", mean([b for _, b in training.history[-last:]]),
-         after],
-        ["regular, other pictures", mean(cosines(model, model, pairs)["own"]), None],
-        ["tokens, other pictures", mean(hardened["original"]), None],
-    ]  # fmt: skip
+        ["regular, training images", training.baseline, before],
+        [
+            f"tokens, last {min(last, steps)} training batches",
+            mean([b for _, b in training.history[-last:]]),
+            after,
+        ],
+        ["regular, other images", mean(cosines(model, model, pairs)["own"]), None],
+        ["tokens, other images", mean(hardened["original"]), None],
+    ]
     table = Table(f"Table 3: feature cosine, {model.name}", ["", "ours", "paper"], rows)
     return study_record(request, model, judge, tables=[table])
 
 
 @study("rob-table4", paper=PAPER, title="Table 4: AutoAttack crafted on the token-free model")
 def table4(
-    request: Request, *, tokens: str = "", head: int = 512, learn: int = 192, steps: int = 60,
-    eps: float = 3 / 255, attack_steps: int = 20, targets: int = 3, queries: int = 100,
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    tokens: str = "",
+    head: int = 512,
+    learn: int = 192,
+    steps: int = 60,
+    eps: float = 3 / 255,
+    attack_steps: int = 20,
+    targets: int = 3,
+    queries: int = 100,
+) -> Record:
     """Every attack runs to its full objective; the hardened model decides. Full scale: 100, 9, 5000."""
     subject = prepare(request, tokens, Effort(learn=learn, steps=steps, eps=eps), head, request.images or 16)
     settings: dict[str, object] = {"steps": attack_steps, "targets": targets, "queries": queries}

@@ -53,16 +53,16 @@ class Effort:
 
 @dataclass(frozen=True)
 class Subject:
-    """A backbone, what its adapters learn from, the pictures that judge, and the request that names them."""
+    """A backbone, what its adapters learn from, the images that judge, and the request that names them."""
 
     request: Request
     model: Model
-    course: Splits
+    splits: Splits
     judge: ImageDataset
 
 
 def subject(request: Request, effort: Effort, images: int) -> Subject:
-    """The wanted backbone and pictures: by default robvit-mini and CIFAR-10."""
+    """The wanted backbone and images: by default robvit-mini and CIFAR-10."""
     model = request.load("robvit-mini")
     spec = Request(**{**vars(request), "data": request.data or "cifar10"})
     held = max(4, effort.learn // 50)  # a formality: the last weights count
@@ -72,9 +72,14 @@ def subject(request: Request, effort: Effort, images: int) -> Subject:
 
 
 def trained(
-    request: Request, held: Subject, effort: Effort, trades: tuple[float, ...],
-    *, tuning: str = "tora", knob: str = "states",
-) -> Model:  # fmt: skip
+    request: Request,
+    held: Subject,
+    effort: Effort,
+    trades: tuple[float, ...],
+    *,
+    tuning: str = "tora",
+    knob: str = "states",
+) -> Model:
     """The backbone with adapters for these trade-offs; what was trained before is taken up again."""
     plan = Plan(effort.recipe(request.seed), tuning, trades, knob, effort.fusion_epochs)
     folder = effort.folder(request) / tuning
@@ -82,7 +87,7 @@ def trained(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    adapters, _ = train_adapters(held.model, held.course, plan, folder, say=say)
+    adapters, _ = train_adapters(held.model, held.splits, plan, folder, say=say)
     return adapted(held.model, adapters)
 
 
@@ -108,28 +113,32 @@ WEAK: tuple[Attempt, ...] = (
 
 
 def attacked(
-    request: Request, model: nn.Module, identity: str, pictures: ImageDataset, rung: str,
+    request: Request,
+    model: nn.Module,
+    identity: str,
+    images: ImageDataset,
+    scenario: str,
     attacks: Sequence[Attempt],
-) -> list[Trial]:  # fmt: skip
+) -> list[Trial]:
     """A trial for each attack, kept in shards in the request's folder."""
     trials = []
     for name, threat, settings in attacks:
-        job = Job(name, threat, dict(settings), model, identity, pictures, batch=BATCH)
-        label = f"{rung}, {name}" + (f", {threat}" if threat else "")
-        with progress(label, total=len(pictures)) as advance:
+        job = Job(name, threat, dict(settings), model, identity, images, batch=BATCH)
+        label = f"{scenario}, {name}" + (f", {threat}" if threat else "")
+        with progress(label, total=len(images)) as advance:
             made = craft(job, request.out / "shards" / job.key()[:16], advance)
-        trials.append(Trial(**{**vars(made), "rung": rung}))
+        trials.append(Trial(**{**vars(made), "scenario": scenario}))
     return trials
 
 
-def adaptive(model: Model, pictures: ImageDataset, rung: str, threat: Threat, steps: int) -> Trial:
-    """The gate-aware attack as a trial; its settings say which goal broke how many pictures."""
-    right, said, far, broken = list[bool](), list[int](), list[float](), dict[str, int]()
+def adaptive(model: Model, images: ImageDataset, scenario: str, threat: Threat, steps: int) -> Trial:
+    """The gate-aware attack as a trial; its settings say which goal broke how many images."""
+    correct, said, far, broken = list[bool](), list[int](), list[float](), dict[str, int]()
     forward = backward = 0
-    with progress(f"{rung}, gate-aware, {threat}", total=len(pictures)) as advance:
-        for x, y in pictures.batches(BATCH):
+    with progress(f"{scenario}, gate-aware, {threat}", total=len(images)) as advance:
+        for x, y in images.batches(BATCH):
             found = gate_aware(model, x, y, threat, attack="apgd", steps=steps)
-            right += (~found.success).tolist()
+            correct += (~found.success).tolist()
             with torch.no_grad():
                 said += model(found.adv).argmax(1).tolist()
             far += threat.size(found.adv - x).tolist()
@@ -138,16 +147,18 @@ def adaptive(model: Model, pictures: ImageDataset, rung: str, threat: Threat, st
                 broken[name] = broken.get(name, 0) + count
             advance(len(x))
     settings = {"steps": steps, "broken by": broken}
-    return Trial("gate-aware", str(threat), settings, right, said, far, forward, backward, rung=rung)
+    return Trial(
+        "gate-aware", str(threat), settings, correct, said, far, forward, backward, scenario=scenario
+    )
 
 
 @torch.no_grad()
-def corruption_error(model: nn.Module, pictures: ImageDataset, severity: int = SEVERITY) -> float:
+def corruption_error(model: nn.Module, images: ImageDataset, severity: int = SEVERITY) -> float:
     """The mean error in per cent over the fifteen corruptions at one severity."""
     wrong = total = 0
     with progress("corruptions", total=len(CORRUPTIONS)) as advance:
         for entry in CORRUPTIONS:
-            for x, y in pictures.corrupted(f"{entry.name}:{severity}").batches(BATCH):
+            for x, y in images.corrupted(f"{entry.name}:{severity}").batches(BATCH):
                 wrong += int((model(x).argmax(1) != y).sum())
                 total += len(y)
             advance()
@@ -155,4 +166,4 @@ def corruption_error(model: nn.Module, pictures: ImageDataset, severity: int = S
 
 
 def per_cent(trial: Trial) -> float:
-    return 100 * sum(trial.right) / len(trial.right)
+    return 100 * sum(trial.correct) / len(trial.correct)

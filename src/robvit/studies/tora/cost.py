@@ -15,7 +15,7 @@ BACKBONE = "vit_base_patch16_224"  # the slides'
 
 
 class Cost(NamedTuple):
-    """Billions of operations a picture and millions of parameters, the backbone's and its head included."""
+    """Billions of operations an image and millions of parameters, the backbone's and its head included."""
 
     gflops: float
     millions: float

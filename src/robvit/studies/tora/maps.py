@@ -11,12 +11,18 @@ from robvit.studies.tora.common import Effort, subject, trained
 from robvit.studies.tora.paper import PAPER
 
 
-@study("tora-fig-attention", paper=PAPER, title="Gates of both adapters over the picture, by block")
+@study("tora-fig-attention", paper=PAPER, title="Gates of both adapters over the image, by block")
 def attention(
-    request: Request, *, trades: tuple[float, ...] = (0.1, 0.5, 0.9), learn: int = 1500, epochs: float = 3,
-    fusion_epochs: float = 1, eps: float = 4 / 255, training: str = "",
-) -> Record:  # fmt: skip
-    """Maps of the first pictures for several trade-offs, as PNG, and mean gates of all of them."""
+    request: Request,
+    *,
+    trades: tuple[float, ...] = (0.1, 0.5, 0.9),
+    learn: int = 1500,
+    epochs: float = 3,
+    fusion_epochs: float = 1,
+    eps: float = 4 / 255,
+    training: str = "",
+) -> Record:
+    """Maps of the first images for several trade-offs, as PNG, and mean gates of all of them."""
     effort = Effort(learn, epochs, fusion_epochs, eps, training)
     held = subject(request, effort, 4)
     model = trained(request, held, effort, tuple(trades))
@@ -25,8 +31,11 @@ def attention(
     for trade in trades:
         model.trade_off = trade
         found[trade] = gate_maps(model, x)
-    few = {f"{name}, {t:g}": sign * m[:, :4] + (1 - sign) / 2
-           for name, sign in (("accuracy", 1), ("robustness", -1)) for t, m in found.items()}  # fmt: skip
+    few = {
+        f"{name}, {t:g}": sign * m[:, :4] + (1 - sign) / 2
+        for name, sign in (("accuracy", 1), ("robustness", -1))
+        for t, m in found.items()
+    }
     request.out.mkdir(parents=True, exist_ok=True)
     gate_sheet(x[:4], few, request.out / "gates.png")
     means = {f"{t:g}": m.mean((1, 2, 3)).tolist() for t, m in found.items()}

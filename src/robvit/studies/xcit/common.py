@@ -1,7 +1,7 @@
 """What the studies of the XCiT thesis share: variants of a recipe, trained once, judged, compared in pairs.
 
 A variant is written as the thesis ran it. At the small scale a small network of the same kind learns
-from a few bundled pictures by the recipe small-study with the same changes; at the paper's scale the
+from a few bundled images by the recipe small-study with the same changes; at the paper's scale the
 recipe itself runs, on data that the caller has.
 """
 
@@ -30,7 +30,7 @@ from robvit.training.train import Job, job_of, train
 
 IMAGES = 64
 PAPER_EPOCHS = 100  # without the ten of cool-down
-HELD = 50  # pictures held out, a formality: the last weights count
+HELD = 50  # images held out, a formality: the last weights count
 # What the reader puts into a command.
 IMAGENET100, CHECKPOINT, SYNTHETIC = "IMAGENET100", "CHECKPOINT", "SYNTHETIC"
 
@@ -77,7 +77,7 @@ class Effort:
     epochs: float = 0
     steps: int = 0
     training: str = ""
-    usual: tuple[int, float] = (950, 5)  # pictures and epochs of the small scale
+    usual: tuple[int, float] = (950, 5)  # images and epochs of the small scale
 
     def __post_init__(self) -> None:
         if self.scale not in ("small", "paper"):
@@ -109,18 +109,31 @@ class Effort:
         recipe = load_recipe(variant.base, **changes, **({"epochs": self.epochs} if self.epochs else {}))
         robust = variant.model == CHECKPOINT
         return job_of(
-            recipe, request.model if robust else variant.model, request.data, limit=self.learn or None,
-            how=request.fit, extra=variant.extra or None, arch="xcit-s12" if robust else None,
-        )  # fmt: skip
+            recipe,
+            request.model if robust else variant.model,
+            request.data,
+            limit=self.learn or None,
+            resize=request.fit,
+            extra=variant.extra or None,
+            arch="xcit-s12" if robust else None,
+        )
 
     def _small(self, variant: Variant) -> dict[str, Any]:
         """The changes of small-study: the thesis's, its times in proportion, and a few epochs."""
         epochs = self.epochs or self.usual[1]
         changes: dict[str, Any] = {
-            "inner.eps": 4 / 255, **variant.changes, "epochs": epochs, "warmup": epochs / 10, "batch": 64,
-            "lr": 2e-3, "patch_size": 4, "validation": HELD, "validate_every": 10_000, "track": [],
+            "inner.eps": 4 / 255,
+            **variant.changes,
+            "epochs": epochs,
+            "warmup": epochs / 10,
+            "batch": 64,
+            "lr": 2e-3,
+            "patch_size": 4,
+            "validation": HELD,
+            "validate_every": 10_000,
+            "track": [],
             **variant.small,
-        }  # fmt: skip
+        }
         changes["eps_warmup"] = changes.get("eps_warmup", 10) * epochs / PAPER_EPOCHS
         return changes
 
@@ -144,7 +157,7 @@ class Row:
 
     variant: Variant
     model: Model
-    course: Record
+    splits: Record
     trials: list[Trial]
     standard: Trial | None = None
 
@@ -156,7 +169,7 @@ class Row:
 def trained(request: Request, effort: Effort, variant: Variant) -> tuple[Model, Record]:
     """A variant's network and the record of its training; what was trained before is taken up again."""
     job = effort.job(request, variant)
-    facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.how]
+    facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.resize]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     folder = effort.folder(request) / f"{Path(job.model).stem}-{key[:12]}"
     with progress(f"training {variant.label}", total=1) as advance:
@@ -165,36 +178,40 @@ def trained(request: Request, effort: Effort, variant: Variant) -> tuple[Model, 
 
 
 def judged(
-    request: Request, effort: Effort, variants: Sequence[Variant], *, strongest: str = "apgd_ce",
+    request: Request,
+    effort: Effort,
+    variants: Sequence[Variant],
+    *,
+    strongest: str = "apgd_ce",
     with_standard: bool = False,
-) -> Judged:  # fmt: skip
-    """Every variant trained, and judged on the same pictures, which none of them has seen."""
+) -> Judged:
+    """Every variant trained, and judged on the same images, which none of them has seen."""
     rows = []
     for variant in variants:
-        model, course = trained(request, effort, variant)
-        pictures = judging(request, variant, model.input_size[0])
-        attempts = effort.attempts(course.model["recipe"]["inner"], strongest)
-        trials = attacked(request, model, model.identity(), pictures, variant.label, attempts)
+        model, splits = trained(request, effort, variant)
+        images = judging(request, variant, model.input_size[0])
+        attempts = effort.attempts(splits.model["recipe"]["inner"], strongest)
+        trials = attacked(request, model, model.identity(), images, variant.label, attempts)
         standard = None
         if with_standard:
             calm = variant.standard()
             other, _ = trained(request, effort, calm)
-            standard = attacked(request, other, other.identity(), pictures, calm.label, attempts[:1])[0]
-        rows.append(Row(variant, model, course, trials, standard))
-    return Judged(request, effort, rows, pictures)
+            standard = attacked(request, other, other.identity(), images, calm.label, attempts[:1])[0]
+        rows.append(Row(variant, model, splits, trials, standard))
+    return Judged(request, effort, rows, images)
 
 
 def judging(request: Request, variant: Variant, size: int) -> ImageDataset:
-    """The pictures that judge a variant."""
+    """The images that judge a variant."""
     spec = request.data or variant.small_data
-    return open_data(spec, size=size, how=request.fit, limit=request.images or IMAGES)
+    return open_data(spec, size=size, resize=request.fit, limit=request.images or IMAGES)
 
 
 def cell(trial: Trial | None) -> str | None:
     """A share in per cent with its 95 % interval."""
     if trial is None:
         return None
-    low, high = (100 * bound for bound in interval(sum(trial.right), len(trial.right)))
+    low, high = (100 * bound for bound in interval(sum(trial.correct), len(trial.correct)))
     return f"{per_cent(trial):.1f} ({low:.1f} to {high:.1f})"
 
 
@@ -216,12 +233,12 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """All rows of a table, judged on the same pictures."""
+    """All rows of a table, judged on the same images."""
 
     request: Request
     effort: Effort
     rows: list[Row]
-    pictures: ImageDataset
+    images: ImageDataset
 
     def record(self, table: Table, claims: Sequence[Claim] = (), *, quoted: str = "") -> Record:
         """The record of the table; the page's headline is the row `quoted`, the others are controls."""
@@ -229,21 +246,21 @@ class Judged:
         trials = [replace(trial, control=row is not chosen) for row in self.rows for trial in row.trials]
         trials += [replace(row.standard, control=True) for row in self.rows if row.standard]
         spec = self.request.data or chosen.variant.small_data
-        record = study_record(replace(self.request, data=spec), chosen.model, self.pictures, trials=trials)
-        record.model["name"] = f"{chosen.course.model['name']}, {chosen.variant.label}"
+        record = study_record(replace(self.request, data=spec), chosen.model, self.images, trials=trials)
+        record.model["name"] = f"{chosen.splits.model['name']}, {chosen.variant.label}"
         pairs = claims_table(self.rows, claims)
         record.tables = [table, *([pairs] if pairs.rows else []), _commands(self.rows)]
         for row in self.rows:
-            doubts = [finding.evidence for finding in row.course.findings if finding.status == "red"]
+            doubts = [finding.evidence for finding in row.splits.findings if finding.status == "red"]
             record.findings += [Finding(row.variant.label, "amber", doubt) for doubt in doubts]
-        chance = 100 / len(self.pictures.classes)
+        chance = 100 / len(self.images.classes)
         record.notes.append(f"Chance is {chance:.3g} %: a network that learned nothing withstands as much.")
         if self.effort.is_small:
-            learned, size = chosen.course.data["learned from"], chosen.model.input_size[0]
-            epochs = chosen.course.model["recipe"]["epochs"]
+            learned, size = chosen.splits.data["learned from"], chosen.model.input_size[0]
+            epochs = chosen.splits.model["recipe"]["epochs"]
             more = " and --data cifar10" if spec == "sample" else ""
             record.notes.append(
-                f"A small run, not the paper's: {learned} pictures of {spec} at {size} pixels, {epochs:g} "
+                f"A small run, not the paper's: {learned} images of {spec} at {size} pixels, {epochs:g} "
                 "epochs, one seed, small networks in place of the paper's. Its figures are not to be "
                 "compared with the paper's, only directions, where an interval tells them. "
                 f"More with --set learn=5000, --set epochs=20, --images 1000{more}."
@@ -252,8 +269,8 @@ class Judged:
 
 
 def claims_table(rows: Sequence[Row], claims: Sequence[Claim]) -> Table:
-    """Each claim on the same pictures, pair by pair; too few pictures tell nothing, and it says so."""
-    by_label = {row.variant.label: row.robust.right for row in rows}
+    """Each claim on the same images, pair by pair; too few images tell nothing, and it says so."""
+    by_label = {row.variant.label: row.robust.correct for row in rows}
     told: list[list[Any]] = []
     for claim in claims:
         if not {claim.better, claim.worse} <= by_label.keys():

@@ -26,11 +26,21 @@ STARTS = {
 SETS = {"caltech-101": "forms", "flowers": "petals"}
 # Of small-study's; its larger steps would forget what a pretrained network knows.
 TUNED: dict[str, Any] = {
-    "img_size": 32, "patch_size": None, "lr": 5e-4, "batch": 32, "weight_decay": 0.05, "eps_warmup": 0,
+    "img_size": 32,
+    "patch_size": None,
+    "lr": 5e-4,
+    "batch": 32,
+    "weight_decay": 0.05,
+    "eps_warmup": 0,
     "inner.eps": 8 / 255,
-}  # fmt: skip
-TRADES = {"loss": "trades", "loss_settings": {"beta": 6.0}, "inner.steps": 3, "inner.step": 0.5,
-          "inner.start": "tiny"}  # fmt: skip
+}
+TRADES = {
+    "loss": "trades",
+    "loss_settings": {"beta": 6.0},
+    "inner.steps": 3,
+    "inner.step": 0.5,
+    "inner.start": "tiny",
+}
 NOTE7 = (
     "The thesis: XCiT-S12 and ResNet-50, both pretrained within 8/255 on ImageNet. Here, if small, "
     "robvit-mini-robust stands for the XCiT, drawn forms for Caltech-101 (classes that differ much), drawn "
@@ -41,15 +51,21 @@ NOTE8 = (
     "The thesis: TRADES-10, 20 epochs from a network pretrained within 8/255 on ImageNet, or 300 from the "
     "start. Here, if small, TRADES-3 and as many epochs for all; robvit-mini-robust, which has seen all of "
     "CIFAR-10, stands for the pretrained network, so its lead is no proof of transfer; the whole sample "
-    "stands for synthetic pictures, so those are real."
+    "stands for synthetic images, so those are real."
 )
 
 
 @study("xcit-table7", paper=PAPER, title="Table 7: robust fine-tuning on other data")
 def other_data(
-    request: Request, *, sets: Sequence[str] = tuple(SETS), scale: str = "small", learn: int = 0,
-    epochs: float = 0, steps: int = 0, training: str = "",
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    sets: Sequence[str] = tuple(SETS),
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
+    training: str = "",
+) -> Record:
     """Fine-tuned with and without attacks, from robust, standard and random weights, on two data sets."""
     effort = Effort(scale, learn, epochs, steps, training, usual=(300, 3))
     for name in sets:
@@ -58,7 +74,7 @@ def other_data(
     if request.data is not None and len(sets) != 1:
         raise InputError("--data holds one of the sets; say which, as in --set 'sets=[\"flowers\"]'")
     first, *others = (_on(request, effort, name) for name in sets)
-    for other in others:  # trials must be of the same pictures, so the record keeps the first set's
+    for other in others:  # trials must be of the same images, so the record keeps the first set's
         first.tables += other.tables
         first.findings += other.findings
     first.notes.append(NOTE7)
@@ -70,14 +86,27 @@ def _on(request: Request, effort: Effort, name: str) -> Record:
     starts = STARTS if effort.is_small else {"robust start": STARTS["robust start"]}
     variants = [
         Variant(
-            f"{name}, {start}", CHECKPOINT, "xcit-finetune-hires", stand_in=stand_in,
-            small={**TUNED, "pretrained": kept}, on=name.split("-")[0].upper(), small_data=SETS[name],
+            f"{name}, {start}",
+            CHECKPOINT,
+            "xcit-finetune-hires",
+            stand_in=stand_in,
+            small={**TUNED, "pretrained": kept},
+            on=name.split("-")[0].upper(),
+            small_data=SETS[name],
         )
         for start, (stand_in, kept) in starts.items()
-    ]  # fmt: skip
+    ]
     found = judged(request, effort, variants, strongest="autoattack", with_standard=True)
-    columns = ["fine-tuned", "standard: clean %", "clean %", "FGSM %", "AutoAttack %",
-               "paper: standard, clean %", "paper: clean %", "AutoAttack %"]  # fmt: skip
+    columns = [
+        "fine-tuned",
+        "standard: clean %",
+        "clean %",
+        "FGSM %",
+        "AutoAttack %",
+        "paper: standard, clean %",
+        "paper: clean %",
+        "AutoAttack %",
+    ]
     which = list(SETS).index(name)
     paper = {
         net: [TABLE7["standard", net][which][0], *TABLE7["adversarial", net][which]]
@@ -96,28 +125,56 @@ def _on(request: Request, effort: Effort, name: str) -> Record:
 
 @study("xcit-table8", paper=PAPER, title="Table 8: CIFAR-10 by TRADES, with and without pre-training")
 def cifar10(
-    request: Request, *, scale: str = "small", learn: int = 0, epochs: float = 0, steps: int = 0,
-    training: str = "", synthetic: str = "",
-) -> Record:  # fmt: skip
-    """From robust weights, from random ones with more pictures in half of every batch, and without them."""
+    request: Request,
+    *,
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
+    training: str = "",
+    synthetic: str = "",
+) -> Record:
+    """From robust weights, from random ones with more images in half of every batch, and without them."""
     effort = Effort(scale, learn, epochs, steps, training, usual=(400, 3))
     pretrained, more, alone = TABLE8
     small = {**TUNED, **TRADES, "pretrained": False}
     afresh = {"pretrained": False, "epochs": 300}
     variants = [
-        Variant(pretrained, CHECKPOINT, "xcit-finetune-cifar10", on="cifar10",
-                stand_in="robvit-mini-robust", small={**small, "pretrained": True}),
-        Variant(more, "xcit-s12", "xcit-finetune-cifar10", {**afresh, "extra_share": 0.5}, on="cifar10",
-                stand_in="robvit-mini", small=small, extra=synthetic, small_extra=synthetic or "sample"),
-        Variant(alone, "xcit-s12", "xcit-finetune-cifar10", afresh, on="cifar10", stand_in="robvit-mini",
-                small=small),
-    ]  # fmt: skip
+        Variant(
+            pretrained,
+            CHECKPOINT,
+            "xcit-finetune-cifar10",
+            on="cifar10",
+            stand_in="robvit-mini-robust",
+            small={**small, "pretrained": True},
+        ),
+        Variant(
+            more,
+            "xcit-s12",
+            "xcit-finetune-cifar10",
+            {**afresh, "extra_share": 0.5},
+            on="cifar10",
+            stand_in="robvit-mini",
+            small=small,
+            extra=synthetic,
+            small_extra=synthetic or "sample",
+        ),
+        Variant(
+            alone,
+            "xcit-s12",
+            "xcit-finetune-cifar10",
+            afresh,
+            on="cifar10",
+            stand_in="robvit-mini",
+            small=small,
+        ),
+    ]
     if not effort.is_small and not synthetic:
         variants.pop(1)
     found = judged(request, effort, variants, strongest="autoattack")
     claims = [
         Claim("robust pre-training over none", pretrained, alone, 16.65),
-        Claim("synthetic pictures over none", more, alone, 8.39),
+        Claim("synthetic images over none", more, alone, 8.39),
     ]
     table = finals(found.rows, TABLE8, "Table 8: CIFAR-10")
     record = found.record(table, claims, quoted=pretrained)

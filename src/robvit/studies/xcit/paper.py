@@ -96,7 +96,7 @@ TABLE7: dict[tuple[str, str], tuple[tuple[float, float | None], tuple[float, flo
 }
 TABLE8 = {
     "with robust pre-training": (90.06, 56.14),
-    "from the start, with synthetic pictures": (80.01, 47.88),
+    "from the start, with synthetic images": (80.01, 47.88),
     "from the start": (82.84, 39.49),
 }
 # Top-5 accuracy of standard classifiers on perturbations: ConvNeXt-XL, BeiT-L, Swin-L.

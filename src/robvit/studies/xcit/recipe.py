@@ -48,9 +48,15 @@ def _ablation(rows: Sequence[Row], paper: Mapping[str, Ablated], title: str, not
     """Ours beside the paper's; the columns of standard training only where it was done."""
     calm = any(row.standard for row in rows)
     columns = [
-        "", *(["standard: clean %"] if calm else []), "clean %", "FGSM %", "APGD-CE %",
-        *(["paper: standard, clean %"] if calm else []), "paper: clean %", "APGD-CE %",
-    ]  # fmt: skip
+        "",
+        *(["standard: clean %"] if calm else []),
+        "clean %",
+        "FGSM %",
+        "APGD-CE %",
+        *(["paper: standard, clean %"] if calm else []),
+        "paper: clean %",
+        "APGD-CE %",
+    ]
     cells = []
     for row in rows:
         theirs = paper.get(row.variant.label, UNKNOWN)
@@ -62,9 +68,14 @@ def _ablation(rows: Sequence[Row], paper: Mapping[str, Ablated], title: str, not
 
 @study("xcit-table1", paper=PAPER, title="Table 1: architectures under adversarial training, ImageNet-100")
 def architectures(
-    request: Request, *, scale: str = "small", learn: int = 0, epochs: float = 0, steps: int = 0,
+    request: Request,
+    *,
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
     training: str = "",
-) -> Record:  # fmt: skip
+) -> Record:
     """DeiT, CaiT and XCiT of one size by DeiT's own setup, with and without attacks."""
     effort = Effort(scale, learn, epochs, steps, training)
     networks = zip(TABLE1, (DEIT, CAIT, XCIT), strict=True)
@@ -85,9 +96,15 @@ def architectures(
 
 @study("xcit-table2", paper=PAPER, title="Table 2: epochs over which eps warms up, XCiT-N12, ImageNet-100")
 def warmups(
-    request: Request, *, periods: Sequence[int] = tuple(TABLE2), scale: str = "small", learn: int = 0,
-    epochs: float = 0, steps: int = 0, training: str = "",
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    periods: Sequence[int] = tuple(TABLE2),
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
+    training: str = "",
+) -> Record:
     """DeiT's setup with eps rising over some of the 100 epochs, or their share of fewer."""
     effort = Effort(scale, learn, epochs, steps, training)
     variants = [Variant(f"{n} epochs", changes=recipe(ALL, 0.05, n)) for n in periods]
@@ -102,9 +119,14 @@ def warmups(
 
 @study("xcit-table3", paper=PAPER, title="Table 3: data augmentation, XCiT-N12, ImageNet-100")
 def augmentations(
-    request: Request, *, scale: str = "small", learn: int = 0, epochs: float = 0, steps: int = 0,
+    request: Request,
+    *,
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
     training: str = "",
-) -> Record:  # fmt: skip
+) -> Record:
     """The eight policies that the thesis prints, with and without attacks; all have flips and crops."""
     effort = Effort(scale, learn, epochs, steps, training)
     paper = {_policy_name(policy): figures for policy, figures in TABLE3.items()}
@@ -123,9 +145,15 @@ def _policy_name(policy: Policy) -> str:
 
 @study("xcit-table4", paper=PAPER, title="Table 4: weight decay, XCiT-N12, ImageNet-100")
 def weight_decays(
-    request: Request, *, values: Sequence[float] = tuple(TABLE4), scale: str = "small", learn: int = 0,
-    epochs: float = 0, steps: int = 0, training: str = "",
-) -> Record:  # fmt: skip
+    request: Request,
+    *,
+    values: Sequence[float] = tuple(TABLE4),
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
+    training: str = "",
+) -> Record:
     """Basic augmentation and warm-up with several weight decays, with and without attacks."""
     effort = Effort(scale, learn, epochs, steps, training)
     variants = [Variant(f"{value:g}", changes=recipe(BASIC, value, 20)) for value in values]
@@ -140,15 +168,23 @@ def weight_decays(
 
 @study("xcit-table5", paper=PAPER, title="Table 5: from DeiT's setup to the light recipe, ImageNet")
 def steps_of_the_recipe(
-    request: Request, *, scale: str = "small", learn: int = 0, epochs: float = 0, steps: int = 0,
+    request: Request,
+    *,
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
     training: str = "",
-) -> Record:  # fmt: skip
+) -> Record:
     """One change after the other, each kept; judged by AutoAttack."""
     effort = Effort(scale, learn, epochs, steps, training)
     chain = (
-        (DEIT, recipe(ALL, 0.05, 0)), (XCIT, recipe(ALL, 0.05, 0)), (XCIT, recipe(ALL, 0.05, 10)),
-        (XCIT, recipe(BASIC, 0.05, 10)), (XCIT, recipe(BASIC, 0.5, 10)),
-    )  # fmt: skip
+        (DEIT, recipe(ALL, 0.05, 0)),
+        (XCIT, recipe(ALL, 0.05, 0)),
+        (XCIT, recipe(ALL, 0.05, 10)),
+        (XCIT, recipe(BASIC, 0.05, 10)),
+        (XCIT, recipe(BASIC, 0.5, 10)),
+    )
     variants = [
         Variant(name, model, changes=changes, stand_in=STAND_INS[model], on="IMAGENET")
         for name, (model, changes) in zip(TABLE5, chain, strict=True)
@@ -166,9 +202,14 @@ def steps_of_the_recipe(
 
 @study("xcit-table6", paper=PAPER, title="Table 6: the light recipe for larger networks, ImageNet")
 def sizes(
-    request: Request, *, scale: str = "small", learn: int = 0, epochs: float = 0, steps: int = 0,
+    request: Request,
+    *,
+    scale: str = "small",
+    learn: int = 0,
+    epochs: float = 0,
+    steps: int = 0,
     training: str = "",
-) -> Record:  # fmt: skip
+) -> Record:
     """XCiT of three widths by the whole recipe, with what they cost; the paper's ResNets for comparison."""
     effort = Effort(scale, learn, epochs, steps, training)
     stand_ins = {"XCiT-S12": "tiny-xcit-s", "XCiT-M12": "tiny-xcit-m", "XCiT-L12": "tiny-xcit-l"}
@@ -178,8 +219,20 @@ def sizes(
     ]
     found = judged(request, effort, variants, strongest="autoattack")
     ours = {row.variant.label: [*_cost(row.model), *map(cell, row.trials)] for row in found.rows}
-    columns = ["", "width", "M weights", "MFLOPs", "clean %", "FGSM %", "AutoAttack %",
-               "paper: width", "M weights", "GFLOPs", "clean %", "AutoAttack %"]  # fmt: skip
+    columns = [
+        "",
+        "width",
+        "M weights",
+        "MFLOPs",
+        "clean %",
+        "FGSM %",
+        "AutoAttack %",
+        "paper: width",
+        "M weights",
+        "GFLOPs",
+        "clean %",
+        "AutoAttack %",
+    ]
     cells = [[name, *ours.get(name, [None] * 6), *theirs] for name, theirs in TABLE6.items()]
     small, medium, large = stand_ins
     claims = [
@@ -192,7 +245,7 @@ def sizes(
 
 
 def _cost(model: Model) -> tuple[int, float, float]:
-    """Width, millions of weights, and millions of operations a picture."""
+    """Width, millions of weights, and millions of operations an image."""
     with FlopCounterMode(display=False) as counted:
         model(torch.zeros(1, 3, *model.input_size))
     net: Any = model.net
@@ -205,6 +258,6 @@ def _curve(title: str, axis: str, places: Sequence[float], rows: Sequence[Row]) 
     lines: dict[str, list[list[float]]] = {"clean": [], "APGD-CE": []}
     for at, row in zip(places, rows, strict=True):
         for name, trial in (("clean", row.trials[0]), ("APGD-CE", row.robust)):
-            bounds = [100 * bound for bound in interval(sum(trial.right), len(trial.right))]
+            bounds = [100 * bound for bound in interval(sum(trial.correct), len(trial.correct))]
             lines[name].append([at, per_cent(trial), *bounds])
     return Curve(title, axis, "accuracy, %", lines)

@@ -1,6 +1,6 @@
 """Figures 11 and 12 and Table 9 of the XCiT thesis: do a robust network's perturbations mean something?
 
-A perturbation is rescaled to a picture and shown to networks that were trained without attacks; and a class
+A perturbation is rescaled to an image and shown to networks that were trained without attacks; and a class
 is drawn from noise by a network's gradient alone.
 """
 
@@ -29,7 +29,7 @@ from robvit.threat import Threat
 BATCH, SHOWN = 64, 6
 SMALL = (
     "A small run, not the paper's: robvit-mini-robust and robvit-mini stand for the robust and the standard "
-    "XCiT-S12, pictures of 32x32 pixels for ImageNet. The paper's networks: --model ROBUST.pth.tar "
+    "XCiT-S12, images of 32x32 pixels for ImageNet. The paper's networks: --model ROBUST.pth.tar "
     "--set arch=xcit-s12 --set standard=xcit-s12 --data imagenet:FOLDER --fit crop{}."
 )
 
@@ -41,35 +41,41 @@ def pair(request: Request, standard: str, arch: str) -> dict[str, Model]:
 
 
 def perturbed(
-    models: dict[str, Model], pictures: ImageDataset, threat: Threat, *, steps: int, seed: int
+    models: dict[str, Model], images: ImageDataset, threat: Threat, *, steps: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """The pictures as PGD left them, for each network: (N 3 H W)."""
+    """The images as PGD left them, for each network: (N 3 H W)."""
     made: dict[str, list[torch.Tensor]] = {name: [] for name in models}
     for name, model in models.items():
-        with progress(f"PGD-{steps} on the {name} network", total=len(pictures)) as advance:
-            for x, y in pictures.batches(BATCH):
-                # Pictures that the network gets wrong anyway are attacked to the end too.
-                made[name].append(pgd(model, x, y, threat, steps=steps, keep_broken=True, seed=seed))
+        with progress(f"PGD-{steps} on the {name} network", total=len(images)) as advance:
+            for x, y in images.batches(BATCH):
+                # Images that the network gets wrong anyway are attacked to the end too.
+                made[name].append(pgd(model, x, y, threat, steps=steps, early_stop=False, seed=seed))
                 advance(len(x))
     return {name: torch.cat(parts) for name, parts in made.items()}
 
 
 @study("xcit-table9", paper=PAPER, title="Table 9: standard networks classify the perturbation itself")
 def classified(
-    request: Request, *, standard: str = "robvit-mini", judges: Sequence[str] = ("robvit-mini",),
-    arch: str = "", top: int = 1, steps: int = 100, eps: float = 8 / 255,
-) -> Record:  # fmt: skip
-    """How often a perturbation, in colours and in grey, is taken for the class of the picture it attacks."""
+    request: Request,
+    *,
+    standard: str = "robvit-mini",
+    judges: Sequence[str] = ("robvit-mini",),
+    arch: str = "",
+    top: int = 1,
+    steps: int = 100,
+    eps: float = 8 / 255,
+) -> Record:
+    """How often a perturbation, in colours and in grey, is taken for the class of the image it attacks."""
     models = pair(request, standard, arch)
     size = models["robust"].input_size[0]
-    pictures = request.pictures("sample", "test", size, request.images or 100)
+    images = request.dataset("sample", "test", size, request.images or 100)
     threat = Threat("linf", eps)
-    adv = perturbed(models, pictures, threat, steps=steps, seed=request.seed)
-    x, y = pictures.arrays()
+    adv = perturbed(models, images, threat, steps=steps, seed=request.seed)
+    x, y = images.arrays()
     rows: list[list[Any]] = []
     for judge in judges:
         model = load(judge, img_size=request.img_size)
-        rows.append([judge, "the pictures themselves", *_judged(model, x, y, y, top), None])
+        rows.append([judge, "the images themselves", *_judged(model, x, y, y, top), None])
         for name, generator in models.items():
             colours = rescaled_perturbation(x, adv[name], eps=eps)
             grey = grey_perturbation(x, adv[name], eps=eps).expand_as(x)
@@ -79,11 +85,16 @@ def classified(
             published = {"robust": 43.86, "standard": 0.84}[name]
             rows.append([judge, f"{name}, colours", *shares, published])
             rows.append([judge, f"{name}, grey", *_judged(model, grey, y, said, top), None])
-    columns = ["judge", "perturbation of", f"the picture's class, top-{top} %", "what the attacked says %",
-               "paper: ConvNeXt-XL, top-5 %"]  # fmt: skip
-    chance = 100 * top / len(pictures.classes)
+    columns = [
+        "judge",
+        "perturbation of",
+        f"the image's class, top-{top} %",
+        "what the attacked says %",
+        "paper: ConvNeXt-XL, top-5 %",
+    ]
+    chance = 100 * top / len(images.classes)
     note = f"Chance is {chance:.3g} %; the paper's, of 1,000 classes, 0.5 %. 95 % intervals."
-    record = study_record(request, models["robust"], pictures)
+    record = study_record(request, models["robust"], images)
     record.tables = [Table("Table 9: perturbations classified", columns, rows, note), _published()]
     record.notes = _scale(request, " --set eps=4/255 --set top=5 --images 5000")
     if standard in judges:
@@ -95,7 +106,7 @@ def classified(
 
 
 def _judged(model: Model, x: torch.Tensor, y: torch.Tensor, said: torch.Tensor, top: int) -> list[str]:
-    """How often the model's best guesses hold the picture's class, and that which the attack led to."""
+    """How often the model's best guesses hold the image's class, and that which the attack led to."""
     with torch.no_grad():
         guesses = torch.cat([model(part).topk(top).indices for part in x.split(BATCH)])
     return [_share((guesses == want[:, None]).any(1)) for want in (y, said)]
@@ -116,15 +127,15 @@ def _published() -> Table:
 def shown(
     request: Request, *, standard: str = "robvit-mini", arch: str = "", steps: int = 100, eps: float = 8 / 255
 ) -> Record:
-    """Pictures, their perturbations in grey, and how far these follow the pictures' edges."""
+    """Images, their perturbations in grey, and how far these follow the images' edges."""
     models = pair(request, standard, arch)
-    pictures = request.pictures("sample", "test", models["robust"].input_size[0], request.images or 64)
-    adv = perturbed(models, pictures, Threat("linf", eps), steps=steps, seed=request.seed)
-    x, _ = pictures.arrays()
+    images = request.dataset("sample", "test", models["robust"].input_size[0], request.images or 64)
+    adv = perturbed(models, images, Threat("linf", eps), steps=steps, seed=request.seed)
+    x, _ = images.arrays()
     grey = {name: grey_perturbation(x, made, eps=eps) for name, made in adv.items()}
     few = range(min(SHOWN, len(x)))
-    names = [pictures.classes[label] for label in pictures.labels[: len(few)]]
-    tiles = [Row("picture", [photo(x[i]) for i in few], names)]
+    names = [images.classes[label] for label in images.labels[: len(few)]]
+    tiles = [Row("image", [photo(x[i]) for i in few], names)]
     tiles += [Row(name, [photo(made[i]) for i in few]) for name, made in grey.items()]
     _save(request, "fig11.png", grid(tiles, [""] * len(few)))
     rows: list[list[Any]] = []
@@ -133,16 +144,16 @@ def shown(
         mean = sum(follow) / len(follow)
         spread = 1.96 * float(torch.tensor(follow).std()) / len(follow) ** 0.5 if len(follow) > 1 else 0.0
         rows.append([name, f"{mean:+.3f} ({mean - spread:+.3f} to {mean + spread:+.3f})"])
-    columns = ["perturbation of", "correlation with the picture's edges (95 % interval)"]
-    note = "The thesis shows pictures only: shapes are visible for the robust XCiT, not for the standard one."
-    record = study_record(request, models["robust"], pictures)
+    columns = ["perturbation of", "correlation with the image's edges (95 % interval)"]
+    note = "The thesis shows images only: shapes are visible for the robust XCiT, not for the standard one."
+    record = study_record(request, models["robust"], images)
     record.tables = [Table("Fig. 11: do perturbations follow shapes?", columns, rows, note)]
     record.notes = _scale(request, " --set eps=4/255")
     return record
 
 
 def edges(x: torch.Tensor) -> torch.Tensor:
-    """How steep a picture (C H W) is at every inner pixel, whatever the colour: (H-2 W-2)."""
+    """How steep an image (C H W) is at every inner pixel, whatever the colour: (H-2 W-2)."""
     across, down = x[:, 1:-1, 2:] - x[:, 1:-1, :-2], x[:, 2:, 1:-1] - x[:, :-2, 1:-1]
     return (across.square() + down.square()).sum(0).sqrt()
 
@@ -161,8 +172,8 @@ def accumulated(
     """Targeted ascent from uniform noise within L2 15; the other network judges what came out."""
     models = pair(request, standard, arch)
     count = request.images or 40
-    pictures = request.pictures("sample", "test", models["robust"].input_size[0], count)
-    target = torch.arange(count) % len(pictures.classes)
+    images = request.dataset("sample", "test", models["robust"].input_size[0], count)
+    target = torch.arange(count) % len(images.classes)
     start = noise(count, models["robust"].input_size, seed=request.seed)
     made = {"noise": start}
     for name, model in models.items():
@@ -178,16 +189,21 @@ def accumulated(
     for name, drawn in made.items():
         cells = [_seen(models[judge], drawn, target) for judge in ("robust", "standard")]
         rows.append([name, *(value for cell in cells for value in cell)])
-    columns = ["drawn by", "seen by the robust network %", "mean probability", "seen by the standard one %",
-               "mean probability"]  # fmt: skip
+    columns = [
+        "drawn by",
+        "seen by the robust network %",
+        "mean probability",
+        "seen by the standard one %",
+        "mean probability",
+    ]
     few = range(min(2 * SHOWN, len(target)))
     tiles = [Row(name, [photo(drawn[i]) for i in few]) for name, drawn in made.items()]
-    _save(request, "fig12.png", grid(tiles, [pictures.classes[int(target[i])] for i in few]))
+    _save(request, "fig12.png", grid(tiles, [images.classes[int(target[i])] for i in few]))
     note = (
         "What a network sees in its own drawing is what the ascent optimised; the other network is the "
-        "independent judge. The thesis shows pictures only."
+        "independent judge. The thesis shows images only."
     )
-    record = study_record(request, models["robust"], pictures)
+    record = study_record(request, models["robust"], images)
     record.tables = [Table("Fig. 12: who recognises the target class", columns, rows, note)]
     told = f"{count} starts, {steps} steps within L2 {eps:g}; of the data only the classes' names are used."
     record.notes = [told, *_scale(request, "")]
@@ -206,7 +222,7 @@ def _seen(model: Model, x: torch.Tensor, target: torch.Tensor) -> tuple[str, flo
     return _share(logits.argmax(1) == target), float(sure)
 
 
-def _save(request: Request, name: str, picture: Image.Image) -> None:
+def _save(request: Request, name: str, image: Image.Image) -> None:
     request.out.mkdir(parents=True, exist_ok=True)
     with written_whole(request.out / name) as aside:
-        picture.save(aside, format="PNG")
+        image.save(aside, format="PNG")

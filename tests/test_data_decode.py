@@ -1,4 +1,4 @@
-"""Every kind of picture file, by its values."""
+"""Every kind of image file, by its values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from robvit.data import IGNORE, ImageError, read_picture
-from robvit.data.decode import MaskValues, check_picture, fit, picture_size, read_mask
+from robvit.data import IGNORE, ImageError, read_image
+from robvit.data.decode import MaskValues, check_image, fit, image_size, read_mask
 
 RNG = np.random.default_rng(0)
 
@@ -27,7 +27,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def pixel(data: bytes, row: int = 0, column: int = 0) -> list[int]:
-    return read_picture(data)[:, row, column].tolist()
+    return read_image(data)[:, row, column].tolist()
 
 
 def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
@@ -47,10 +47,10 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
 
 def test_rgb_keeps_every_value_and_its_place() -> None:
     values = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    picture = read_picture(encoded(Image.fromarray(values)))
-    assert picture.dtype == torch.uint8
-    assert picture.shape == (3, 5, 7)
-    assert torch.equal(picture.permute(1, 2, 0), torch.from_numpy(values))
+    image = read_image(encoded(Image.fromarray(values)))
+    assert image.dtype == torch.uint8
+    assert image.shape == (3, 5, 7)
+    assert torch.equal(image.permute(1, 2, 0), torch.from_numpy(values))
 
 
 def test_grey_and_one_bit() -> None:
@@ -108,12 +108,12 @@ def test_floats_in_the_unit_interval_or_refused() -> None:
     assert pixel(tiff(1.0)) == [255] * 3
     for wrong in (2.0, -0.1, float("nan")):
         with pytest.raises(ImageError, match="float grey"):
-            read_picture(tiff(wrong))
+            read_image(tiff(wrong))
 
 
 def test_thirty_two_bit_grey_is_refused() -> None:
     with pytest.raises(ImageError, match="16-bit"):
-        read_picture(encoded(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"))
+        read_image(encoded(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"))
 
 
 def test_cmyk_has_the_right_sign() -> None:
@@ -139,8 +139,8 @@ def test_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise
     data = encoded(Image.fromarray(values), "PNG", exif=exif)
-    assert read_picture(data).shape == (3, 4, 2)
-    assert picture_size(data) == (4, 2)
+    assert read_image(data).shape == (3, 4, 2)
+    assert image_size(data) == (4, 2)
     assert pixel(data, 0, 1) == [255] * 3
 
 
@@ -155,10 +155,10 @@ NOISE = Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
-def test_truncated_pictures_are_refused(kind: str) -> None:
+def test_truncated_images_are_refused(kind: str) -> None:
     data = encoded(NOISE, kind)
-    check_picture(data)
-    for refuse in (read_picture, check_picture):
+    check_image(data)
+    for refuse in (read_image, check_image):
         with pytest.raises(ImageError):
             refuse(data[: len(data) // 2])
 
@@ -166,23 +166,23 @@ def test_truncated_pictures_are_refused(kind: str) -> None:
 def test_progressive_jpeg_cut_short_is_found_by_the_quick_check() -> None:
     data = encoded(NOISE, "JPEG", progressive=True)
     with pytest.raises(ImageError, match="truncated"):
-        check_picture(data[: len(data) // 3])
+        check_image(data[: len(data) // 3])
 
 
-def test_what_is_not_a_picture_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_a_image_is_refused_by_name(tmp_path: Path) -> None:
     for name, data, reason in [
         ("empty.jpg", b"", "empty"),
-        ("text.png", b"hello there", "not a picture"),
-        ("print.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        ("text.png", b"hello there", "not an image"),
+        ("print.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     ]:
         path = tmp_path / name
         path.write_bytes(data)
         with pytest.raises(ImageError, match=f"{name}: .*{reason}"):
-            read_picture(path)
+            read_image(path)
     with pytest.raises(ImageError, match="no such file"):
-        read_picture(tmp_path / "nowhere.png")
+        read_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError):
-        read_picture(tmp_path)
+        read_image(tmp_path)
 
 
 def test_a_decompression_bomb_is_refused_before_decoding() -> None:
@@ -190,9 +190,9 @@ def test_a_decompression_bomb_is_refused_before_decoding() -> None:
     for side in (9_700, 10_100, 60_000):  # Pillow warns of the first; its own error comes at the last
         bomb = png(side, side, 8, 0, b"\0")
         with pytest.raises(ImageError, match="decompression bomb" if side > 10_000 else "truncated"):
-            read_picture(bomb)
+            read_image(bomb)
     with pytest.raises(ImageError, match="at most 99 are"):
-        read_picture(encoded(Image.new("RGB", (10, 10))), max_pixels=99)
+        read_image(encoded(Image.new("RGB", (10, 10))), max_pixels=99)
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
@@ -203,28 +203,28 @@ HEADS = [
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from([b"", *HEADS]), st.integers(0, 400), st.binary(max_size=120))
-def test_any_bytes_are_a_picture_or_refused(head: bytes, keep: int, junk: bytes) -> None:
+def test_any_bytes_are_a_image_or_refused(head: bytes, keep: int, junk: bytes) -> None:
     data = head[:keep] + junk + head[keep + len(junk) :]
     try:
-        picture = read_picture(data, max_pixels=100_000)
+        image = read_image(data, max_pixels=100_000)
     except ImageError:
         return
-    assert picture.dtype == torch.uint8
-    assert picture.ndim == 3
-    assert picture.shape[0] == 3
-    check_picture(data, max_pixels=100_000)
+    assert image.dtype == torch.uint8
+    assert image.ndim == 3
+    assert image.shape[0] == 3
+    check_image(data, max_pixels=100_000)
 
 
 def test_squash_and_crop_are_torchvision_on_pillow() -> None:
     from torchvision import transforms
 
     values = RNG.integers(0, 256, (50, 83, 3), dtype=np.uint8)
-    image, picture = Image.fromarray(values), torch.from_numpy(values).permute(2, 0, 1)
+    image, image = Image.fromarray(values), torch.from_numpy(values).permute(2, 0, 1)
     squash = transforms.Compose([transforms.Resize((28, 28)), transforms.PILToTensor()])
-    assert torch.equal(fit(picture, 28, "squash"), squash(image))
+    assert torch.equal(fit(image, 28, "squash"), squash(image))
     for size in (28, 35, 112):
         crop = [transforms.Resize(int(size / 0.875)), transforms.CenterCrop(size), transforms.PILToTensor()]
-        assert torch.equal(fit(picture, size, "crop"), transforms.Compose(crop)(image))
+        assert torch.equal(fit(image, size, "crop"), transforms.Compose(crop)(image))
 
 
 def test_a_strip_does_not_become_gigabytes() -> None:
@@ -249,7 +249,7 @@ def test_mask_values(tmp_path: Path) -> None:
 
 def test_masks_are_resized_without_new_classes() -> None:
     mask = torch.tensor([[0, 9], [9, 255]], dtype=torch.uint8)
-    for how in ("squash", "crop"):
-        resized = fit(mask, 7, how)
+    for resize in ("squash", "crop"):
+        resized = fit(mask, 7, resize)
         assert resized.shape == (7, 7)
         assert set(resized.unique().tolist()) <= {0, 9, 255}
