@@ -41,7 +41,7 @@ beating: .venv/ready  ## kill long commands at random points, fifty times, and c
 	$(BIN)/python scripts/beating.py --kills 50
 
 fuzz: .venv/ready  ## loaders under damaged files, more and other ones than the tests try
-	ROBVIT_FUZZ=2000 $(BIN)/python -m pytest -q tests/test_fuzz.py
+	ROBVIT_FUZZ=2000 $(BIN)/python -m pytest -q tests/safety/test_fuzz.py
 
 sbom: .venv/ready  ## the software bill of materials: sbom.json, CycloneDX
 	$(BIN)/python scripts/sbom.py sbom.json

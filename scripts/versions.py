@@ -20,17 +20,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
-    "test_loading",
-    "test_attacks",
-    "test_tokens",
-    "test_heads",
-    "test_data_images",
-    "test_report",
-    "test_evaluate",
-    "test_robustify",
-    "test_training",
-    "test_hostile",
-    "test_cli",
+    "backbones/test_loading",
+    "attacks/test_contract",
+    "defenses/test_tokens",
+    "backbones/test_heads",
+    "data/test_decode",
+    "report/test_report",
+    "evaluation/test_evaluate",
+    "defenses/test_robustify",
+    "training/test_training",
+    "safety/test_hostile",
+    "house/test_cli",
 )
 TOOLS = ("pytest", "hypothesis")
 

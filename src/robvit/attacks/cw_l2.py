@@ -40,8 +40,8 @@ def cw_l2(
     """The smallest L2 perturbation, by Adam on pixels. x (B 3 H W) in [0,1], y (B,).
 
     Each search minimises `|delta|^2 + weight * (gap + confidence)` where the image is not yet
-    misclassified by so much; the weight falls where that succeeds and grows where it does not, for each image. Adam's
-    `rate`, in pixels, falls to zero over the steps of each search.
+    misclassified by so much; the weight falls where that succeeds and grows where it does not, for each
+    image. The `rate` of Adam, in pixels, falls to zero over the steps of each search.
     """
     if steps < 1 or searches < 1:
         raise InputError(f"steps and searches must be at least 1, got {steps} and {searches}")

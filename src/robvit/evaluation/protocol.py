@@ -198,7 +198,7 @@ def find(protocol: str | Path | Protocol) -> Protocol:
 
 
 def _folder() -> Any:
-    return resources.files("robvit.evaluate").joinpath("protocols")
+    return resources.files("robvit.evaluation").joinpath("protocols")
 
 
 def _read(text: str, where: str) -> Protocol:

@@ -1,0 +1,220 @@
+"""Learning tokens: it works where it can, it resumes bit for bit, and it attacks nothing twice."""
+
+from __future__ import annotations
+
+import stat
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import robvit
+from helpers.networks import small_net
+from robvit.backbones.families import Tokens
+from robvit.backbones.model import Model
+from robvit.defenses.attack_cache import PER_SHARD, AttackCache, AttackSetting, TensorImages
+from robvit.defenses.batches import order
+from robvit.defenses.robustify import REFERENCE, Diverged, Recipe, train
+from robvit.defenses.token_trainer import Learner
+from robvit.errors import InputError, Unsupported
+from robvit.threat import Threat
+
+ATTACK = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 4, "psnr": None})
+QUICK = Recipe(count=4, steps=6, batch=4, lr=1e-2, attack=ATTACK)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model(small_net("vit"), name="small").eval()
+
+
+@pytest.fixture
+def images() -> TensorImages:
+    return TensorImages((torch.rand(20, 3, 32, 32) * 255).round() / 255)
+
+
+def learned(
+    model: Model, images: TensorImages, recipe: Recipe, tmp_path: Path, **paths: Path
+) -> torch.Tensor:
+    return train(model, images, recipe, store=tmp_path / "store", **paths).tokens.values
+
+
+def test_tokens_raise_what_they_are_trained_for(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    done = train(model, images, replace(QUICK, steps=60), store=tmp_path)
+    first, last = sum(done.history[0]), sum(done.history[-1])
+    assert last > first
+    assert done.baseline < 1
+    assert done.tokens.values.shape == (1, 4, 48)
+    assert done.tokens.fingerprint == model.fingerprint()
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
+    model: Model, images: TensorImages, tmp_path: Path
+) -> None:
+    once, again = (learned(model, images, QUICK, tmp_path) for _ in range(2))
+    other = learned(model, images, replace(QUICK, seed=1), tmp_path)
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(
+    model: Model, images: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
+    whole = learned(model, images, QUICK, tmp_path)
+    state = tmp_path / "state.safetensors"
+    for lives in ([], [1], []):  # killed after one, two and one more steps
+
+        def die(*_: object, left: list[int] = lives, **__: object) -> None:
+            left.pop()  # IndexError when none is left
+
+        with pytest.raises(IndexError):
+            train(model, images, QUICK, state=state, store=tmp_path / "store", report=die)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    assert torch.equal(learned(model, images, QUICK, tmp_path, state=state), whole)
+
+
+def test_a_state_of_another_training_is_refused(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    learned(model, images, QUICK, tmp_path, state=state)
+    with pytest.raises(InputError, match="another training"):
+        learned(model, images, replace(QUICK, lr=0.5), tmp_path, state=state)
+
+
+def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
+    model: Model, images: TensorImages, tmp_path: Path
+) -> None:
+    first = train(model, images, QUICK, store=tmp_path)
+    second = train(model, images, replace(QUICK, count=9, seed=3), store=tmp_path)
+    assert (first.attacked, second.attacked) == (20, 0)
+    shard = next(tmp_path.rglob("shard-00000*"))
+    whole = {name: tensor.clone() for name, tensor in load_file(shard).items()}  # not a view of the file
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert train(model, images, QUICK, store=tmp_path).attacked == 16
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(shard).items())
+
+
+def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_path: Path) -> None:
+    class SameNames(TensorImages):
+        def digest(self) -> str:
+            return "the same"
+
+    x = (torch.rand(20, 3, 32, 32) * 255).round() / 255
+    done = [train(model, SameNames(p), QUICK, store=tmp_path).attacked for p in (x, x.clone(), x.flip(-1))]
+    assert done == [20, 0, 20]
+
+
+def test_a_step_is_one_pass_and_leaves_the_weights_alone(
+    model: Model, images: TensorImages, tmp_path: Path
+) -> None:
+    learned(model, images, QUICK, tmp_path)
+    passes = []
+    handle = model.net.blocks[0].register_forward_hook(lambda _, args, out: passes.append(len(out)))
+    before = model.identity()
+    learned(model, images, QUICK, tmp_path)
+    handle.remove()
+    assert passes == [8] * 6  # four clean and four attacked images at once, in each of six steps
+    assert model.identity() == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_step_follows_the_papers_objective(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    """One step of Adam moves every value by lr against the sign of the objective's gradient."""
+    store = AttackCache(model, images, ATTACK, tmp_path / "store")
+    recipe = replace(QUICK, steps=1, lr=1e-3)
+    after = learned(model, images, recipe, tmp_path)
+    places = order(20, recipe)[0]
+    clean = torch.stack([images[place][0] for place in places])
+    adv = torch.cat([store.row(place)[0] for place in places])
+    start = 0.01 * torch.randn(1, 4, 48, generator=torch.Generator().manual_seed(0))
+    r = start.clone().requires_grad_()
+    target = model.features(clean).detach()
+    total = sum(F.cosine_similarity(model.features(x, r), target, dim=-1).mean() for x in (clean, adv))
+    (gradient,) = torch.autograd.grad(total, r)
+    moved = after - start
+    sure = gradient.abs() > 1e-5
+    assert sure.float().mean() > 0.5
+    assert torch.equal(moved[sure].sign(), gradient[sure].sign())
+    torch.testing.assert_close(moved[sure].abs(), torch.full_like(moved[sure], 1e-3), rtol=0.02, atol=0)
+
+
+def test_the_published_choices_run(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    attack = replace(REFERENCE.attack, settings={"steps": 2})
+    tokens = learned(model, images, replace(REFERENCE, steps=2, attack=attack), tmp_path)
+    assert tokens.shape == (1, 10, 48)
+
+
+def test_divergence_stops_and_keeps_the_last_good_state(
+    model: Model, images: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
+    state = tmp_path / "state.safetensors"
+    learned(model, images, replace(QUICK, steps=2), tmp_path, state=tmp_path / "other.safetensors")
+    original = model.tokens
+    calls = 0
+
+    def broken(*arguments: Any) -> Tokens:
+        nonlocal calls
+        calls += 1
+        tokens = original(*arguments)
+        return tokens._replace(patch=tokens.patch * (torch.nan if calls > 3 else 1))
+
+    monkeypatch.setattr(model, "tokens", broken)
+    with pytest.raises(Diverged, match=r"step 3.*last good state"):
+        learned(model, images, QUICK, tmp_path, state=state)
+    monkeypatch.setattr(model, "tokens", original)
+    assert torch.isfinite(learned(model, images, QUICK, tmp_path, state=state)).all()
+
+
+def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    tokens = robvit.robustify(model, images.x, recipe=QUICK, store=tmp_path)
+    tokens.check(model)
+    with pytest.raises(Unsupported, match="cannot take extra tokens"):
+        train(Model(small_net("swin")).eval(), images, QUICK, store=tmp_path)
+    with pytest.raises(InputError, match="got none"):
+        train(model, TensorImages(images.x[:0]), QUICK, store=tmp_path)
+    with pytest.raises(InputError, match="steps must be at least 1"):
+        Recipe(steps=0)
+    model.extra = tokens.values
+    with pytest.raises(InputError, match="token-free"):
+        train(model, images, QUICK, store=tmp_path)
+
+
+class Counting:
+    """Images made when asked for; it knows how many of them are alive at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.alive, self.most = count, 0, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        seeded = torch.Generator().manual_seed(index)
+        x = (torch.rand(3, 32, 32, generator=seeded) * 255).round() / 255
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(x, self._gone)
+        return x, -1
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+    def digest(self) -> str:
+        return f"counting {self.count}"
+
+
+def test_memory_does_not_grow_with_the_number_of_images(model: Model, tmp_path: Path) -> None:
+    most = []
+    for count in (32, 128):
+        images = Counting(count)
+        done = train(model, images, replace(QUICK, steps=count // QUICK.batch), store=tmp_path)
+        assert done.attacked == count
+        most.append(images.most)
+    assert most[0] == most[1] <= 2 * PER_SHARD

@@ -1,0 +1,364 @@
+"""Every command and every block of code in README and docs is run, small; the documentation builds.
+
+The one mechanism: a page is run from top to bottom in a folder of its own. In every command the words
+of STANDS_FOR are exchanged (a big model for a bundled one, a placeholder for a file made here), and the
+options of SMALLER and the settings of SMALL are appended, which win over those before them. So names,
+options, settings and files from command to command are the printed ones, and only the scale is not.
+What cannot run here stands in NOT_RUN with its reason; its options are checked all the same. A block in
+no known language, or an indented line that is no command, fails.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+import robvit
+from helpers.docs_blocks import (
+    LANGUAGES,
+    PAGES,
+    ROOT,
+    STARTS,
+    Block,
+    blocks,
+    check_command,
+    found_command,
+    inline,
+    words,
+)
+from robvit.attacks import ATTACKS, AttackWarning
+from robvit.backbones.families import FAMILIES
+from robvit.cli import app
+from robvit.evaluation import protocol
+from robvit.studies import STUDIES
+from robvit.studies.aas import common as aas_common
+from robvit.training.losses import LOSSES
+from robvit.training.recipe import make_recipe
+
+STANDS_FOR = {
+    "dinov2-small": "robvit-mini",
+    "vit-base": "robvit-mini",
+    "MODEL": "robvit-mini",
+    "DATA": "sample",
+    "cifar10": "sample",
+    "/data/imagenet": "sample",
+    "IMAGENET": "images",
+    "IMAGENET_FOLDER": "images",
+    "IMAGES": "images",
+    "ANIMALS": "animals",
+    "camvid:PATH": "shapes",
+    "segmentation_data=camvid:FOLDER": "segmentation_data=shapes",
+    "HEAD": "head.safetensors",
+    "tokens=dinov2_small.pt": "tokens=published.pt",
+    "scale=paper": "scale=small",
+    "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
+}
+
+TRAINING = (
+    "--model robvit-mini --data sample --limit 64 --set batch=16 --set epochs=1 --set warmup=0 "
+    "--set eps_warmup=0 --set cooldown=0 --set workers=0 --set inner.steps=1 --set judge_steps=1 "
+    "--set validation=16"
+)
+SMALLER = {
+    "demo": "--model robvit-mini --head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
+    "robustify": "--limit 16 --steps 1 --attack-steps 1 --inner-steps 1",
+    "attack": "--limit 2",
+    "evaluate": "--limit 2 --batch 2",
+    "doctor": "--limit 6 --steps 4 --restarts 2 --queries 4 --draws 2",
+    "explain": "--set steps=1",
+    "export": "--limit 2",
+    "reproduce": "--images 2 --model robvit-mini",
+    "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
+    "train head": "--limit 20",
+    "train recipe": TRAINING,
+    "train tora": TRAINING,
+}
+# Settings of studies, attacks and TORA that decide how long one takes.
+SMALL = {
+    "steps": "1",
+    "attack_steps": "1",
+    "queries": "2",
+    "targets": "2",
+    "scenes": "4",
+    "few": "1",
+    "learn": "40",
+    "head": "40",
+    "epochs": "1",
+    "fusion_epochs": "1",
+    "inner_steps": "1",
+    "token_steps": "1",
+    "token_learn": "8",
+    "counts": "[1]",
+    "levels": "[8]",
+    "places": "[0.5]",
+    "methods": '["mart"]',
+    "between": "[2]",
+    "periods": "[5]",
+    "values": "[0.05]",
+    "trades": "[0.1,0.9]",
+    "starts": "1",
+}
+SMALLER_PYTHON = {
+    "limit=64": "limit=2",
+    "limit=16": "limit=4",
+    '"steps": 100': '"steps": 1',
+    "starts=4": "starts=1",
+}
+
+NOT_RUN = {
+    "robvit serve": "answers until it is stopped; tests/test_serve.py runs and asks it",
+    "robvit app": "answers until it is stopped; tests/test_app.py runs it",
+    "pip": "would change the environment; the extras it names are checked",
+    "curl": "needs a server that answers",
+    "make": "sets up an environment or takes hours; make is asked what it would do",
+    "python": "benchmarks and scripts take minutes to hours; their --help knows every option that is printed",
+}
+EXIT = {"robvit doctor gate:model": 1}  # a red check, and the page says so
+
+QUICK = ("README.md", "CONTRIBUTING.md", "docs/extending/")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_accounted_for(page: str) -> None:
+    for block in blocks(PAGES[page]):
+        where = f"{page}:{block.line}: {block.text.splitlines()[0] if block.text else ''}"
+        if block.kind == "command":
+            assert words(block.text)[0] in STARTS, f"neither a command nor a fenced block: {where}"
+        else:
+            assert block.kind in LANGUAGES, f"say in which language it is: {where}"
+        if block.kind == "python":
+            compile(block.text, where, "exec")
+        if block.kind == "yaml":
+            content = yaml.safe_load(block.text)
+            if "attacks" in content:
+                protocol.Protocol(**content)
+            else:
+                make_recipe({key: value for key, value in content.items() if key != "base"})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_robvit_knows_every_command_option_and_setting(page: str) -> None:
+    printed = [(block.text, True) for block in blocks(PAGES[page]) if block.kind == "command"]
+    own_attack = "--attack spsa"  # the page adds it
+    for text, whole in printed + [(text, False) for text in inline(PAGES[page])]:
+        if words(text)[0] == "robvit" and own_attack not in text:
+            try:
+                check_command(text, whole)
+            except Exception as error:
+                raise AssertionError(f"{page}: {text}: {error}") from error
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text("utf-8")):
+            assert (ROOT / link).exists(), f"{name}: {link}"
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (not page.startswith(QUICK))) for page in PAGES]
+)
+def test_a_page_runs_from_top_to_bottom(page: str, own_folder: Path) -> None:
+    names: dict[str, Any] = _given()
+    for block in blocks(PAGES[page]):
+        where = f"{page}:{block.line}"
+        if block.kind == "command":
+            _run(block.text, where)
+        elif block.title:
+            (own_folder / block.title).write_text(block.text, encoding="utf-8")
+        if block.kind == "python" and not block.title:
+            _execute(block, where, names)
+        elif block.title.endswith(".py"):
+            exec(f"import {Path(block.title).stem}", {})  # noqa: S102  our own page
+
+
+def _run(command: str, where: str) -> None:
+    first, *arguments = words(command)
+    if first != "robvit":
+        WITHOUT_RUNNING[first](arguments)
+        return
+    if f"robvit {arguments[0]}" in NOT_RUN:
+        return
+    small = smaller(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttackWarning)  # what a page shows may deserve one
+        done = CliRunner().invoke(app, small)
+    expected = next((code for start, code in EXIT.items() if command.startswith(start)), 0)
+    told = f"{where}: robvit {' '.join(small)}\n{done.output[-2000:]}\n{done.exception!r}"
+    assert done.exit_code == expected, told
+    assert done.exception is None or isinstance(done.exception, SystemExit), told
+
+
+def smaller(arguments: list[str]) -> list[str]:
+    """The same command at the scale of a test."""
+    exchanged = [STANDS_FOR.get(word, word) for word in arguments]
+    if exchanged != arguments and "--img-size" in exchanged:  # the bundled models have one size
+        place = exchanged.index("--img-size")
+        del exchanged[place : place + 2]
+    names, command, rest = found_command(exchanged)
+    given = command.make_context(names[-1], list(rest)).params
+    added = SMALLER.get(" ".join(names), "").split()
+    if names == ["evaluate"] and given["show"]:
+        return exchanged
+    if names == ["reproduce"]:
+        if given["name"] is None:
+            return exchanged
+        added += _settings(STUDIES.entry(given["name"]).facts["defaults"])
+        added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
+        added += ["--data", "sample"] if given["data"] is None else []
+    if names == ["explain"] and not given["figure"]:
+        added += ["--figure", "attention", "--figure", "perturbation"]
+    if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
+        added += ["--out", tempfile.mkdtemp(dir=".")]
+    if names == ["attack"]:
+        added += _settings(ATTACKS.entry(given["attack"]).facts["defaults"])
+    if names == ["train", "tora"]:
+        added += _settings(["trades", "fusion_epochs"])
+    return exchanged + added
+
+
+def _settings(known: Any) -> list[str]:
+    return [word for name in known if name in SMALL for word in ("--set", f"{name}={SMALL[name]}")]
+
+
+def _execute(block: Block, where: str, names: dict[str, Any]) -> None:
+    code = block.text
+    for printed, small in SMALLER_PYTHON.items():
+        code = code.replace(printed, small)
+    exec(compile(code, where, "exec"), names)  # noqa: S102  our own page
+
+
+def _given() -> dict[str, Any]:
+    """What a page may take for granted: a model, a few images, a threat."""
+    images = robvit.data.open_data("sample", limit=2)
+    x, y = images.arrays()
+    threat = robvit.Threat("linf", 8 / 255)
+    return {
+        "robvit": robvit,
+        "model": robvit.load("robvit-mini"),
+        "images": images,
+        "x": x,
+        "y": y,
+        "threat": threat,
+    }
+
+
+def _make_knows(arguments: list[str]) -> None:
+    done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _script_knows(arguments: list[str]) -> None:
+    script, *options = arguments
+    asked = subprocess.run(
+        [sys.executable, script, "--help"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert asked.returncode == 0, asked.stderr
+    for option in (word for word in options if word.startswith("--")):
+        assert re.search(rf"{option}\b", asked.stdout), f"{script} has no option {option}"
+
+
+def _extras_exist(arguments: list[str]) -> None:
+    assert arguments[0] == "install"
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for extra in re.findall(r"\[([\w,]+)\]", arguments[1]):
+        assert set(extra.split(",")) <= set(known)
+
+
+WITHOUT_RUNNING: dict[str, Callable[[list[str]], None]] = {
+    "make": _make_knows,
+    "python": _script_knows,
+    "pip": _extras_exist,
+    "curl": lambda _: None,
+}
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the files that placeholders stand for; what pages register is gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(aas_common, "LEARN", 2)  # images on which studies of AAS choose a factor
+    _write_placeholders(tmp_path)
+    loaded, families = set(sys.modules), list(FAMILIES)
+    entries = [(registry, dict(registry._entries)) for registry in (ATTACKS, LOSSES)]
+    yield tmp_path
+    for name in set(sys.modules) - loaded:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+    FAMILIES[:] = families
+    for registry, before in entries:
+        registry._entries = before
+
+
+def _write_placeholders(folder: Path) -> None:
+    sample = robvit.data.open_data("sample", split="train", limit=20)
+    for i, ((x, label), name) in enumerate(zip(sample, sample.names, strict=True)):
+        animal = f"{'train' if i % 4 < 2 else 'val'}/{'animal' if i % 2 else 'thing'}"
+        for root, kind in (("images", sample.classes[label]), ("animals", animal)):
+            place = folder / root / kind / f"{name.replace('/', '-')}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
+    torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
+    ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
+    ladder["attacker"] = {
+        "sets": 2,
+        "images": 8,
+        "steps": 1,
+        "batch": 4,
+        "attack_steps": 1,
+        "leak_steps": 1,
+    }
+    ladder["name"] = "ladder@1"
+    for attack in ladder["attacks"]:
+        attack["settings"] = {"steps": 2}
+    (folder / "ladder.yaml").write_text(yaml.safe_dump(ladder), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built documentation; warnings, such as dead links and pages in no navigation, fail it."""
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(ROOT / "scripts" / "build_docs.py"), str(place)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_with_every_page_recipe_and_public_name(site: Path) -> None:
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
+    for path in (ROOT / "src" / "robvit" / "training" / "recipes").glob("*.yaml"):
+        text = (site / "reference" / "recipes" / f"{path.stem}.html").read_text("utf-8")
+        assert "Expect:" in text
+    reference = (site / "reference" / "python.html").read_text("utf-8")
+    for name in robvit.__all__:
+        if callable(getattr(robvit, name)):
+            assert re.search(rf'id="robvit\.[\w.]*\b{name}"', reference), name
+    commands = (site / "reference" / "commands.html").read_text("utf-8")
+    assert "--trade-off" in commands
+
+
+@pytest.mark.slow
+def test_a_built_page_fetches_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:)?//', page.read_text("utf-8")
+        )
+        assert not loaded, page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()[\s\"']*https?:", style.read_text("utf-8")), style

@@ -1,0 +1,131 @@
+"""Scaled against unscaled: judged on the unscaled model, at equal cost, pair by pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import robvit
+from helpers.planted import planted
+from robvit.attacks import run
+from robvit.attention.comparison import (
+    Comparison,
+    ScalingMethod,
+    compare_scaling,
+    control_of,
+    universal_scales,
+)
+from robvit.attention.hooks import attention_layers
+from robvit.data import ImageDataset, open_data
+from robvit.errors import InputError
+from robvit.evaluation.record import Trial
+from robvit.threat import Threat
+
+LINF = Threat("linf", 8 / 255)
+
+
+class Few:
+    """Images in memory, as much of a set as a comparison needs."""
+
+    kind = "labels"
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def batches(self, size: int):
+        return zip(self.x.split(size), self.y.split(size), strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:the gradient is zero")
+def test_on_the_planted_model_the_effect_appears():
+    net, x, y = planted(1e4)
+    found = compare_scaling(
+        net,
+        Few(x, y),
+        Threat("linf", 16 / 255),
+        settings={"steps": 5},
+        way=ScalingMethod(settings={"starts": 4}),
+    )
+    assert sum(found.plain.correct) == sum(found.control.correct) == 8
+    assert sum(found.scaled.correct) == sum(found.both) == 0
+    assert found.verdict().startswith("The paper's effect appears: of 8 images pgd")
+    assert all(0 < v <= 1 for v in found.scales[0])
+
+
+@pytest.mark.parametrize(("base", "settings"), [("pgd", {"steps": 4}), ("fgsm", {})])
+@pytest.mark.parametrize("name", ["aas", "scale"])
+def test_a_image_that_withstands_gets_no_fewer_passes_from_the_control(base, settings, name):
+    """With no budget nothing breaks, so what is spent is what is allowed."""
+    model = robvit.load("robvit-mini")
+    x, y = open_data("sample", limit=2).arrays()
+    y = model(x).argmax(1)
+    way = ScalingMethod(name, settings={"factors": (1.0, 0.1, 0.01)} if name == "scale" else {"steps": 3})
+    found = compare_scaling(model, Few(x, y), Threat("linf", 0.0), base=base, settings=settings, way=way)
+    spent = {n: t.forward + t.backward for n, t in vars(found).items() if isinstance(t, Trial)}
+    ours = spent["plain"] + spent["scaled"]
+    assert ours <= spent["control"] <= ours + 2 * 8  # a step or two more
+    assert found.verdict().startswith("The paper's effect does not appear beyond chance")
+
+
+def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
+    model = robvit.load("robvit-mini-robust")
+    x, y = open_data("sample", limit=8).arrays()
+    scales = [0.05] * len(attention_layers(model))
+    found = compare_scaling(
+        model, Few(x, y), LINF, settings={"steps": 3}, way=ScalingMethod(scales=scales), batch=5
+    )
+    assert found.clean.correct == (model(x).argmax(1) == y).tolist()
+    assert len(found.scales) == 2
+    for trial in found.trials[1:]:
+        assert not any(r and not c for r, c in zip(trial.correct, found.clean.correct, strict=True))
+    parts = [
+        run("aas", model, a, b, LINF, scales=scales, steps=3)
+        for a, b in zip(x.split(5), y.split(5), strict=True)
+    ]
+    assert found.scaled.correct == [not s for part in parts for s in part.success.tolist()]
+    assert found.own is not None
+    assert found.own[0] < 1  # of images that the model itself gets right
+    assert found.control.control
+    assert found.both == [a and b for a, b in zip(found.plain.correct, found.scaled.correct, strict=True)]
+
+
+def test_verdicts_need_more_than_chance():
+    def says(both: list[bool], control: list[bool]) -> str:
+        plain = Trial("pgd", "", {}, both, [], [])
+        found = Comparison(plain, plain, plain, replace(plain, correct=control), [], None)
+        return found.verdict().split(":")[0]
+
+    yes, no = [True] * 8, [False] * 8
+    assert says(no, yes) == "The paper's effect appears"
+    assert says(yes, no) == "The paper's effect does not appear; ordinary restarts are stronger"
+    assert says(no[:3] + yes, yes + yes[:3]) == "The paper's effect does not appear beyond chance"
+
+
+def test_attacks_that_take_no_restarts_have_no_control():
+    assert control_of("pgd", {"steps": 100}, LINF, 223) == ("pgd", {"restarts": 1, "steps": 111})
+    assert control_of("gama", {"steps": 10}, LINF, 65) == ("gama", {"restarts": 3, "steps": 11})
+    with pytest.raises(InputError, match=r"steps and restarts, got autoattack.*pgd"):
+        control_of("autoattack", {}, LINF, 100)
+
+
+def test_universal_scales_come_from_images_that_are_not_judged():
+    model = robvit.load("robvit-mini")
+    learned: ImageDataset = open_data("sample", split="train", limit=6)
+    scales = universal_scales(model, learned, batch=3, steps=2)
+    assert len(scales) == len(attention_layers(model))
+    assert scales == universal_scales(model, learned, batch=3, steps=2)
+    assert scales != universal_scales(model, learned.take([0, 1, 2]), batch=3, steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"]
+)
+def test_without_underflow_scaling_is_never_reported_better_than_its_control(way):
+    model = robvit.load("robvit-mini-robust")
+    images = open_data("sample", limit=64)
+    for base, settings in (("fgsm", {}), ("pgd", {"steps": 10}), ("gama", {"steps": 10})):
+        found = compare_scaling(model, images, LINF, base=base, settings=settings, way=way)
+        assert not found.verdict().startswith("The paper's effect appears"), found.verdict()

@@ -1,0 +1,277 @@
+"""The report: true to its record, escaped, whole or not at all. How it behaves is in test_browser.py."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from helpers.report_samples import EVIL, exhibits, poisoned, rich_record, trial
+from robvit.cli import app
+from robvit.errors import InputError
+from robvit.evaluation import claims
+from robvit.evaluation.record import Record, Trial
+from robvit.report import GalleryItem, write_report
+from robvit.report.adversarial_images import AdversarialImages, shard_folders
+from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
+from robvit.report.gallery import Small, factor, gallery
+from robvit.report.html import figures_in
+from robvit.report.summary import Labels, class_rows, headlines, ladder, share
+
+
+def small_record() -> Record:
+    trials = [
+        trial("clean", "none", [True, True, True, False]),
+        trial("pgd", "linf 8/255", [True, False, True, False], steps=2),
+        trial("square", "linf 8/255", [False, True, True, False]),
+    ]
+    return Record("evaluate", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
+
+
+def test_the_ladder_stands_on_the_page_once(tmp_path: Path) -> None:
+    record = rich_record()
+    record.tables += claims.ladder(record)
+    assert record.tables[-1].title == claims.LADDER
+    write_report(record, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.lower().count("threat ladder</h") == 1
+
+
+class Page(HTMLParser):
+    """The tags, addresses, JSON blocks and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.blocks: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.within = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.within = dict(attrs).get("type") or tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.within = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.within == "application/json":
+            self.blocks.append(data)
+        elif self.within not in ("script", "style"):
+            self.text += data
+
+
+def test_the_headline_is_the_mean_of_worst_cases_and_attacks_take_their_turns() -> None:
+    (standing,) = ladder(small_record())
+    assert standing.worst[:3] == (1, 4, 0.25)
+    assert [(s.name, s.left, s.lost) for s in standing.stages] == [("pgd", 2, 1), ("square", 1, 1)]
+    assert standing.clean is not None
+    assert standing.clean.hits == 3
+    (headline,) = headlines([standing])
+    assert (headline.worst, headline.attacks) == (standing.worst, 2)
+
+
+def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
+    record = small_record()
+    record.trials[2] = Trial(
+        **{**vars(record.trials[2]), "correct": [False, False, True, False], "skipped": [1, 3]}
+    )
+    (standing,) = ladder(record)
+    assert standing.stages[1].withstood[:2] == (1, 2)
+    (exhibit,) = exhibits(1, 8)
+    shown = gallery(record, [standing], [GalleryItem(place, 1, exhibit.adversarial) for place in (0, 1, 3)])
+    assert [item["misclassified"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
+    assert [item["outcome"] for item in shown.items] == ["misclassified", "misclassified", "wrong"]
+    assert [len(item["said"]) for item in shown.items] == [3, 2, 2]
+
+
+def test_the_headline_takes_every_attacker_and_no_control() -> None:
+    def attacked(scenario: str, correct: list[bool], control: bool = False) -> Trial:
+        one = trial("pgd", "linf 8/255", correct, scenario)
+        return Trial(**{**vars(one), "control": control})
+
+    trials = [
+        attacked("secret", [True, False, True, True]),
+        attacked("known", [False, True, True, True]),
+        attacked("no tokens", [False] * 4, control=True),
+    ]
+    record = Record("evaluate", {"name": "m"}, {"count": 4}, trials)
+    standings = ladder(record)
+    assert headlines(standings)[0].worst.hits == 2
+    assert headlines(standings)[0].worst.share == record.headline().share
+    assert [s.headline for s in standings] == [True, False, False]
+    assert [s.control for s in standings] == [False, False, True]
+
+
+def test_curves_come_from_trials_that_differ_in_one_thing_only() -> None:
+    record = rich_record()
+    (budget,) = budget_curves(record)
+    (line,) = budget.lines.values()
+    assert [point[0] for point in line] == [0, 1, 2, 4, 8]
+    assert [point[1] for point in line[1:]] == [share(t.correct).share for t in record.trials[1:5]]
+    assert all(low <= value <= high for _, value, low, high in line)
+    (steps,) = step_curves(record)
+    assert [p[0] for p in next(iter(steps.lines.values()))] == [5, 20, 100]
+    record.trials[1].settings["seed"] = 1  # now one budget was attacked in another way
+    assert [p[0] for p in next(iter(budget_curves(record)[0].lines.values()))] == [0, 2, 4, 8]
+
+
+def test_long_histories_keep_their_mean_and_range() -> None:
+    values = np.random.default_rng(0).random(4321).tolist()
+    points = thinned(values)
+    assert len(points) <= MOST_POINTS
+    assert min(p[2] for p in points) == min(values)
+    assert max(p[3] for p in points) == max(values)
+    assert thinned([3.0, 4.0]) == [[1, 3.0], [2, 4.0]]
+    assert [list(c.lines) for c in history_curves(rich_record())] == [["train loss"], ["clean accuracy"]]
+
+
+def test_classes_are_counted_and_the_weakest_comes_first() -> None:
+    record = rich_record()
+    standing = next(s for s in ladder(record) if s.scenario == "secret known")
+    rows = class_rows(record, standing, Labels(record))
+    assert sum(row.count for row in rows) == 60
+    assert sum(row.worst.hits for row in rows) == standing.worst.hits
+    assert [row.worst.share for row in rows] == sorted(row.worst.share for row in rows)
+    broken = next(row for row in rows if row.worst.share < 1)
+    assert broken.mistaken == f"kind {(int(broken.name[-1]) + 1) % 10}"
+
+
+def test_all_text_stays_text(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(poisoned(rich_record(EVIL)), path, exhibits=[list(exhibits(3, 16))])
+    page = Page(path)
+    assert page.tags.count("script") == 1 + len(page.blocks)
+    assert page.handlers == []
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert EVIL in page.text
+    assert page.text.count("{{7*7}}") == page.text.count("owned'</script>")
+    for block in page.blocks:
+        json.loads(block, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    items = next(json.loads(block) for block in page.blocks if '"outcome"' in block)
+    assert items[0]["name"] == f"test/0000{EVIL}"
+
+
+def test_a_set_of_records_stands_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "set.html"
+    write_report([rich_record("one"), rich_record("two")], path)
+    page = Page(path)
+    assert page.tags.count("article") == 2
+    assert {"#r0", "#r1"} <= set(page.addresses)
+
+
+def test_bare_records_have_a_page_too(tmp_path: Path) -> None:
+    write_report(Record("train", {}, {}, []), tmp_path / "bare.html")
+    assert "a model" in Page(tmp_path / "bare.html").text
+    clean = Record("clean", {"name": "m"}, {"count": 2}, [trial("clean", "none", [True, False])])
+    write_report(clean, tmp_path / "clean.html")
+    assert "1 of 2" in Page(tmp_path / "clean.html").text
+
+
+def test_figures_stand_to_the_right_and_words_do_not() -> None:
+    rows = [["small", 0.5, "6.2e-14", "12.5 %", None, "3 of 4"], ["base", float("nan"), 7, "−1.0", 2, "4"]]
+    assert figures_in(rows) == [False, True, True, True, True, False]
+
+
+def pixels(address: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
+
+
+def test_small_images_are_exact_and_differences_are_amplified_as_told() -> None:
+    (exhibit,) = exhibits(1, 32)
+    assert factor(exhibit) == 127 // 8
+    clean, attacked, difference = map(pixels, Small(10**6).images(exhibit))
+    assert np.array_equal(clean, exhibit.clean)
+    assert np.array_equal(attacked, exhibit.adversarial)
+    assert exhibit.adversarial is not None
+    assert np.array_equal(difference, 128 + 15 * (exhibit.adversarial.astype(int) - exhibit.clean))
+
+
+def test_images_shrink_until_they_fit_on_the_average() -> None:
+    for budget in (8_000, 40_000):
+        small = Small(budget)
+        sizes = [sum(map(len, small.images(exhibit))) for exhibit in exhibits(6, 224)]
+        assert budget / 3 < sum(sizes) / 6 <= budget
+
+
+def test_what_is_missing_is_empty_and_attention_adds_two_images() -> None:
+    (exhibit,) = exhibits(1, 32, attention=True)
+    assert len(Small(10**6).images(exhibit)) == 5
+    alone = GalleryItem(0, 7, exhibit.adversarial)
+    assert [bool(address) for address in Small(10**6).images(alone)] == [False, True, False]
+
+
+UNKNOWN = [(60, 7, "image 60"), (0, 99, "trial 99"), (0, 0, "clean")]
+
+
+@pytest.mark.parametrize(("place", "number", "message"), UNKNOWN)
+def test_exhibits_that_the_record_does_not_know_are_refused(place: int, number: int, message: str) -> None:
+    record = rich_record()
+    (exhibit,) = exhibits(1, 8)
+    with pytest.raises(InputError, match=message):
+        gallery(record, ladder(record), [GalleryItem(place, number, exhibit.adversarial)])
+
+
+def robvit_(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def attacked(out: Path) -> Record:
+    small = ["--limit", 6, "--set", "steps=2", "--batch", 4]
+    robvit_("attack", "robvit-mini-robust", "sample", *small, "--out", out)
+    return Record.load(out / "record.json")
+
+
+def test_the_command_shows_attacked_images_with_their_originals(tmp_path: Path) -> None:
+    record = attacked(tmp_path)
+    assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}
+    shown = list(AdversarialImages(record, {1: tmp_path / "shards"}))
+    for exhibit, name in zip(shown, record.data["names"], strict=True):
+        saved = np.asarray(Image.open((tmp_path / "images" / name).with_suffix(".png")))
+        assert np.array_equal(exhibit.adversarial, saved)
+    assert "6 attacked images" in robvit_("report", tmp_path / "record.json")
+    items = next(json.loads(b) for b in Page(tmp_path / "report.html").blocks if '"outcome"' in b)
+    assert [item["name"] for item in items] == record.data["names"]
+    assert {item["factor"] for item in items} - {1} == {15}  # eight levels from the original, or none
+    assert all(not item["truth"].startswith("class") for item in items)
+    other = tmp_path / "both.html"
+    robvit_("report", tmp_path, tmp_path / "record.json", "--out", other)
+    assert Page(other).tags.count("article") == 2
+
+
+def test_attacks_on_survivors_find_their_images(tmp_path: Path) -> None:
+    record = attacked(tmp_path)
+    lists = ("correct", "predicted", "distance")
+    longer = [
+        {**vars(t), **{name: [getattr(t, name)[0], 0, *getattr(t, name)[1:]] for name in lists}}
+        for t in record.trials
+    ]
+    longer[1]["skipped"] = [1]  # an image in between that the attack did not see
+    later = Record("evaluate", {}, {"count": 7}, [Trial(**t) for t in longer])
+    whole = [e.adversarial for e in AdversarialImages(record, shard_folders(record, tmp_path))]
+    parts = [e.adversarial for e in AdversarialImages(later, shard_folders(later, tmp_path))]
+    assert parts.pop(1) is None
+    assert np.array_equal(whole, parts)
+
+
+def test_mistakes_get_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one"):
+        write_report([], tmp_path / "x.html")
+    with pytest.raises(InputError, match="each of 1 records"):
+        write_report(rich_record(), tmp_path / "x.html", exhibits=[[], []])
+    assert not (tmp_path / "x.html").exists()
+    assert "not a record" in str(CliRunner().invoke(app, ["report", str(tmp_path / "no.json")]).exception)
