@@ -22,7 +22,7 @@ from robvit.threat import Threat
 
 SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)
 EIGHT = Threat("linf", 8 / 255)
-ALONE = [c.name for c in CHECKS if c.value.__module__.endswith("alone")]
+ALONE = [c.name for c in CHECKS if c.value.__module__.endswith("model_checks")]
 
 
 @pytest.fixture(scope="module")

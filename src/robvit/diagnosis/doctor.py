@@ -10,7 +10,10 @@ import torch
 from robvit.attacks.core import Model, modules_of
 from robvit.attacks.eot import eot
 from robvit.data import ImageDataset
-from robvit.diagnosis import model_checks as alone  # noqa: F401  each files its checks, in this order
+from robvit.diagnosis import model_checks  # noqa: F401  registers its checks, which are run first
+
+# isort: split
+from robvit.diagnosis import attack_checks  # noqa: F401  registers the others
 from robvit.diagnosis.context import AVERAGED, CheckContext, Effort, name_of
 from robvit.diagnosis.grading import CHECKS, GREEN, RED
 from robvit.errors import DataError
