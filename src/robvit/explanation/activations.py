@@ -76,7 +76,7 @@ def massive(subject: Subject) -> dict[str, Any]:
         found.append((view.name, values[: len(values) - tokens.extra.shape[1]], tokens))
     reach = max(float(values.max()) for _, values, _ in found)
     title = f"block {block + 1} of {len(first)}"
-    return {"reliefs": [surface(f"{name}, {title}", v, t, reach) for name, v, t in found]}
+    return {"surfaces": [surface(f"{name}, {title}", v, t, reach) for name, v, t in found]}
 
 
 def surface(title: str, values: torch.Tensor, tokens: Tokens, reach: float) -> Surface:

@@ -97,7 +97,7 @@ def landscape(subject: Subject) -> dict[str, Any]:
     across = {name: _points(RANDOM, values[:, zero]) for name, values in found.items()}
     unit = "lengths of the attack from the image"
     return {
-        "reliefs": surfaces,
+        "surfaces": surfaces,
         "curves": [
             Curve("along the attack", unit, loss_name, along),
             Curve("along a random way", unit, loss_name, across),
