@@ -253,7 +253,7 @@ def _flip(path: Path, place: Callable[[bytes], int]) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [lambda data: len(data) - 5, lambda data: data.index(b'right\\":') + 11, lambda data: 3],
+    [lambda data: len(data) - 5, lambda data: data.index(b'correct\\":') + 13, lambda data: 3],
     ids=["a pixel", "an outcome", "the header"],
 )
 def test_a_shard_that_rots_is_found_and_made_again(place: Callable[[bytes], int], tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
     for words in (("report", path), ("compare", path, path)):
         assert run(*words) == 2
         said = capsys.readouterr()
-        assert said.err.startswith(f"robvit: {path}: Trial.right must be list[bool], got 'all'")
+        assert said.err.startswith(f"robvit: {path}: Trial.correct must be list[bool], got 'all'")
         assert said.err.count("\n") == 1
         assert not said.out
     assert list(tmp_path.iterdir()) == [path]
