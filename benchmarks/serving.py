@@ -71,8 +71,8 @@ def main() -> None:
                 place, bodies, expected, clients=3 * args.queue, count=args.count, seconds=args.seconds
             )
             batches = metric(place, "robvit_batch_size_sum") / metric(place, "robvit_batch_size_count")
-    tell(f"{args.clients} clients, {args.queue} places", calm)
-    tell(f"{3 * args.queue} clients, {args.queue} places", crowd)
+    tell(f"{args.clients} clients, {args.queue} queue slots", calm)
+    tell(f"{3 * args.queue} clients, {args.queue} queue slots", crowd)
     print(f"images in a pass, on average: {batches:.1f}")
     wrong = [seen for seen in (calm, crowd) if seen.mixed or set(seen.statuses) - {200, 429}]
     sys.exit(1 if wrong or set(calm.statuses) != {200} else 0)

@@ -34,8 +34,8 @@ from robvit.cli import app
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import Unsupported
-from robvit.serve.answering import Answer, Answering, Question
-from robvit.serve.batching import Batcher, Closed, Full
+from robvit.serve.batching import Batcher, Closed, QueueFull
+from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
 from robvit.serve.server import is_loopback, listen, server
 from robvit.serve.service import Limits, Service
 
@@ -61,18 +61,18 @@ def png(image: torch.Tensor) -> bytes:
 
 
 @contextmanager
-def served(answering: Any, bearer: str = "", **limits: Any) -> Iterator[str]:
+def served(predictor: Any, bearer: str = "", **limits: Any) -> Iterator[str]:
     """The address of a service that runs in a thread of this process."""
-    door = listen("127.0.0.1", 0)
-    running = server(Service(answering, Limits(**limits), bearer))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [door]})
+    sock = listen("127.0.0.1", 0)
+    running = server(Service(predictor, Limits(**limits), bearer))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         running.should_exit = True
         thread.join()
-        door.close()
+        sock.close()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def url(mini: Model) -> Iterator[str]:
-    with served(Answering(mini), max_bytes=20_000, max_batch=4, max_wait=0.002) as address:
+    with served(Predictor(mini), max_bytes=20_000, max_batch=4, max_wait=0.002) as address:
         yield address
 
 
@@ -114,12 +114,12 @@ class Slow:
     def __init__(self) -> None:
         self.go = threading.Event()
 
-    def question(self, data: bytes, max_pixels: int) -> Question:
-        return Question(torch.zeros(1))
+    def prepare(self, data: bytes, max_pixels: int) -> PreparedImage:
+        return PreparedImage(torch.zeros(1))
 
-    def __call__(self, questions: list[Question]) -> list[Answer]:
+    def __call__(self, images: list[PreparedImage]) -> list[ModelOutput]:
         assert self.go.wait(60)
-        return [Answer(torch.zeros(1, 2), torch.tensor([0.0, 1.0])) for _ in questions]
+        return [ModelOutput(torch.zeros(1, 2), torch.tensor([0.0, 1.0])) for _ in images]
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -128,13 +128,13 @@ class Slow:
 def test_every_asker_gets_its_own_answer_and_batches_are_bounded() -> None:
     sizes = []
 
-    def work(questions: list[int]) -> list[int]:
-        sizes.append(len(questions))
-        return [question * question for question in questions]
+    def work(images: list[int]) -> list[int]:
+        sizes.append(len(images))
+        return [image * image for image in images]
 
-    batcher = Batcher(work, most=5, wait=0.001, places=8)
+    batcher = Batcher(work, max_batch=5, max_wait=0.001, slots=8)
     with ThreadPoolExecutor(8) as crowd:
-        answers = list(crowd.map(lambda i: batcher.ask(i).result(60), range(200)))
+        answers = list(crowd.map(lambda i: batcher.submit(i).result(60), range(200)))
     batcher.close()
     assert answers == [i * i for i in range(200)]
     assert sum(sizes) == 200
@@ -143,38 +143,40 @@ def test_every_asker_gets_its_own_answer_and_batches_are_bounded() -> None:
 
 def test_a_batch_waits_for_others_but_not_when_it_is_full() -> None:
     sizes: list[int] = []
-    batcher = Batcher(lambda qs: [sizes.append(len(qs)) or q for q in qs], most=3, wait=3600, places=9)
-    futures = [batcher.ask(i) for i in range(6)]
+    batcher = Batcher(
+        lambda qs: [sizes.append(len(qs)) or q for q in qs], max_batch=3, max_wait=3600, slots=9
+    )
+    futures = [batcher.submit(i) for i in range(6)]
     assert [future.result(60) for future in futures] == list(range(6))
     assert sizes == [3, 3, 3, 3, 3, 3]
-    last = batcher.ask(6)
+    last = batcher.submit(6)
     batcher.close()  # what was asked is answered, with no more waiting
     assert last.result(0) == 6
     with pytest.raises(Closed):
-        batcher.ask(7)
-    with pytest.raises(Closed), batcher.place():
+        batcher.submit(7)
+    with pytest.raises(Closed), batcher.slot():
         pass
 
 
-def test_places_are_bounded_and_come_free_again() -> None:
-    batcher = Batcher(list, most=1, wait=0, places=2)
-    with batcher.place(), batcher.place():
-        assert batcher.taken == 2
-        with pytest.raises(Full), batcher.place():
+def test_slots_are_bounded_and_come_free_again() -> None:
+    batcher = Batcher(list, max_batch=1, max_wait=0, slots=2)
+    with batcher.slot(), batcher.slot():
+        assert batcher.occupied == 2
+        with pytest.raises(QueueFull), batcher.slot():
             pass
-    with pytest.raises(ZeroDivisionError), batcher.place():
+    with pytest.raises(ZeroDivisionError), batcher.slot():
         _ = 1 / 0
-    assert batcher.taken == 0
+    assert batcher.occupied == 0
     batcher.close()
 
 
 def test_a_failed_batch_is_told_to_its_askers_and_the_next_one_works() -> None:
-    def work(questions: list[int]) -> list[float]:
-        return [1 / question for question in questions]
+    def work(images: list[int]) -> list[float]:
+        return [1 / image for image in images]
 
-    batcher = Batcher(work, most=2, wait=3600, places=8)
-    bad = [batcher.ask(0), batcher.ask(1)]
-    good = [batcher.ask(2), batcher.ask(4)]
+    batcher = Batcher(work, max_batch=2, max_wait=3600, slots=8)
+    bad = [batcher.submit(0), batcher.submit(1)]
+    good = [batcher.submit(2), batcher.submit(4)]
     assert [future.result(60) for future in good] == [0.5, 0.25]
     for future in bad:
         with pytest.raises(ZeroDivisionError):
@@ -185,11 +187,11 @@ def test_a_failed_batch_is_told_to_its_askers_and_the_next_one_works() -> None:
 
 def test_what_was_given_up_is_not_worked_on() -> None:
     seen: list[int] = []
-    batcher = Batcher(lambda qs: [seen.append(q) or q for q in qs], most=3, wait=3600, places=8)
-    given_up: Future[int] = batcher.ask(1)
+    batcher = Batcher(lambda qs: [seen.append(q) or q for q in qs], max_batch=3, max_wait=3600, slots=8)
+    given_up: Future[int] = batcher.submit(1)
     assert given_up.cancel()
-    batcher.ask(2)
-    assert batcher.ask(3).result(60) == 3
+    batcher.submit(2)
+    assert batcher.submit(3).result(60) == 3
     batcher.close()
     assert seen == [2, 3]
     with pytest.raises(CancelledError):
@@ -234,7 +236,7 @@ def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: t
     sets = tuple(RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()) for _ in range(2))
     x, choices = images[:1], [mini.with_tokens(one)(images[:1])[0].detach() for one in sets]
     drawn, said = set(), b""
-    with served(Answering(mini.with_tokens(TokenPool(sets))), max_batch=4, max_wait=0.01) as address:
+    with served(Predictor(mini.with_tokens(TokenPool(sets))), max_batch=4, max_wait=0.01) as address:
         with ThreadPoolExecutor(4) as clients:
             replies = list(clients.map(lambda _: ask(f"{address}/predict", png(x[0])), range(32)))
         said = ask(f"{address}/metrics")[2]
@@ -259,7 +261,7 @@ def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tens
         RobustTokens(torch.randn(2, 4, 128), mark, layers=(0, 1)),
     ]
     asked = [(i, kinds[i % 6]) for i in range(18)]
-    answers = Answering(mini)([Question(images[i], tokens) for i, tokens in asked])
+    answers = Predictor(mini)([PreparedImage(images[i], tokens) for i, tokens in asked])
     for answer, (i, tokens) in zip(answers, asked, strict=True):
         strong = mini.with_tokens(tokens)
         torch.testing.assert_close(answer.logits, strong(images[i : i + 1])[0], atol=1e-4, rtol=0)
@@ -269,7 +271,7 @@ def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tens
 def test_a_model_without_classes_gives_features_only() -> None:
     net = small_net("vit")
     net.reset_classifier(0)
-    with served(Answering(Model(net, name="vit").eval())) as address:
+    with served(Predictor(Model(net, name="vit").eval())) as address:
         status, _, body = ask(f"{address}/predict", b"x")
         assert (status, "no classes" in json.loads(body)["error"]) == (404, True)
         status, _, body = ask(f"{address}/features", png(torch.rand(3, 40, 50)))
@@ -330,18 +332,18 @@ def test_a_image_that_does_not_come_is_not_waited_for() -> None:
             with connection.getresponse() as reply:
                 assert reply.status == 408
                 assert "0.1 seconds" in json.loads(reply.read())["error"]
-        assert metric(address, "robvit_waiting") == 0
+        assert metric(address, "robvit_requests_in_flight") == 0
 
 
 def test_when_it_is_full_others_are_told_so_and_those_inside_are_answered() -> None:
     slow = Slow()
     with served(slow, queue=2, max_batch=1) as address, ThreadPoolExecutor(2) as clients:
         inside = [clients.submit(ask, f"{address}/predict", b"x") for _ in range(2)]
-        until(lambda: metric(address, "robvit_waiting") == 2)
+        until(lambda: metric(address, "robvit_requests_in_flight") == 2)
         for _ in range(20):
             status, headers, body = ask(f"{address}/predict", bytes(300_000))
             assert (status, headers["retry-after"]) == (429, "1")
-            assert "2 places" in json.loads(body)["error"]
+            assert "2 queue slots" in json.loads(body)["error"]
         assert ask(f"{address}/readyz")[0] == 503
         assert ask(f"{address}/healthz")[0] == 200
         slow.go.set()
@@ -351,7 +353,7 @@ def test_when_it_is_full_others_are_told_so_and_those_inside_are_answered() -> N
 
 
 def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
-    with served(Answering(mini), max_batch=3, max_wait=0.001) as address:
+    with served(Predictor(mini), max_batch=3, max_wait=0.001) as address:
         for image in images[:5]:
             ask(f"{address}/predict", png(image))
         ask(f"{address}/features", png(images[0]))
@@ -366,8 +368,8 @@ def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
             'robvit_request_seconds_bucket{le="+Inf"}': 6,
             "robvit_batch_size_sum": 6,
             'robvit_batch_size_bucket{le="4"}': metric(address, "robvit_batch_size_count"),
-            "robvit_waiting": 0,
-            "robvit_places": 64,
+            "robvit_requests_in_flight": 0,
+            "robvit_queue_slots": 64,
         }
         assert {name: metric(address, name) for name in counted} == counted
         assert 0 < metric(address, "robvit_request_seconds_sum") < 60
@@ -375,12 +377,12 @@ def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
 
 def test_a_failure_inside_stays_inside(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
-    slow.question = lambda data, max_pixels: 1 / 0
+    slow.prepare = lambda data, max_pixels: 1 / 0
     with served(slow) as address:
         status, _, body = ask(f"{address}/predict", b"x")
         assert (status, b"division" in body) == (500, False)
         assert "ZeroDivisionError" in caplog.text
-        assert metric(address, "robvit_waiting") == 0
+        assert metric(address, "robvit_requests_in_flight") == 0
 
 
 def test_with_a_key_only_those_who_have_it_are_answered() -> None:
@@ -399,14 +401,14 @@ def test_what_cannot_be_served_is_refused_before_it_listens(tmp_path: Path) -> N
     refused = CliRunner().invoke(app, ["serve", "robvit-mini", "--bearer-file", str(tmp_path / "key")])
     assert "16 or more" in str(refused.exception)
     assert "short" not in str(refused.exception)
-    with listen("127.0.0.1", 0) as door:
-        port = str(door.getsockname()[1])
+    with listen("127.0.0.1", 0) as sock:
+        port = str(sock.getsockname()[1])
         refused = CliRunner().invoke(app, ["serve", "robvit-mini", "--port", port])
     assert "choose another --port" in str(refused.exception)
     model = Model(small_net("vit"), name="vit").eval()
     model.head = robvit.backbones.heads.SegmentationHead(48, 3, model.fingerprint())
     with pytest.raises(Unsupported, match="segmentation"):
-        Answering(model)
+        Predictor(model)
 
 
 @pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])  # noqa: S104
@@ -415,7 +417,7 @@ def test_another_host_than_this_one_is_pointed_out(
 ) -> None:
     served_at: list[Any] = []
     monkeypatch.setattr("robvit.serve.server.listen", lambda _, port: listen("127.0.0.1", port))
-    monkeypatch.setattr("robvit.serve.server.run", lambda service, door: served_at.append(door.close()))
+    monkeypatch.setattr("robvit.serve.server.run", lambda service, sock: served_at.append(sock.close()))
     done = CliRunner().invoke(app, ["serve", "robvit-mini", "--host", host, "--port", "0"])
     assert done.exit_code == 0, done.output
     assert ("warning: whoever can reach" in done.output) == warned
@@ -449,7 +451,7 @@ def test_after_sigterm_everything_accepted_is_answered(
             until(lambda: ask(f"{found[1]}/readyz")[0] == 200)
             with ThreadPoolExecutor(5) as clients:  # fewer than a batch: they wait for more
                 inside = [clients.submit(ask, f"{found[1]}/predict", png(images[i])) for i in range(5)]
-                until(lambda: metric(found[1], "robvit_waiting") == 5)
+                until(lambda: metric(found[1], "robvit_requests_in_flight") == 5)
                 process.send_signal(signal.SIGTERM)
                 replies = [one.result(60) for one in inside]
             assert process.wait(60) == 0

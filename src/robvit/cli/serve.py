@@ -42,11 +42,11 @@ def serve(
     fit: Fit = "squash",
     arch: Architecture = None,
 ) -> None:
-    """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
+    """ModelOutput HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
 
     POST an image's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
-    gathered into batches. When all places are taken others are told to come back; at the end what was
-    accepted is still answered.
+    gathered into batches. Each request occupies one queue slot; when none is free it gets 429. On shutdown
+    what was accepted is still answered.
     """
     from importlib.util import find_spec
 
@@ -57,16 +57,16 @@ def serve(
         raise Unsupported(
             "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
         )
-    from robvit.serve.answering import Answering
+    from robvit.serve.predictor import Predictor
     from robvit.serve.server import is_loopback, listen, run
     from robvit.serve.service import Limits, Service
 
     key = _key(bearer_file) if bearer_file else ""
-    door = listen(host, port)
+    sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
-    service = Service(Answering(net, fit), limits, key)
-    at = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
+    service = Service(Predictor(net, fit), limits, key)
+    at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     if not is_loopback(host):
         who = "with the key, which travels in the clear," if key else "without any key"
         typer.echo(
@@ -76,7 +76,7 @@ def serve(
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
     typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}) at {at}")
     typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")
-    run(service, door)
+    run(service, sock)
     typer.echo("stopped")
 
 

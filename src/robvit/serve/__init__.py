@@ -1,1 +1,1 @@
-"""A small HTTP service for features and predictions: bounded, batched, and honest when it is full."""
+"""A small HTTP service for features and predictions: bounded, batched, 429 when its queue is full."""

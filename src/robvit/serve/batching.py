@@ -1,7 +1,7 @@
-"""Many askers, one worker: questions are gathered into batches, and each asker gets its own answer.
+"""Many requests, one worker: inputs are gathered into batches, and each request gets its own result.
 
-Whoever wants to ask takes a place first, before any work is done for them; when all places are taken the
-next one is turned away at once. So neither memory nor waiting time grows with the crowd.
+Each request occupies one queue slot before any work is done for it; when all slots are occupied, the next
+request is rejected at once. So neither memory nor waiting time grows with the load.
 """
 
 from __future__ import annotations
@@ -14,70 +14,70 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-Question = TypeVar("Question")
-Answer = TypeVar("Answer")
+Input = TypeVar("Input")
+Result = TypeVar("Result")
 
 
-class Full(Exception):
-    """All places are taken."""
+class QueueFull(Exception):
+    """All slots are occupied."""
 
 
 class Closed(Exception):
-    """No questions are taken any more."""
+    """No inputs are accepted any more."""
 
 
-class Batcher(Generic[Question, Answer]):
-    """A worker that answers up to `most` questions at once and waits up to `wait` seconds for more."""
+class Batcher(Generic[Input, Result]):
+    """A worker that handles up to `max_batch` inputs at once and waits up to `max_wait` seconds for more."""
 
     def __init__(
-        self, work: Callable[[list[Question]], list[Answer]], *, most: int, wait: float, places: int
+        self, work: Callable[[list[Input]], list[Result]], *, max_batch: int, max_wait: float, slots: int
     ) -> None:
-        self.most, self.wait, self.places = most, wait, places
+        self.max_batch, self.max_wait, self.slots = max_batch, max_wait, slots
         self._work = work
-        self._waiting: deque[tuple[Question, Future[Answer]]] = deque()
-        self._taken = 0
+        self._pending: deque[tuple[Input, Future[Result]]] = deque()
+        self._occupied = 0
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="robvit-batches", daemon=True)
         self._thread.start()
 
     @property
-    def taken(self) -> int:
-        """How many places are taken: requests that were accepted and are not answered yet."""
-        return self._taken
+    def occupied(self) -> int:
+        """How many slots are occupied: requests that were accepted and are not answered yet."""
+        return self._occupied
 
     @property
     def alive(self) -> bool:
-        """Whether the worker is there to answer."""
+        """Whether the worker is running."""
         return self._thread.is_alive()
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place, or learn at once that there is none."""
+    def slot(self) -> Iterator[None]:
+        """Occupy a slot; raises QueueFull at once if there is none."""
         with self._changed:
             if self._closed:
                 raise Closed
-            if self._taken >= self.places:
-                raise Full
-            self._taken += 1
+            if self._occupied >= self.slots:
+                raise QueueFull
+            self._occupied += 1
         try:
             yield
         finally:
             with self._changed:
-                self._taken -= 1
+                self._occupied -= 1
 
-    def ask(self, question: Question) -> Future[Answer]:
-        """Hand in a question; what the future gives is the answer to this one."""
-        future: Future[Answer] = Future()
+    def submit(self, item: Input) -> Future[Result]:
+        """Hand in an input; the future gives the result for this very one."""
+        future: Future[Result] = Future()
         with self._changed:
             if self._closed:
                 raise Closed
-            self._waiting.append((question, future))
+            self._pending.append((item, future))
             self._changed.notify()
         return future
 
     def close(self) -> None:
-        """Take no more, answer what was asked, and end the worker."""
+        """Accept no more, finish what was accepted, and end the worker."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -85,29 +85,27 @@ class Batcher(Generic[Question, Answer]):
 
     def _run(self) -> None:
         while batch := self._gather():
-            wanted = [
-                (question, future) for question, future in batch if future.set_running_or_notify_cancel()
-            ]
+            wanted = [(item, future) for item, future in batch if future.set_running_or_notify_cancel()]
             if not wanted:
                 continue
             try:
-                answers = self._work([question for question, _ in wanted])
-                assert len(answers) == len(wanted)
-            except Exception as error:  # those who asked are told; the worker goes on
+                results = self._work([item for item, _ in wanted])
+                assert len(results) == len(wanted)
+            except Exception as error:  # passed on to those who wait; the worker goes on
                 for _, future in wanted:
                     future.set_exception(error)
             else:
-                for (_, future), answer in zip(wanted, answers, strict=True):
-                    future.set_result(answer)
+                for (_, future), result in zip(wanted, results, strict=True):
+                    future.set_result(result)
 
-    def _gather(self) -> list[tuple[Question, Future[Answer]]]:
-        """The next batch, oldest first; empty only when closed and all is answered."""
+    def _gather(self) -> list[tuple[Input, Future[Result]]]:
+        """The next batch, oldest first; empty only when closed and nothing is pending."""
         with self._changed:
-            while not self._waiting and not self._closed:
+            while not self._pending and not self._closed:
                 self._changed.wait()
-            end = time.monotonic() + self.wait
-            while len(self._waiting) < self.most and not self._closed:
+            end = time.monotonic() + self.max_wait
+            while len(self._pending) < self.max_batch and not self._closed:
                 if (left := end - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)
-            return [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
+            return [self._pending.popleft() for _ in range(min(self.max_batch, len(self._pending)))]

@@ -16,8 +16,8 @@ HELP = {
     "robvit_requests_total": ("counter", "Requests answered, by route and status."),
     "robvit_request_seconds": ("histogram", "From a request to its answer, where an image was answered."),
     "robvit_batch_size": ("histogram", "Images in one pass of the model."),
-    "robvit_waiting": ("gauge", "Requests accepted and not answered yet."),
-    "robvit_places": ("gauge", "How many may wait before others are turned away."),
+    "robvit_requests_in_flight": ("gauge", "Requests accepted and not answered yet: occupied queue slots."),
+    "robvit_queue_slots": ("gauge", "Queue slots; when all are occupied, requests get 429."),
     "robvit_resident_bytes": ("gauge", "Memory of the process."),
 }
 

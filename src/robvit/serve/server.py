@@ -1,4 +1,4 @@
-"""Listening: a socket of our own, uvicorn on it, and an end that answers what was accepted."""
+"""Listening: a socket, uvicorn on it, and a graceful shutdown that answers what was accepted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import uvicorn
 from robvit.errors import InputError
 from robvit.serve.service import Service
 
-SPARE = 64  # connections beyond the places: for health checks, and for telling others that it is full
-PATIENCE = 30  # seconds that accepted requests have after the signal to stop
+SPARE = 64  # connections beyond the queue slots: for health checks, and for answering 429
+SHUTDOWN_SECONDS = 30  # seconds that accepted requests have after the signal to stop
 
 
 def is_loopback(host: str) -> bool:
@@ -44,13 +44,13 @@ def server(service: Service) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             limit_concurrency=service.limits.queue + SPARE,
-            timeout_graceful_shutdown=PATIENCE,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )
 
 
-def run(service: Service, door: socket.socket) -> None:
+def run(service: Service, sock: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; then take no more, answer what was accepted, and return."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn hears them first, then raises them once more
-    server(service).run(sockets=[door])
+    server(service).run(sockets=[sock])

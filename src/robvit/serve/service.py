@@ -1,9 +1,9 @@
-"""The routes: an image's bytes in, JSON out, and a status that says whose turn it is to act.
+"""The routes: an image's bytes in, JSON out, and a status that says what went wrong.
 
     POST /predict     class, probability and logits          413  more bytes than allowed
     POST /features    class and patch tokens                 415  not sent as an image
     GET  /healthz     the process works                      422  not an image that can be decoded
-    GET  /readyz      there is room for a request            429  no room; come back later
+    GET  /readyz      a queue slot is free                   429  the queue is full; try again later
     GET  /metrics     counts, for Prometheus                 503  shutting down
 
 No answer, log or count says which tokens were drawn, or shows any of their values.
@@ -28,15 +28,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from robvit.data.decode import ImageError
-from robvit.serve.answering import Answer, Answering, Question
-from robvit.serve.batching import Batcher, Closed, Full
+from robvit.serve.batching import Batcher, Closed, QueueFull
 from robvit.serve.metrics import Metrics, resident_bytes
+from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
 
 RAW = "application/octet-stream"
 LATER = {"Retry-After": "1"}
 log = logging.getLogger("robvit.serve")
 
-Render = Callable[[Answer, Request], Response]
+Render = Callable[[ModelOutput, Request], Response]
 
 
 @dataclass(frozen=True)
@@ -62,29 +62,29 @@ class Refused(Exception):
 class Service:
     """One model behind HTTP."""
 
-    def __init__(self, answering: Answering, limits: Limits, bearer: str = "") -> None:
+    def __init__(self, predictor: Predictor, limits: Limits, bearer: str = "") -> None:
         self.limits = limits
         self.metrics = Metrics()
-        self._answering, self._bearer = answering, bearer
-        self._batcher: Batcher[Question, Answer] = Batcher(
-            self._answer, most=limits.max_batch, wait=limits.max_wait, places=limits.queue
+        self._predictor, self._bearer = predictor, bearer
+        self._batcher: Batcher[PreparedImage, ModelOutput] = Batcher(
+            self._predict, max_batch=limits.max_batch, max_wait=limits.max_wait, slots=limits.queue
         )
         # One thread: images are decoded one at a time, so that big ones cannot add up in memory.
         self._decoder = ThreadPoolExecutor(1, "robvit-images")
-        self._gauges = {"robvit_places": float(limits.queue)}
+        self._gauges = {"robvit_queue_slots": float(limits.queue)}
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        classes = self._answering.model.classes
-        predict = self._asked(self._prediction) if classes else self._no_classes
+        classes = self._predictor.model.classes
+        predict = self._model_route(self._prediction) if classes else self._no_classes
         routes = [
             Route("/predict", self._route("/predict", predict), methods=["POST"]),
-            Route("/features", self._route("/features", self._asked(_features)), methods=["POST"]),
+            Route("/features", self._route("/features", self._model_route(_features)), methods=["POST"]),
             Route("/healthz", self._route("/healthz", self._health)),
             Route("/readyz", self._route("/readyz", self._ready)),
-            Route("/metrics", self._route("/metrics", self._counts)),
+            Route("/metrics", self._route("/metrics", self._metrics_text)),
         ]
-        handlers = {HTTPException: self._elsewhere}
+        handlers = {HTTPException: self._unknown_route}
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
 
     @asynccontextmanager
@@ -93,9 +93,9 @@ class Service:
         await asyncio.to_thread(self._batcher.close)
         self._decoder.shutdown()
 
-    def _answer(self, questions: list[Question]) -> list[Answer]:
-        self.metrics.observe("robvit_batch_size", len(questions))
-        return self._answering(questions)
+    def _predict(self, images: list[PreparedImage]) -> list[ModelOutput]:
+        self.metrics.observe("robvit_batch_size", len(images))
+        return self._predictor(images)
 
     def _route(
         self, route: str, handle: Callable[[Request], Awaitable[Response]]
@@ -110,7 +110,7 @@ class Service:
                 await self._discard(request)
                 response = _error(refused.status, refused.text, refused.headers)
             except ClientDisconnect:
-                response = _error(400, "the connection ended before the image did")
+                response = _error(400, "the connection closed before the whole image was received")
             except Exception:
                 log.exception("%s failed", route)
                 response = _error(500, "the service failed on this request; its log says why")
@@ -119,27 +119,29 @@ class Service:
 
         return counted
 
-    async def _elsewhere(self, request: Request, error: Exception) -> Response:
+    async def _unknown_route(self, request: Request, error: Exception) -> Response:
         """An unknown path, or the wrong method on a known one."""
         assert isinstance(error, HTTPException)
         self.metrics.request("other", error.status_code)
         text = "POST an image to /predict or /features; GET /healthz, /readyz or /metrics"
         return _error(error.status_code, text, dict(error.headers or {}))
 
-    def _asked(self, render: Render) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that puts the image it is sent to the model and renders the answer."""
+    def _model_route(self, render: Render) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that applies the model to the image it is sent and renders the output."""
 
         async def handle(request: Request) -> Response:
             self._check_key(request)
             start = time.monotonic()
             try:
-                with self._batcher.place():
-                    answer = await self._ask(await self._body(request))
+                with self._batcher.slot():
+                    output = await self._output(await self._body(request))
                     response = await asyncio.get_running_loop().run_in_executor(
-                        self._decoder, render, answer, request
+                        self._decoder, render, output, request
                     )
-            except Full:
-                raise Refused(429, f"all {self.limits.queue} places are taken; try again", LATER) from None
+            except QueueFull:
+                raise Refused(
+                    429, f"all {self.limits.queue} queue slots are occupied; try again", LATER
+                ) from None
             except Closed:
                 raise Refused(503, "the service is shutting down", LATER) from None
             self.metrics.observe("robvit_request_seconds", time.monotonic() - start)
@@ -147,15 +149,15 @@ class Service:
 
         return handle
 
-    async def _ask(self, data: bytes) -> Answer:
+    async def _output(self, data: bytes) -> ModelOutput:
         loop = asyncio.get_running_loop()
         try:
-            question = await loop.run_in_executor(
-                self._decoder, self._answering.question, data, self.limits.max_pixels
+            image = await loop.run_in_executor(
+                self._decoder, self._predictor.prepare, data, self.limits.max_pixels
             )
         except ImageError as error:
             raise Refused(422, str(error)) from None
-        return await asyncio.wrap_future(self._batcher.ask(question))
+        return await asyncio.wrap_future(self._batcher.submit(image))
 
     async def _body(self, request: Request) -> bytes:
         """The image's bytes, no more than allowed and no slower."""
@@ -175,14 +177,14 @@ class Service:
                     if len(data) > most:
                         raise too_large
         except TimeoutError:
-            text = f"the image took more than {self.limits.timeout:g} seconds to come"
+            text = f"the image took more than {self.limits.timeout:g} seconds to arrive"
             raise Refused(408, text, {"Connection": "close"}) from None
         return bytes(data)
 
     async def _discard(self, request: Request) -> None:
-        """Read a little of what is still being sent: a closed door would hide the answer from the sender."""
+        """Read a little of what is still being sent: closing at once would hide the answer from it."""
         if "expect" in request.headers:
-            return  # the sender waits for our word
+            return  # the sender waits before it sends
         left = self.limits.max_bytes
         try:
             async with asyncio.timeout(1.0):
@@ -202,16 +204,16 @@ class Service:
                 401, "this needs the header Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"}
             )
 
-    def _prediction(self, answer: Answer, request: Request) -> Response:
-        assert answer.logits is not None
-        names = self._answering.classes
-        best = int(answer.logits.argmax())
+    def _prediction(self, output: ModelOutput, request: Request) -> Response:
+        assert output.logits is not None
+        names = self._predictor.classes
+        best = int(output.logits.argmax())
         return JSONResponse(
             {
                 "class": best,
                 "name": names[best] if names else None,
-                "probability": float(answer.logits.softmax(0)[best]),
-                "logits": answer.logits.tolist(),
+                "probability": float(output.logits.softmax(0)[best]),
+                "logits": output.logits.tolist(),
             }
         )
 
@@ -224,22 +226,24 @@ class Service:
         return JSONResponse({"status": "alive"})
 
     async def _ready(self, request: Request) -> Response:
-        if self._batcher.taken >= self.limits.queue or not self._batcher.alive:
-            raise Refused(503, "no room for a request", LATER)
+        if self._batcher.occupied >= self.limits.queue or not self._batcher.alive:
+            raise Refused(503, "no queue slot is free", LATER)
         return JSONResponse({"status": "ready"})
 
-    async def _counts(self, request: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
         self._check_key(request)
-        gauges = self._gauges | {"robvit_waiting": float(self._batcher.taken)} | resident_bytes()
+        gauges = (
+            self._gauges | {"robvit_requests_in_flight": float(self._batcher.occupied)} | resident_bytes()
+        )
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
 
-def _features(answer: Answer, request: Request) -> Response:
+def _features(output: ModelOutput, request: Request) -> Response:
     """All tokens, or with ?part=class the first; raw little-endian float32 where that is accepted."""
     part = request.query_params.get("part", "all")
     if part not in ("all", "class"):
         raise Refused(422, f"part must be all or class, got {part[:20]!r}")
-    features = answer.features[:1] if part == "class" else answer.features
+    features = output.features[:1] if part == "class" else output.features
     shape = list(features.shape)
     if request.headers.get("accept", "") == RAW:
         data = features.contiguous().numpy().astype("<f4").tobytes()
