@@ -7,11 +7,11 @@ BIN := .venv/bin
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
 
-test: .venv/weights  ## all tests
-	$(BIN)/python -m pytest
+test: .venv/weights  ## all tests, in two processes
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: .venv/ready  ## tests that take seconds and need no foundation model and no browser
-	$(BIN)/python -m pytest -m "not slow and not weights and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not weights and not browser"
 
 check: .venv/ready  ## style and types
 	$(BIN)/ruff check .

@@ -387,7 +387,9 @@ _record("trials that are a text", "missing or of another kind", lambda c: c.upda
 _record(
     "outcomes that are words", "Trial.correct must be", lambda c: c["trials"][0].update(correct=["yes"] * 60)
 )
-_record("outcomes that are a text", "Trial.correct must be", lambda c: c["trials"][0].update(correct="y" * 60))
+_record(
+    "outcomes that are a text", "Trial.correct must be", lambda c: c["trials"][0].update(correct="y" * 60)
+)
 _record("predictions that are lists", "Trial.predicted", lambda c: c["trials"][0].update(predicted=[[]] * 60))
 _record("seconds that are a text", "Trial.seconds", lambda c: c["trials"][0].update(seconds="1e9"))
 _record("outcomes left out", "must have 60 entries", lambda c: c["trials"][0].update(correct=[True]))
