@@ -95,7 +95,7 @@ def arguments() -> argparse.Namespace:
 @torch.no_grad()
 def answers(model: robvit.Model, sets: tuple[RobustTokens, ...], x: torch.Tensor) -> torch.Tensor:
     """Class tokens (S n D) of every image under every set."""
-    return torch.stack([model.with_tokens(one).features(x)[:, 0] for one in sets])
+    return torch.stack([model.replace(tokens=one).features(x)[:, 0] for one in sets])
 
 
 def png(image: torch.Tensor) -> bytes:

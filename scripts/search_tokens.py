@@ -114,17 +114,16 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
     learn = labelled.take(range(options.learn))
     with progress(name, total=1) as advance:
         training = train(model, learn, SETTINGS[name], state=options.out / f"{name}.state", report=advance)
-    hardened = model.with_tokens(training.tokens)
+    strong = model.replace(tokens=training.tokens)
     heads = {"un-hardened": model.head}
     if training.head is not None:
         heads = {"learned along": training.head}
     elif options.retrain:
         again = labelled.take(range(options.retrain))
-        heads["retrained"] = LinearHead.fit(hardened, again.batches(32), 10, names=labelled.classes)
+        heads["retrained"] = LinearHead.fit(strong, again.batches(32), 10, names=labelled.classes)
     trials, figures = [], {}
     for kind, head in heads.items():
-        hardened.head, bare = head, model.with_tokens(None)
-        bare.head = head
+        hardened, bare = strong.replace(head=head), model.replace(tokens=None, head=head)
         place = PUBLIC if kind == "un-hardened" else f"{kind} {name}.adv"
         public = kept(options.out / place, lambda bare=bare: surrogate(bare, judge, options.attack_steps))
         few = judge.take(range(options.insider))

@@ -75,7 +75,7 @@ def demo(
     with progress("1/4 features for a linear head", total=len(labelled)) as advance:
         head = LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes, report=advance)
     head.save(out / "head.safetensors")
-    model.head = head
+    model = model.replace(head=head)
     trained, baseline = _harden(model, labelled.take(range(scale.learn)), threat, scale, out)
     scenarios = _rungs(model, trained, judge, threat, scale.attack_steps)
     record = _record(model, scenarios, judge, threat, scale)
@@ -92,8 +92,7 @@ def _harden(
     """Ten tokens learned from images alone, saved for the owner's eyes; the baseline cosine."""
     attack = AttackSetting("feature", threat, {"steps": 8, "psnr": None})
     recipe = Recipe(steps=scale.steps, batch=16, attack=attack)
-    headless = model.with_tokens(None)
-    headless.head = None
+    headless = model.replace(head=None)
     with progress("2/4 attacking, then learning tokens", total=1) as advance:
         training = train(headless, images, recipe, state=out / "state.safetensors", report=advance)
     training.tokens.save(out / "tokens.safetensors")
@@ -104,12 +103,12 @@ def _rungs(
     model: Model, trained: torch.Tensor, images: ImageDataset, threat: Threat, steps: int
 ) -> list[Scenario]:
     """The controls and the two attackers: random tokens have the trained ones' mean length."""
-    hardened = model.with_tokens(trained)
+    hardened = model.replace(tokens=trained)
     public = _attack(model, images, threat, steps, "3/4 attack without the tokens")
     insider = _attack(hardened, images, threat, steps, "4/4 attack with the tokens")
     return [
         Scenario("no tokens", model, *public),
-        Scenario("random tokens", model.with_tokens(random_tokens(trained)), *public),
+        Scenario("random tokens", model.replace(tokens=random_tokens(trained)), *public),
         Scenario("trained tokens", hardened, *public),
         Scenario("trained tokens, attacker knows them", hardened, *insider),
     ]

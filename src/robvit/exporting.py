@@ -189,10 +189,8 @@ class _Graph(nn.Module):
 
 def _settled(model: Model) -> Model:
     """A twin that shares the weights, in eval mode; of adapters for many trade-offs, the present one."""
-    twin = model.with_tokens(model.extra, model.layers).eval()
-    if isinstance(model.adapters, Adapters):
-        twin.adapters = model.adapters.settled()
-    return twin
+    held = model.adapters
+    return model.replace(adapters=held.settled() if isinstance(held, Adapters) else held).eval()
 
 
 def _facts(model: Model, arch: str) -> dict[str, str]:
@@ -293,9 +291,8 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
         save_file(state, aside, facts)
     plain = zoo.build(zoo.resolve(name), **options)
     plain.load_state_dict(load_file(aside))
-    twin = Model(plain, input_size=model.input_size).eval()
-    twin.mean, twin.std = model.mean, model.std
-    return twin.features_and_logits
+    twin = Model(plain, mean=model.mean, std=model.std, input_size=model.input_size)
+    return twin.eval().features_and_logits
 
 
 @contextmanager

@@ -86,11 +86,11 @@ def load(
     if head is not None:
         head = head if isinstance(head, FeatureHead) else load_head(head)
         head.check(model)
-        model.head = head
+        model = model.replace(head=head)
     if tokens is not None:
         tokens = load_tokens(tokens) if isinstance(tokens, str | Path) else tokens
         tokens.check(model)
-        model.harden(tokens)
+        model = model.replace(tokens=tokens)
     if adapters is not None:
         if head is not None:
             raise InputError("adapters bring heads of their own; give adapters or a head, not both")

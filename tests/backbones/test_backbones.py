@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.networks import SMALL_NETS, small_net
 from robvit.attention.hooks import attention_blocks, attention_layers, class_attention, scaled, watch
@@ -99,7 +100,7 @@ def test_families_without_a_token_sequence_say_so(family: str) -> None:
     with pytest.raises(Unsupported, match="no single token sequence"):
         model.tokens(x, torch.zeros(1, 2, model.width))
     with pytest.raises(Unsupported, match="no single token sequence"):
-        Model(model.net, extra=torch.zeros(1, 2, model.width))
+        Model(model.net, tokens=torch.zeros(1, 2, model.width))
 
 
 @pytest.mark.parametrize("family", SMALL_NETS)
@@ -226,7 +227,7 @@ def test_fingerprint_does_not_ask_how_class_token_and_its_position_are_split() -
 
 def test_secret_tokens_are_in_no_state_dict() -> None:
     net = small_net("vit")
-    model = Model(net, extra=torch.randn(1, 3, 48))
+    model = Model(net, tokens=torch.randn(1, 3, 48))
     assert "extra" not in model.state_dict()
 
 
@@ -261,10 +262,27 @@ def test_where_the_class_token_looks_is_its_row_of_the_last_block(family: str) -
 
 def test_extra_tokens_do_not_shift_the_map() -> None:
     model, x = small_model("vit")
-    hardened = model.with_tokens(torch.randn(1, 3, model.width))
+    hardened = model.replace(tokens=torch.randn(1, 3, model.width))
     looks, tokens = class_attention(hardened, x), hardened.tokens(x)
     with watch(hardened, maps=True) as seen:
         hardened.tokens(x)
     prefix, count = tokens.prefix.shape[1], tokens.patch.shape[1]
     assert looks is not None
     assert torch.equal(looks.flatten(1), seen.maps[-1].mean(1)[:, 0, prefix : prefix + count])
+
+
+def test_a_replaced_part_leaves_the_rest_and_the_model_itself_as_they_are() -> None:
+    model = Model(small_net("vit"), name="small", mean=MEAN, std=STD, input_size=(32, 32)).eval().double()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    before, plain = model.identity(), model(x)
+    strong = model.replace(tokens=torch.randn(2, 3, 48).double(), layers=(0, 1))
+    head = nn.Module()
+    named = strong.replace(head=head, name="other")
+    assert (named.name, named.head, named.layers) == ("other", head, (0, 1))
+    assert named.extra is strong.extra
+    assert named.mean.dtype == torch.float64
+    assert (named.input_size, named.training) == (model.input_size, False)
+    assert all(a is b for a, b in zip(named.net.parameters(), model.net.parameters(), strict=True))
+    assert torch.equal(named.replace(head=None, tokens=None)(x), plain)
+    assert model.identity() == before
+    assert model.replace().identity() == before

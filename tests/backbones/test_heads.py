@@ -38,12 +38,12 @@ def model() -> Model:
 def test_a_head_learns_and_survives_saving(kind: str, model: Model, tmp_path: Path) -> None:
     x, y = bright_or_dark(40)
     head = HEADS[kind].fit(model, [(x[:30], y[:30])], 2, names=["dark", "bright"])
-    model.head = head
+    model = model.replace(head=head)
     logits = model(x[30:])
     assert (logits.argmax(1) == y[30:]).all()
     head.save(tmp_path / "head.safetensors")
     again = load_head(tmp_path / "head.safetensors")
-    model.head = again
+    model = model.replace(head=again)
     assert torch.equal(model(x[30:]), logits)
     assert (again.names, again.classes, model.classes) == (["dark", "bright"], 2, 2)
 
@@ -51,13 +51,13 @@ def test_a_head_learns_and_survives_saving(kind: str, model: Model, tmp_path: Pa
 def test_a_segmentation_head_learns_patches_and_enlarges_them(model: Model, tmp_path: Path) -> None:
     x, masks = halves(24)
     head = HEADS["segmentation"].fit(model, [(x[:8], masks[:8]), (x[8:16], masks[8:16])], 2)
-    model.head = head
+    model = model.replace(head=head)
     out = model(x[16:])
     assert out.shape == (8, 2, 32, 32)
     counted = masks[16:] != IGNORE
     assert (out.argmax(1) == masks[16:])[counted].float().mean() > 0.9
     head.save(tmp_path / "seg.safetensors")
-    model.head = load_head(tmp_path / "seg.safetensors")
+    model = model.replace(head=load_head(tmp_path / "seg.safetensors"))
     assert torch.equal(model(x[16:]), out)
 
 

@@ -40,7 +40,7 @@ def test_a_plain_network_equals_the_hardened_model(family: str, form: str) -> No
     state, options = bake(model, tokens, form)
     net = plain(family, options)
     net.load_state_dict(checkpoint_filter_fn(state, net) if form == "dinov2" else state)
-    expected = model.with_tokens(tokens.values.double())(x)
+    expected = model.replace(tokens=tokens.values.double())(x)
     assert (expected - model(x)).abs().max() > 1e-4  # the tokens do act
     torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-10)
 

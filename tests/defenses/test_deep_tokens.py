@@ -56,7 +56,7 @@ def test_each_layers_tokens_stand_before_its_block_and_no_other(family: str) -> 
 def test_no_tokens_in_any_layer_change_no_bit(family: str) -> None:
     model, x = small_model(family)
     none = torch.zeros(model.depth, 0, model.width)
-    assert torch.equal(model.with_tokens(none, range(model.depth))(x), model(x))
+    assert torch.equal(model.replace(tokens=none, layers=range(model.depth))(x), model(x))
 
 
 @pytest.mark.parametrize("family", TAKE_EXTRA)
@@ -81,7 +81,7 @@ def test_layers_that_do_not_fit_are_refused() -> None:
         with pytest.raises(InputError, match=r"rising numbers in 0\.\.1"):
             model.tokens(x, extra, layers)
     with pytest.raises(InputError, match=r"must be \(2 R 48\)"):
-        model.with_tokens(torch.zeros(1, 3, 48), (0, 1))
+        model.replace(tokens=torch.zeros(1, 3, 48), layers=(0, 1))
 
 
 def test_deep_tokens_survive_saving_and_tell_models_apart(tmp_path: Path) -> None:
@@ -91,10 +91,12 @@ def test_deep_tokens_survive_saving_and_tell_models_apart(tmp_path: Path) -> Non
     again = RobustTokens.load(tmp_path / "t.safetensors")
     assert again.layers == (0, 1)
     assert (again.key_id, again.count) == (tokens.key_id, 3)
-    assert torch.equal(model.with_tokens(again)(x), model.with_tokens(tokens.values, (0, 1))(x))
-    assert not torch.equal(model.with_tokens(again)(x), model(x))
+    assert torch.equal(model.replace(tokens=again)(x), model.replace(tokens=tokens.values, layers=(0, 1))(x))
+    assert not torch.equal(model.replace(tokens=again)(x), model(x))
     one = tokens.values[:1]
-    assert model.with_tokens(one, (0,)).identity() != model.with_tokens(one, (1,)).identity()
+    assert (
+        model.replace(tokens=one, layers=(0,)).identity() != model.replace(tokens=one, layers=(1,)).identity()
+    )
     with pytest.raises(InputError, match="tokens for 1 layers"):
         RobustTokens(torch.randn(2, 3, 48))
     with pytest.raises(WrongBackbone):

@@ -181,7 +181,7 @@ def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tm
         train(model, TensorImages(images.x[:0]), QUICK, store=tmp_path)
     with pytest.raises(InputError, match="steps must be at least 1"):
         Recipe(steps=0)
-    model.extra = tokens.values
+    model = model.replace(tokens=tokens.values)
     with pytest.raises(InputError, match="token-free"):
         train(model, images, QUICK, store=tmp_path)
 

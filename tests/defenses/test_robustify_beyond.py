@@ -61,8 +61,7 @@ class Labelled:
 @pytest.fixture
 def model() -> Model:
     model = Model(small_net("vit"), name="small").eval()
-    model.head = LinearHead(96, 5, model.fingerprint())
-    return model
+    return model.replace(head=LinearHead(96, 5, model.fingerprint()))
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, im
     """With many steps it moves hardened features further than an attack on the token-free model does."""
     recipe = replace(SEEN, adaptive=Adaptive(steps=10))
     examples = Examples(model, images, recipe)
-    hardened = model.with_tokens(torch.randn(1, 3, 48))
+    hardened = model.replace(tokens=torch.randn(1, 3, 48))
     seen, blind = examples.batch(0, hardened), examples.batch(0, model)
     goal = model.features(seen.clean)
     assert torch.equal(seen.target, goal)
@@ -157,8 +156,7 @@ def test_attacks_take_turns_and_every_image_meets_each_of_them(
 def test_stores_of_features_do_not_depend_on_the_head_but_task_attacks_do(
     model: Model, images: Labelled, tmp_path: Path
 ) -> None:
-    other = model.with_tokens(None)
-    other.head = LinearHead(96, 5, model.fingerprint())
+    other = model.replace(head=LinearHead(96, 5, model.fingerprint()))
     for attack, same in ((FEATURE, True), (LABELS, False)):
         keys = {AttackCache(one, images, attack, tmp_path).key for one in (model, other)}
         assert (len(keys) == 1) == same
@@ -174,14 +172,13 @@ def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Pa
 
     images, before = Bright(), model.identity()
     training = train(model, images, replace(ALONG, steps=40, task=1.0), store=tmp_path)
-    hardened = model.with_tokens(training.tokens)
+    hardened = model.replace(tokens=training.tokens)
     x = torch.stack([images[i][0] for i in range(40)])
     y = torch.arange(40) % 5
     assert training.head is not None
     losses = []
     for head in (model.head, training.head):
-        hardened.head = head
-        losses.append(F.cross_entropy(hardened(x), y).item())
+        losses.append(F.cross_entropy(hardened.replace(head=head)(x), y).item())
     assert losses[1] < 0.9 * losses[0]
     assert model.identity() == before
     assert not any(p.requires_grad for p in training.head.parameters())
@@ -193,7 +190,6 @@ def test_what_cannot_be_learned_is_refused(model: Model, images: Labelled, tmp_p
     bare = Model(small_net("vit")).eval()
     with pytest.raises(InputError, match="a linear head learns along"):
         train(bare, images, replace(ALONG, attack=FEATURE), store=tmp_path)
-    bare.head = None
     bare.net.num_classes = 0
     with pytest.raises(InputError, match="attacks a classifier"):
         train(bare, images, replace(QUICK, attack=LABELS), store=tmp_path)
@@ -241,7 +237,7 @@ def test_a_pool_is_a_secret_file_and_shows_nothing(model: Model, tmp_path: Path)
     assert all(torch.equal(a.values, b.values) for a, b in zip(pool, again, strict=True))
     assert [one.key_id for one in again] == [one.key_id for one in pool]
     value = f"{float(pool[0].values[0, 0, 0]):.4f}"
-    for text in (repr(pool), str(pool), repr(model.with_tokens(pool))):
+    for text in (repr(pool), str(pool), repr(model.replace(tokens=pool))):
         assert value not in text
         assert "tensor" not in text
     pool[1].save(path)
@@ -256,17 +252,17 @@ def test_a_pool_is_a_secret_file_and_shows_nothing(model: Model, tmp_path: Path)
 
 def test_every_call_draws_a_set_and_a_fixed_one_stays(model: Model) -> None:
     pool, x = three_sets(model), torch.rand(2, 3, 32, 32)
-    model.head = None
-    random = model.with_tokens(pool)
-    answers = [model.with_tokens(one)(x) for one in pool]
+    model = model.replace(head=None)
+    random = model.replace(tokens=pool)
+    answers = [model.replace(tokens=one)(x) for one in pool]
     drawn = [random(x) for _ in range(60)]
     assert {next(i for i, a in enumerate(answers) if torch.equal(a, d)) for d in drawn} == {0, 1, 2}
-    fixed = model.with_tokens(pool[1])
+    fixed = model.replace(tokens=pool[1])
     assert torch.equal(fixed(x), fixed(x))
     seeded = [pool.draw(torch.Generator().manual_seed(7)).key_id for _ in range(3)]
     assert len(set(seeded)) == 1
     assert random.identity() not in (model.identity(), fixed.identity())
-    assert random.with_tokens(None).identity() == model.identity()
+    assert random.replace(tokens=None).identity() == model.identity()
     with pytest.raises(InputError, match="token-free"):
         AttackCache(random, Labelled(), FEATURE)
 

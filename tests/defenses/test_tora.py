@@ -136,10 +136,10 @@ def test_robustness_tokens_go_with_adapters() -> None:
     extra = torch.randn(1, 3, 48)
     x = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
-        both = adapted(model.with_tokens(extra), fresh(model))
-        assert torch.equal(both(x), model.with_tokens(extra)(x))
-        twin = adapted(model, moved(fresh(model))).with_tokens(extra)
-        assert not torch.equal(twin(x), twin.with_tokens(None)(x))
+        both = adapted(model.replace(tokens=extra), fresh(model))
+        assert torch.equal(both(x), model.replace(tokens=extra)(x))
+        twin = adapted(model, moved(fresh(model))).replace(tokens=extra)
+        assert not torch.equal(twin(x), twin.replace(tokens=None)(x))
         assert twin.tokens(x).extra.shape == (2, 3, 48)
         assert twin.tokens(x).patch.shape == (2, 4, 48)
 

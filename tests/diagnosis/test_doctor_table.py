@@ -40,7 +40,7 @@ def test_a_foundation_model_with_a_head_passes() -> None:
 
     model = robvit.load("dinov2-small", img_size=112)
     train = open_data("sample", split="train", size=112, limit=300)
-    model.head = HEADS["linear"].fit(model, train.batches(32), 10, names=train.classes)
+    model = model.replace(head=HEADS["linear"].fit(model, train.batches(32), 10, names=train.classes))
     images = open_data("sample", size=112, limit=12)
     effort = Effort(steps=4, restarts=2, queries=10, draws=4)
     record = doctor(model, images, threat=robvit.Threat("linf", 4 / 255), effort=effort)

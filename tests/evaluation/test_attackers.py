@@ -36,7 +36,7 @@ COUNT = 6
 def hardened() -> Model:
     model = robvit.load("robvit-mini")
     values = 0.5 * torch.randn(2, 3, model.width, generator=torch.Generator().manual_seed(5))
-    return model.with_tokens(values, layers=(0, 2))  # in two layers, so that nobody forgets where they go
+    return model.replace(tokens=values, layers=(0, 2))  # in two layers, so that nobody forgets where they go
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
     record, out = judged
     images = open_data("sample", limit=COUNT)
     x, y = images.arrays()
-    bare = hardened.with_tokens(None)
+    bare = hardened.replace(tokens=None)
     parts = [
         run("pgd", bare, a, b, Threat("linf", 3 / 255), victim=hardened, steps=2, seed=0, eight_bit=True).adv
         for a, b in zip(x.split(4), y.split(4), strict=True)
@@ -81,7 +81,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
         assert trial.predicted == hardened(adv).argmax(1).tolist()
         for control, tokens in (("no tokens", None), ("random tokens", random_tokens(hardened.extra))):
             clean, attacked = (t for t in record.trials if t.scenario == control)
-            twin = hardened.with_tokens(tokens, hardened.layers)
+            twin = hardened.replace(tokens=tokens, layers=hardened.layers)
             assert clean.control
             assert attacked.control
             assert clean.predicted == twin(x).argmax(1).tolist()
@@ -111,7 +111,7 @@ def test_who_trains_tokens_crafts_on_each_set_and_on_all(judged: tuple[Record, P
 
 def test_models_together_are_the_mean_of_their_logits(hardened: Model) -> None:
     x = torch.rand(2, 3, 32, 32)
-    pair = [hardened, hardened.with_tokens(None)]
+    pair = [hardened, hardened.replace(tokens=None)]
     torch.testing.assert_close(LogitEnsemble(pair)(x), (pair[0](x) + pair[1](x)) / 2)
 
 

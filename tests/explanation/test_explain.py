@@ -168,7 +168,7 @@ def test_a_relief_holds_the_highest_stems_where_they_stand() -> None:
 def test_what_secret_tokens_become_inside_is_not_drawn() -> None:
     model, held = robvit.load("robvit-mini"), images(1)
     subject = Subject(
-        model, held.x, settings={"steps": 1}, hardened=model.with_tokens(torch.full((1, 3, 128), 50.0))
+        model, held.x, settings={"steps": 1}, hardened=model.replace(tokens=torch.full((1, 3, 128), 50.0))
     )
     surfaces = FIGURES["massive"](subject).surfaces
     assert [one.rows for one in surfaces] == [65] * 4
@@ -263,7 +263,7 @@ def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: py
         truth=held.truth,
         classes=held.classes,
         settings={"steps": 3},
-        hardened=model.with_tokens(extra),
+        hardened=model.replace(tokens=extra),
         beside=robvit.load("robvit-mini-robust"),
     )
     record = robvit.explain(subject, tmp_path, data="sample")
@@ -316,9 +316,8 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
         robvit.load("robvit-mini"),
         robvit.data.open_data("shapes", split="train", size=32, limit=24),
     )
-    model.head = SegmentationHead.fit(
-        model, list(scenes.batches(8)), len(scenes.classes), names=scenes.classes
-    )
+    head = SegmentationHead.fit(model, list(scenes.batches(8)), len(scenes.classes), names=scenes.classes)
+    model = model.replace(head=head)
     held = open_images(["shapes:0", "shapes:1"], 32)
     subject = Subject(model, held.x, truth=held.truth, settings={"steps": 2})
     assert subject.attack == "segmentation"

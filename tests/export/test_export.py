@@ -64,7 +64,7 @@ def test_the_command_writes_onnx_that_answers_like_the_hardened_model(tmp_path: 
     assert facts["model"] == "robvit-mini"
     assert [one.name for one in session.get_outputs()] == ["features", "logits"]
     assert session.get_inputs()[0].shape == ["batch", 3, 32, 32]
-    strong = model.with_tokens(tokens)
+    strong = model.replace(tokens=tokens)
     for count in (1, 7):  # sizes the export has not seen
         x, _ = robvit.data.open_data("sample", limit=count, seed=1).arrays()
         features, logits = session.run(None, {"pixels": x.numpy()})
@@ -80,7 +80,7 @@ def test_the_command_writes_onnx_that_answers_like_the_hardened_model(tmp_path: 
 def test_other_families_become_torch_programs(family: str, tmp_path: Path) -> None:
     size = (32, 32) if family == "xcit" else None
     model = Model(small_net(family), name=family, mean=(0.4, 0.5, 0.6), input_size=size).eval()
-    strong = model.with_tokens(tokens_for(model, 0, 1))
+    strong = model.replace(tokens=tokens_for(model, 0, 1))
     x = torch.rand(5, 3, *model.input_size)
     export(strong, tmp_path / "m.pt2", "torch", images=x, with_secret=True)
     answers, facts = torch_answers(tmp_path / "m.pt2", x[:3])
@@ -128,9 +128,9 @@ def test_heads_go_along(kind: str, tmp_path: Path) -> None:
     model = Model(small_net("vit"), name="vit").eval()
     if kind == "knn":
         bank, labels = torch.nn.functional.normalize(torch.randn(30, 96), dim=1), torch.arange(30) % 3
-        model.head = NearestHead(bank, labels, 3, model.fingerprint(), ["a", "b", "c"])
+        model = model.replace(head=NearestHead(bank, labels, 3, model.fingerprint(), ["a", "b", "c"]))
     else:
-        model.head = SegmentationHead(48, 3, model.fingerprint(), ["a", "b", "c"]).eval()
+        model = model.replace(head=SegmentationHead(48, 3, model.fingerprint(), ["a", "b", "c"]).eval())
     x = torch.rand(5, 3, 32, 32)
     export(model, tmp_path / "m.pt2", "torch", images=x)
     answers, facts = torch_answers(tmp_path / "m.pt2", x)
@@ -152,7 +152,7 @@ def test_a_timm_checkpoint_loads_by_the_lines_that_are_offered(hardened: bool, t
     scope: dict[str, Any] = {"timm": timm, "safetensors": __import__("safetensors.torch")}
     exec("\n".join(lines), scope)  # noqa: S102  the lines the command offers
     x, _ = robvit.data.open_data("sample", limit=3).arrays()
-    expected = model.with_tokens(tokens)(x) if hardened else model(x)
+    expected = model.replace(tokens=tokens)(x) if hardened else model(x)
     torch.testing.assert_close(scope["net"].eval()(model.normalise(x)), expected, atol=1e-4, rtol=0)
     with safe_open(out, "pt") as file:
         assert ("warning" in file.metadata()) == hardened
@@ -165,7 +165,7 @@ def test_a_pool_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     pool, x = TokenPool((tokens_for(model), tokens_for(model))), torch.rand(2, 3, 32, 32)
     with pytest.raises(Unsupported, match="robvit serve"):
-        export(model.with_tokens(pool), tmp_path / "m.onnx", images=x, with_secret=True)
+        export(model.replace(tokens=pool), tmp_path / "m.onnx", images=x, with_secret=True)
     with pytest.raises(InputError, match="onnx, torch, timm"):
         export(model, tmp_path / "m.xml", "openvino", images=x)
     assert list(tmp_path.iterdir()) == []

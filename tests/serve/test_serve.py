@@ -234,9 +234,9 @@ def test_no_answer_goes_to_the_wrong_asker(url: str, mini: Model, images: torch.
 
 def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: torch.Tensor) -> None:
     sets = tuple(RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()) for _ in range(2))
-    x, choices = images[:1], [mini.with_tokens(one)(images[:1])[0].detach() for one in sets]
+    x, choices = images[:1], [mini.replace(tokens=one)(images[:1])[0].detach() for one in sets]
     drawn, said = set(), b""
-    with served(Predictor(mini.with_tokens(TokenPool(sets))), max_batch=4, max_wait=0.01) as address:
+    with served(Predictor(mini.replace(tokens=TokenPool(sets))), max_batch=4, max_wait=0.01) as address:
         with ThreadPoolExecutor(4) as clients:
             replies = list(clients.map(lambda _: ask(f"{address}/predict", png(x[0])), range(32)))
         said = ask(f"{address}/metrics")[2]
@@ -263,7 +263,7 @@ def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tens
     asked = [(i, kinds[i % 6]) for i in range(18)]
     answers = Predictor(mini)([PreparedImage(images[i], tokens) for i, tokens in asked])
     for answer, (i, tokens) in zip(answers, asked, strict=True):
-        strong = mini.with_tokens(tokens)
+        strong = mini.replace(tokens=tokens)
         torch.testing.assert_close(answer.logits, strong(images[i : i + 1])[0], atol=1e-4, rtol=0)
         torch.testing.assert_close(answer.features, strong.features(images[i : i + 1])[0], atol=1e-4, rtol=0)
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_served_is_refused_before_it_listens(tmp_path: Path) -> N
         refused = CliRunner().invoke(app, ["serve", "robvit-mini", "--port", port])
     assert "choose another --port" in str(refused.exception)
     model = Model(small_net("vit"), name="vit").eval()
-    model.head = robvit.backbones.heads.SegmentationHead(48, 3, model.fingerprint())
+    model = model.replace(head=robvit.backbones.heads.SegmentationHead(48, 3, model.fingerprint()))
     with pytest.raises(Unsupported, match="segmentation"):
         Predictor(model)
 
@@ -458,7 +458,7 @@ def test_after_sigterm_everything_accepted_is_answered(
             rest = process.stdout.read()
         finally:
             process.kill()
-    expected = [mini.with_tokens(one)(images[:5]).detach() for one in sets]
+    expected = [mini.replace(tokens=one)(images[:5]).detach() for one in sets]
     for i, (status, _, body) in enumerate(replies):
         assert status == 200
         said = torch.tensor(json.loads(body)["logits"])

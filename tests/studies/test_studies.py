@@ -107,7 +107,7 @@ def test_the_largest_activation_leaves_extra_tokens_out() -> None:
     with watch(model, residual=True) as seen, torch.no_grad():
         model(x)
     assert torch.equal(bare[:, 3], seen.residual[3].abs().amax(dim=(1, 2)))
-    huge = model.with_tokens(1e4 * torch.ones(1, 2, model.width))
+    huge = model.replace(tokens=1e4 * torch.ones(1, 2, model.width))
     assert float(largest_activations(huge, x).max()) < 1e4
 
 

@@ -93,9 +93,9 @@ def subjects(tokens: Path | None = None, head: Path | None = None) -> dict[str, 
     for mark, name in prints.items():
         model = models[name]
         if trained is not None and trained.fingerprint == mark:
-            model.head = trained
+            model = model.replace(head=trained)
         mine = kept if kept is not None and kept.fingerprint == mark else None
-        hardened = None if mine is None else model.with_tokens(mine)
+        hardened = None if mine is None else model.replace(tokens=mine)
         found[name] = Subject(name, model, hardened, _class_names(model))
     return found
 

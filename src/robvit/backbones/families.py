@@ -52,6 +52,10 @@ class Family:
     depth: Callable[[nn.Module], int]  # before how many blocks extra tokens may enter
     takes_extra: bool = True
     why_not: str = ""  # why extra tokens are impossible
+    fixed_size: bool = False  # images of another size than it was built for are refused
+    # Class token, registers and patches walk through plain blocks, so that adapters can stand between
+    # these and extra tokens can become registers.
+    plain_walk: bool = False
 
 
 FAMILIES: list[Family] = []
@@ -115,7 +119,7 @@ def vit_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@family(zoo.vision_transformer.VisionTransformer, "blocks")
+@family(zoo.vision_transformer.VisionTransformer, "blocks", fixed_size=True, plain_walk=True)
 def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
     x = vit_embedded(net, pixels)
@@ -125,7 +129,7 @@ def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
 
 
-@family(zoo.eva.Eva, "blocks")
+@family(zoo.eva.Eva, "blocks", fixed_size=True)
 def eva(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """EVA-02, DINOv3: as a ViT, with rotary positions for patches only."""
     x, rope = net._pos_embed(net.patch_embed(pixels))
@@ -153,7 +157,7 @@ def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat((sin, cos), dim=-1)
 
 
-@family(zoo.cait.Cait, "blocks", "blocks_token_only")
+@family(zoo.cait.Cait, "blocks", "blocks_token_only", fixed_size=True)
 def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """CaiT: patches first, then a class token that looks at them and at the extra tokens."""
     x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
@@ -227,13 +231,12 @@ def _stage_blocks(net: Any) -> list[nn.Module]:
     return [block for stage in stages for block in getattr(stage, "blocks", [])]
 
 
-def _pyramid(name: str, architecture: type[nn.Module]) -> Family:
+def _pyramid(name: str, architecture: type[nn.Module], **facts: Any) -> Family:
     why_not = "it has no single token sequence from start to end"
-    return Family(
-        name, architecture, _plain_tokens, _stage_blocks, lambda _: 0, takes_extra=False, why_not=why_not
-    )
+    known: dict[str, Any] = {"takes_extra": False, "why_not": why_not, **facts}
+    return Family(name, architecture, _plain_tokens, _stage_blocks, lambda _: 0, **known)
 
 
-FAMILIES.append(_pyramid("swin", zoo.swin_transformer.SwinTransformer))
-FAMILIES.append(_pyramid("levit", zoo.levit.Levit))
+FAMILIES.append(_pyramid("swin", zoo.swin_transformer.SwinTransformer, fixed_size=True))
+FAMILIES.append(_pyramid("levit", zoo.levit.Levit, fixed_size=True))
 PLAIN = _pyramid("plain", nn.Module)

@@ -1,19 +1,21 @@
 """The model every other room works with: a timm network that takes pixels.
 
-It normalises inside, gives tokens, features and logits, and carries what hardens it: extra tokens and
-a head. With none of them its logits are timm's, bit for bit.
+It normalises inside, gives tokens, features and logits, and carries what it is given: extra tokens, a head,
+adapters. With none of them its logits are timm's, bit for bit. A model is never changed: `replace` gives a
+twin on the same weights with other parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.backbones.families import Extra, Family, Tokens, family_of
+from robvit.backbones.parts import Adapted, AnyTokens, TokenSource
 from robvit.errors import InputError, Unsupported
 from robvit.files import tensors_sha256
 
@@ -21,46 +23,15 @@ from robvit.files import tensors_sha256
 _SIZE_DEPENDENT = ("pos_embed", "relative_position_index", "attn_mask", "attention_bias_idxs", "rope.")
 
 
-class PlacedTokens(Protocol):
-    """Tokens (L R D) that know the L layers they enter, such as RobustTokens."""
-
-    @property
-    def values(self) -> torch.Tensor: ...
-
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-
-class TokenSource(Protocol):
-    """Several sets of tokens, of which every forward call draws one, such as TokenPool."""
-
-    @property
-    def sets(self) -> Sequence[PlacedTokens]: ...
-
-    def draw(self) -> PlacedTokens: ...
-
-
-class Adapted(Protocol):
-    """Trained parts between the blocks of a frozen network, with heads of their own, such as Adapters."""
-
-    trade_off: float
-
-    @property
-    def classes(self) -> int: ...
-
-    def tokens(self, net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens: ...
-
-    def heads_apart(self, net: Any, tokens: Tokens) -> dict[str, torch.Tensor]: ...
-
-    def logits(self, net: Any, tokens: Tokens) -> torch.Tensor: ...
+_KEEP: Any = object()  # in place of a part that `replace` leaves as it is
 
 
 class Model(nn.Module):
     """A timm network on pixels: (B 3 H W) in [0,1] to logits (B K).
 
     A head is a module from final tokens and the image's size (rows, columns) to logits. Extra tokens
-    (L R D) enter before the blocks in `layers`; for one layer they may also be (B R D). With a `pool`
-    every call draws its tokens anew: the model is randomised, and whoever attacks it needs `eot`.
+    (L R D) enter before the blocks in `layers`; for one layer they may also be (B R D). With a pool of
+    tokens every call draws a set anew: the model is randomised, and whoever attacks it needs `eot`.
     """
 
     mean: torch.Tensor
@@ -72,11 +43,12 @@ class Model(nn.Module):
         net: nn.Module,
         *,
         name: str = "",
-        mean: tuple[float, ...] = (0.0, 0.0, 0.0),
-        std: tuple[float, ...] = (1.0, 1.0, 1.0),
+        mean: Sequence[float] | torch.Tensor = (0.0, 0.0, 0.0),
+        std: Sequence[float] | torch.Tensor = (1.0, 1.0, 1.0),
         head: nn.Module | None = None,
-        extra: torch.Tensor | None = None,
+        tokens: AnyTokens = None,
         layers: Sequence[int] = (0,),
+        adapters: Adapted | None = None,
         input_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
@@ -85,14 +57,53 @@ class Model(nn.Module):
         self.name = name or type(net).__name__
         self.family: Family = family_of(net)
         self.head = head
-        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.adapters = adapters
+        self.register_buffer("mean", torch.as_tensor(mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.as_tensor(std).view(1, 3, 1, 1), persistent=False)
+        source: Any = tokens
+        self.pool: TokenSource | None = source if hasattr(source, "draw") else None
+        for one in self.pool.sets if self.pool else ():
+            self._placed(one.values, one.layers)
+        if self.pool is not None:
+            source = None
+        elif source is not None and not isinstance(source, torch.Tensor):
+            source, layers = source.values, source.layers
+        self._placed(source, layers)
         # A buffer that is not saved: secret tokens never leave through a state dict by accident.
-        self.register_buffer("extra", extra, persistent=False)
+        self.register_buffer("extra", source, persistent=False)
         self.layers = tuple(layers)
-        self.pool: TokenSource | None = None
-        self.adapters: Adapted | None = None
-        self._placed(extra, self.layers)
+
+    def replace(
+        self,
+        *,
+        tokens: AnyTokens = _KEEP,
+        layers: Sequence[int] = (0,),
+        head: nn.Module | None = _KEEP,
+        adapters: Adapted | None = _KEEP,
+        name: str = _KEEP,
+    ) -> Model:
+        """A twin on the same weights, shared, with these parts in place of its own; what is left out stays.
+
+        tokens: (L R D), for one layer also (B R D), a set that knows its layers, a pool of sets, or None
+        layers: the blocks that tokens given as a plain tensor enter
+        head: a module from final tokens and the image's size to logits, or None for the network's own
+        adapters: trained parts between the blocks, or None
+        name: what the twin is called
+        """
+        if tokens is _KEEP:
+            tokens, layers = (self.extra, self.layers) if self.pool is None else (self.pool, layers)
+        twin = Model(
+            self.net,
+            name=self.name if name is _KEEP else name,
+            mean=self.mean,
+            std=self.std,
+            head=self.head if head is _KEEP else head,
+            tokens=tokens,
+            layers=layers,
+            adapters=self.adapters if adapters is _KEEP else adapters,
+            input_size=self._input_size,
+        )
+        return twin.train(self.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (B K); (B K H W) with a segmentation head."""
@@ -151,30 +162,6 @@ class Model(nn.Module):
             raise Unsupported(f"{self.name} has no adapters; load it with adapters=")
         return self.adapters
 
-    def with_tokens(
-        self, extra: torch.Tensor | PlacedTokens | TokenSource | None, layers: Sequence[int] = (0,)
-    ) -> Model:
-        """The same weights and head, shared, with these tokens (L R D), a pool of them, or none."""
-        twin = Model(self.net, name=self.name, head=self.head, input_size=self._input_size)
-        twin.mean, twin.std, twin.adapters = self.mean, self.std, self.adapters
-        twin.harden(extra, layers)
-        return twin.train(self.training)
-
-    def harden(
-        self, extra: torch.Tensor | PlacedTokens | TokenSource | None, layers: Sequence[int] = (0,)
-    ) -> None:
-        """Take these tokens (L R D), a pool of them, or none, in place of those the model has."""
-        source: Any = extra
-        self.pool = source if hasattr(source, "draw") else None
-        if self.pool is not None:
-            for one in self.pool.sets:
-                self._placed(one.values, one.layers)
-            source = None
-        elif source is not None and not isinstance(source, torch.Tensor):
-            source, layers = source.values, source.layers
-        self._placed(source, layers)
-        self.extra, self.layers = source, tuple(layers)
-
     @property
     def hardened(self) -> bool:
         """Whether it carries extra tokens."""
@@ -217,9 +204,7 @@ class Model(nn.Module):
     @property
     def fixed_size(self) -> bool:
         """Whether images of another size are refused; convolutions and XCiT take any."""
-        return self.family.name in ("vit", "eva", "cait", "swin", "levit") and not getattr(
-            self.net, "dynamic_img_size", False
-        )
+        return self.family.fixed_size and not getattr(self.net, "dynamic_img_size", False)
 
     @property
     def width(self) -> int:
@@ -242,8 +227,7 @@ class Model(nn.Module):
     @property
     def has_class_token(self) -> bool:
         """Whether features begin with a class token."""
-        net: Any = self.net
-        return self.family.name in ("cait", "xcit") or bool(getattr(net, "cls_token", None) is not None)
+        return getattr(self.net, "cls_token", None) is not None
 
     def fingerprint(self) -> str:
         """SHA-256 of the backbone's weights: the same at any input size, another for other weights."""

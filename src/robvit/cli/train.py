@@ -174,8 +174,7 @@ def head(
         trained = head_class.fit(
             net, train.batches(batch), len(train.classes), names=train.classes, report=advance
         )
-    net.head = trained
-    score = clean_score(net, test, batch=batch)
+    score = clean_score(net.replace(head=trained), test, batch=batch)
     trained.save(out)
     typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")
     typer.echo(f"written: {out}")

@@ -143,8 +143,7 @@ class AttackCache:
         if attack.needs_labels and not model.classes:
             raise InputError(f"{attack.name} attacks a classifier; give {model.name} a head")
         if not attack.needs_labels:  # features do not depend on a head, so neither does the key
-            model = model.with_tokens(None)
-            model.head = None
+            model = model.replace(head=None)
         self.model, self.images, self.attack = model, images, attack
         size = tuple(images[0][0].shape)
         facts = ["store-1", model.identity(), images.digest(), size, asdict(attack)]

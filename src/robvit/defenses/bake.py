@@ -37,7 +37,8 @@ def bake(
             "before the first block only; serve these with robvit.load(..., tokens=...)"
         )
     net: Any = model.net
-    if model.family.name != "vit" or not isinstance(net.norm_pre, nn.Identity) or not net.has_class_token:
+    plain = model.family.plain_walk and isinstance(net.norm_pre, nn.Identity) and net.has_class_token
+    if not plain:
         raise Unsupported(
             f"{model.name} has no place for registers behind its position embedding; "
             "tokens can be baked into ViT, DeiT-III and DINOv2, not into CLIP or RoPE models"

@@ -45,7 +45,7 @@ def compare(
     a head.
     """
     report = report or (lambda *_, **__: None)
-    models = {"no tokens": model, **{name: model.with_tokens(one) for name, one in sets.items()}}
+    models = {"no tokens": model, **{name: model.replace(tokens=one) for name, one in sets.items()}}
     kinds = ["clean", *(f"attacked with {name}" for name in sets)]
     cosines: dict[tuple[str, str], list[float]] = {(k, m): [] for k in kinds for m in models}
     predicted: dict[tuple[str, str], list[int]] = {(k, m): [] for k in kinds for m in models}

@@ -74,9 +74,8 @@ class Learner:
 
     def hardened(self) -> Model:
         """The model with the tokens and the head as they are now, for whoever attacks it."""
-        twin = self.model.with_tokens(self.tokens.detach(), self.layers)
-        twin.head = self.head or self.model.head
-        return twin
+        head = self.head or self.model.head
+        return self.model.replace(tokens=self.tokens.detach(), layers=self.layers, head=head)
 
     def _objective(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The cosines of clean and of attacked features, and what is minimised."""

@@ -92,7 +92,7 @@ def black_box(case: AttackerContext) -> list[Source]:
 @ATTACKERS.add("no-tokens", scenario="attacker has no tokens")
 def no_tokens(case: AttackerContext) -> list[Source]:
     """The public weights and the head, without tokens."""
-    bare = case.hardened.with_tokens(None)
+    bare = case.hardened.replace(tokens=None)
     return [Source("the public model", bare, bare.identity())]
 
 
@@ -100,7 +100,7 @@ def no_tokens(case: AttackerContext) -> list[Source]:
 def own_tokens(case: AttackerContext) -> list[Source]:
     """Several token sets learned as the defender learned: each alone, and all together."""
     sets = [_train(case, number) for number in range(case.means.sets)]
-    models = [case.hardened.with_tokens(tokens) for tokens in sets]
+    models = [case.hardened.replace(tokens=tokens) for tokens in sets]
     alone = [Source(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
     if len(models) == 1:
         return alone
@@ -118,7 +118,7 @@ def leak(case: AttackerContext) -> list[Source]:
         layers = case.hardened.layers
         tokens = RobustTokens(_recover(case), case.hardened.fingerprint(), "recovered", layers=layers)
         tokens.save(place)
-    model = case.hardened.with_tokens(tokens).to(case.secret.device)
+    model = case.hardened.replace(tokens=tokens).to(case.secret.device)
     _measure_leak(case, model)
     return [Source("recovered tokens", model, model.identity())]
 
@@ -143,8 +143,8 @@ def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
 def _train(case: AttackerContext, number: int) -> RobustTokens:
     """One token set of the attacker's; attacked images are shared by all sets, and kept."""
     means, hardened = case.means, case.hardened
-    headless = hardened.with_tokens(None)
-    headless.head = None  # tokens do not depend on it, and so neither do the attacked images
+    # Tokens do not depend on the head, and so neither do the attacked images.
+    headless = hardened.replace(tokens=None, head=None)
     recipe = Recipe(
         count=case.secret.shape[1],
         steps=means.steps,
@@ -184,7 +184,7 @@ def _measure_leak(case: AttackerContext, recovered: Model) -> None:
     hardened, images = case.hardened, case.public(case.means.images)
     x = images.take(range(min(len(images), case.means.batch))).arrays()[0].to(case.secret.device)
     seen = hardened.features(x)
-    guesses = {"recovered": recovered, "public": hardened.with_tokens(None)}
+    guesses = {"recovered": recovered, "public": hardened.replace(tokens=None)}
     for name, model in guesses.items():
         cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
         case.metrics[f"leak: cosine of {name} with hardened features"] = float(cosine)

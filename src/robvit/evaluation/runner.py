@@ -164,7 +164,7 @@ class Case:
         twins = {"no tokens": None, "random tokens": random_tokens(model.extra)}
         found = []
         for control in self.rules.controls:
-            twin = model.with_tokens(twins[control], model.layers)
+            twin = model.replace(tokens=twins[control], layers=model.layers)
             common = {"model": self.fitted(twin), "identity": twin.identity(), "original": self.original()}
             clean = self.judge(f"clean-{control.replace(' ', '-')}", self.job("clean", **common))
             place = f"{name}-{control.replace(' ', '-')}"
@@ -187,7 +187,7 @@ class Case:
         model = self.classifier.net
         if not self.rules.features or not isinstance(model, Model) or self.images.class_map is not None:
             return None
-        return model.with_tokens(None)
+        return model.replace(tokens=None)
 
     def note_cosines(self, what: str, job: Job, name: str) -> None:
         if job.original is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from robvit.backbones.model import Model, PlacedTokens
+from robvit.backbones.model import Model
+from robvit.backbones.parts import PlacedTokens
 from robvit.data.decode import HOWS, fit, read_image
 from robvit.errors import InputError, Unsupported
 

@@ -58,9 +58,7 @@ class Learner(nn.Module):
         return model.heads_apart(x)[self.answers]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Learner:
-        self.backbone[0].net._apply(fn, recurse)
-        for name in ("mean", "std"):  # the statistics are no part of the network
-            setattr(self.backbone[0], name, fn(getattr(self.backbone[0], name)))
+        self.backbone[0]._apply(fn, recurse)  # no submodule, yet it goes where the adapters go
         super()._apply(fn, recurse)
         return self
 

@@ -34,7 +34,7 @@ def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
     Where the backbone has no classifier for so many classes, or does not read it off its class token, the
     new heads have something to learn first.
     """
-    check_backbone(model.net, model.family.name, model.name)
+    check_backbone(model)
     count = classes or model.classes
     if not count:
         raise InputError(f"{model.name} has no classes of its own; say how many there are: classes=10")
@@ -47,16 +47,14 @@ def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
 def adapted(model: Model, adapters: Adapters) -> Model:
     """The same weights and tokens, shared, with these adapters; the backbone is frozen and in eval mode."""
     check(adapters, model)
-    twin = model.with_tokens(None)
-    twin.extra, twin.layers, twin.pool = model.extra, model.layers, model.pool
-    twin.head, twin.adapters = None, adapters
+    twin = model.replace(head=None, adapters=adapters)
     twin.net.requires_grad_(False)
     return twin.eval()
 
 
 def check(adapters: Adapters, model: Model) -> None:
     """Refuse a backbone with other weights than those the adapters belong to."""
-    check_backbone(model.net, model.family.name, model.name)
+    check_backbone(model)
     for name, ours, theirs in (
         ("width", adapters.shape.width, model.width),
         ("depth", adapters.shape.depth, model.depth),

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from robvit.backbones.families import Extra, Tokens, enter, grid_of, run_block, split, vit_embedded
+from robvit.backbones.model import Model
 from robvit.errors import InputError, Unsupported
 
 BOTH = ("accuracy", "robustness")
@@ -255,10 +256,10 @@ def check_trades(trades: Sequence[float]) -> None:
         raise InputError(f"trade-offs must be rising numbers in [0,1], got {list(trades)}")
 
 
-def check_backbone(net: Any, family: str, name: str) -> None:
+def check_backbone(model: Model) -> None:
     """Refuse networks that have no class token for [ACC] and [ROB] to take the place of."""
-    if family != "vit" or getattr(net, "cls_token", None) is None:
+    if not model.family.plain_walk or not model.has_class_token:
         raise Unsupported(
-            f"{name} cannot take adapters: they need a ViT with a class token, such as ViT, DeiT, DINOv2 or "
-            f"CLIP, got the family {family}"
+            f"{model.name} cannot take adapters: they need a ViT with a class token, such as ViT, DeiT, "
+            f"DINOv2 or CLIP, got the family {model.family.name}"
         )

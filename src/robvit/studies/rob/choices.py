@@ -35,7 +35,7 @@ def choices(request: Request, *, tokens: str = "", few: int = 16) -> Record:
     if not tokens:
         raise InputError("say which tokens: --set tokens=small.pt, a published file, or one of your own")
     model = request.load("dinov2-small", pos_embed="hub", img_size=request.img_size or 224)
-    hardened = model.with_tokens(given(tokens, model))
+    hardened = model.replace(tokens=given(tokens, model))
     everything = request.dataset("sample", None, model.input_size[0], request.images or 32)
     part = everything.take(range(min(few, len(everything))))
     rows: list[list[object]] = [
@@ -46,7 +46,7 @@ def choices(request: Request, *, tokens: str = "", few: int = 16) -> Record:
     for name, (attack, axis) in CHANGES.items():
         rows.append(_row(name, model, hardened, part, attack, axis))
     other = request.load("dinov2-small", pos_embed="timm", img_size=request.img_size or 224)
-    strangers = other.with_tokens(given(tokens, other))
+    strangers = other.replace(tokens=given(tokens, other))
     rows.insert(-1, _row("positions interpolated by timm", other, strangers, part, PUBLISHED, 1))
     table = Table("Mean feature cosine under the feature attack", list(ROW), rows, NOTE)
     return study_record(request, model, everything, tables=[table])

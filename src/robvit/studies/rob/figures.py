@@ -73,7 +73,7 @@ def activations(request: Request, *, steps: int = 60, learn: int = 192) -> Recor
     tokens = learned(request, model, images, recipe).tokens
     pairs = list(attacked(model, judge, recipe.attack, "attacking without tokens"))
     lines = {}
-    for name, victim in (("no tokens", model), ("tokens", model.with_tokens(tokens))):
+    for name, victim in (("no tokens", model), ("tokens", model.replace(tokens=tokens))):
         for side, seen in enumerate(("clean", "attacked")):
             peaks = torch.cat([largest_activations(victim, pair[side]) for pair in pairs]).mean(0).tolist()
             lines[f"{name}, {seen}"] = [[layer, peak] for layer, peak in enumerate(peaks, start=1)]

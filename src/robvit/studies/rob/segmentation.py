@@ -62,7 +62,7 @@ def segmentation(
                 "shapes or camvid:FOLDER (`robvit data list`)"
             )
     classes = len(learn.classes)
-    hardened = model.with_tokens(tokens)
+    hardened = model.replace(tokens=tokens)
     heads = [
         SegmentationHead.fit(m, list(learn.batches(16)), classes, names=learn.classes)
         for m in (model, hardened)
@@ -75,11 +75,8 @@ def segmentation(
     }
     victims = {}
     for name, (extra, which) in variants.items():
-        victims[name] = model.with_tokens(extra)
-        victims[name].head = heads[which]
-    surrogates = [model.with_tokens(None) for _ in heads]
-    for surrogate, head in zip(surrogates, heads, strict=True):
-        surrogate.head = head
+        victims[name] = model.replace(tokens=extra, head=heads[which])
+    surrogates = [model.replace(tokens=None, head=head) for head in heads]
     found = Masks(classes=classes)
     counts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     with progress("segmentation", total=len(judge)) as advance:

@@ -44,9 +44,7 @@ class Subject:
     judge: ImageDataset
 
     def variant(self, tokens: RobustTokens | None, head: LinearHead) -> Model:
-        twin = self.model.with_tokens(tokens)
-        twin.head = head
-        return twin
+        return self.model.replace(tokens=tokens, head=head)
 
     def variants(self) -> dict[str, Model]:
         """What is judged: the bare model, both controls, and the hardened model with either head."""
@@ -68,7 +66,7 @@ def prepare(request: Request, tokens: str, effort: Effort, head: int, images: in
         dataset = learn.take(range(min(effort.learn, len(learn))))
         values = learned(request, model, dataset, effort.recipe(seed=request.seed)).tokens
     heads = []
-    for name, victim in (("un-hardened", model), ("hardened", model.with_tokens(values))):
+    for name, victim in (("un-hardened", model), ("hardened", model.replace(tokens=values))):
         with progress(f"a linear head on {name} features", total=len(learn)) as advance:
             fitted = LinearHead.fit(
                 victim, learn.batches(32), len(learn.classes), names=learn.classes, report=advance
@@ -240,7 +238,7 @@ def table3(request: Request, *, learn: int = 192, steps: int = 60, last: int = 1
     recipe = effort.recipe(seed=request.seed)
     training = learned(request, model, images, recipe)
     pairs = list(attacked(model, judge, recipe.attack, "attacking other images"))
-    hardened = cosines(model, model.with_tokens(training.tokens), pairs)
+    hardened = cosines(model, model.replace(tokens=training.tokens), pairs)
     dinov2 = DINOV2[model.name].cosine if model.name in DINOV2 else None
     before, after = OTHERS.get(model.name, dinov2) or (None, None)
     rows: list[list[object]] = [

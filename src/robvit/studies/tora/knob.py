@@ -75,9 +75,9 @@ def composed(
     tokens = learned(request, held.model, images, little.recipe(seed=request.seed)).tokens
     subjects: dict[str, Model] = {
         "backbone": held.model,
-        "backbone, tokens": held.model.with_tokens(tokens),
+        "backbone, tokens": held.model.replace(tokens=tokens),
         "TORA": bare,
-        "TORA, tokens": bare.with_tokens(tokens),
+        "TORA, tokens": bare.replace(tokens=tokens),
     }
     attempts: tuple[Attempt, ...] = (
         ("clean", None, {}),
