@@ -41,7 +41,7 @@ threat: {norm: linf, eps: 4/255}
 attacks: [{attack: pgd, settings: {steps: 2}}, {attack: apgd_ce, settings: {steps: 3}}]
 survivors: true
 """
-SMALL = ["robvit-mini", "sample", "--limit", "20", "--batch", "2"]
+SMALL = ["robvit-mini", "sample", "--limit", "10", "--batch", "2"]
 SETTINGS = (
     "pretrained=false",
     "img_size=32",
@@ -50,13 +50,13 @@ SETTINGS = (
     "inner.steps=1",
     "judge_steps=1",
     "warmup=0",
-    "epochs=5",
+    "epochs=3",
     "ema=0.9",
     "save_seconds=0",
     "track=[]",
 )
 COMMANDS = {
-    "robustify": [*SMALL, "--steps", "42", "--count", "2", "--attack-steps", "2", "--seed", "3"],
+    "robustify": [*SMALL, "--steps", "12", "--count", "2", "--attack-steps", "2", "--seed", "3"],
     "attack": [*SMALL, "--set", "steps=4"],
     "evaluate": [*SMALL, "--protocol", "beating.yaml"],
     "train": [

@@ -119,8 +119,8 @@ SMALLER_PYTHON = {
 }
 
 NOT_RUN = {
-    "robvit serve": "answers until it is stopped; tests/test_serve.py runs and asks it",
-    "robvit app": "answers until it is stopped; tests/test_app.py runs it",
+    "robvit serve": "answers until it is stopped; tests/serve runs and asks it",
+    "robvit app": "answers until it is stopped; tests/app runs it",
     "pip": "would change the environment; the extras it names are checked",
     "curl": "needs a server that answers",
     "make": "sets up an environment or takes hours; make is asked what it would do",
@@ -128,6 +128,7 @@ NOT_RUN = {
 }
 EXIT = {"robvit doctor gate:model": 1}  # a red check, and the page says so
 
+STUDIES_RUN: set[str] = set()  # by this process
 QUICK = ("README.md", "CONTRIBUTING.md", "docs/extending/")
 
 
@@ -192,6 +193,10 @@ def _run(command: str, where: str) -> None:
     if f"robvit {arguments[0]}" in NOT_RUN:
         return
     small = smaller(arguments)
+    if small[0] == "reproduce" and small[1:2]:
+        if small[1] in STUDIES_RUN:  # once is enough: the options of each are checked all the same
+            return
+        STUDIES_RUN.add(small[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AttackWarning)  # what a page shows may deserve one
         done = CliRunner().invoke(app, small)
@@ -314,7 +319,7 @@ def _write_placeholders(folder: Path) -> None:
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
-    ladder["attacker"] = {
+    ladder["attacker_budget"] = {
         "sets": 2,
         "images": 8,
         "steps": 1,

@@ -1,4 +1,4 @@
-"""The README's first commands, and the demo; tests/test_docs.py runs the rest of it."""
+"""The README's first commands, and the demo; test_docs.py runs the rest of it."""
 
 from __future__ import annotations
 

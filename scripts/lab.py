@@ -1,0 +1,214 @@
+"""The laboratory: every study at its stated size, one after the other, kept in results/.
+
+    python scripts/lab.py            # go on with the queue, from wherever it stopped
+    python scripts/lab.py --status   # what is done, running and left, and how long the rest should take
+    python scripts/lab.py --only rob-table2
+
+results/queue.yaml holds the studies in their order: a name, the command and an estimate of its minutes on
+two cores. One study runs at a time, in a copy of the last commit, so that work on the tree goes on beside
+it. Commands resume by themselves, so the laboratory may be killed at any moment. What a study leaves is a
+folder of results/ with its record, packed, and about.json: command, commit, versions, seconds, machine and
+date. A study whose command has changed since its result is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gzip
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+# Outside the tree, which may be laid anew between two visits.
+WORK = Path(os.environ.get("ROBVIT_LAB") or "~/.cache/robvit/lab").expanduser()
+
+
+@dataclass(frozen=True)
+class Study:
+    """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it."""
+
+    name: str
+    command: str
+    minutes: float
+
+    @property
+    def out(self) -> Path:
+        return WORK / self.name
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / self.name
+
+    @property
+    def clock(self) -> Path:
+        return WORK / f"{self.name}.seconds"
+
+    def seconds(self) -> float:
+        """What it has taken so far, all runs together."""
+        return float(self.clock.read_text("ascii")) if self.clock.exists() else 0.0
+
+    def is_done(self) -> bool:
+        """Whether results/ holds what this very command gave."""
+        about = self.result / "about.json"
+        return about.exists() and json.loads(about.read_text("utf-8"))["command"] == self.command
+
+    def words(self) -> list[str]:
+        """The command as a process takes it."""
+        first, *rest = shlex.split(self.command)
+        if first != "robvit" or "{out}" not in self.command:
+            raise SystemExit(f"{self.name}: a command must be robvit's and write to {{out}}: {self.command}")
+        return [sys.executable, "-m", "robvit", *(word.replace("{out}", str(self.out)) for word in rest)]
+
+
+def queue() -> list[Study]:
+    """The studies in their order."""
+    return [Study(**line) for line in yaml.safe_load((RESULTS / "queue.yaml").read_text("utf-8"))]
+
+
+def status(studies: list[Study]) -> str:
+    """A line a study, and what is left in all."""
+    lines, left = [f"{'study':<28}{'state':<10}{'minutes':>9}   estimate"], 0.0
+    for study in studies:
+        spent, done = study.seconds() / 60, study.is_done()
+        state = "done" if done else "begun" if spent else "left"
+        left += 0 if done else max(study.minutes - spent, 1)
+        lines.append(f"{study.name:<28}{state:<10}{spent:>9.1f}   {study.minutes:g}")
+    done = sum(study.is_done() for study in studies)
+    return "\n".join([*lines, f"{done} of {len(studies)} done, about {left / 60:.1f} hours left"])
+
+
+def copy_of_the_tree() -> tuple[Path, str]:
+    """The last commit unpacked in a folder of its own, and its hash."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    place = WORK / "trees" / commit[:12]
+    if not place.exists():
+        packed = subprocess.run(
+            ["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True
+        ).stdout
+        aside = place.with_suffix(".part")
+        with tarfile.open(fileobj=BytesIO(packed)) as archive:
+            archive.extractall(aside, filter="data")
+        aside.rename(place)
+    return place, commit
+
+
+def run(study: Study) -> bool:
+    """Run a study to its end and keep its result; whether it got there."""
+    tree, commit = _tree_of(study)
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    before, start = study.seconds(), time.monotonic()
+    with (WORK / f"{study.name}.log").open("ab") as log:
+        child = subprocess.Popen(study.words(), cwd=WORK, env=environment, stdout=log, stderr=log)
+        with _passed_on(child):
+            while child.poll() is None:
+                time.sleep(1)
+                study.clock.write_text(f"{before + time.monotonic() - start:.1f}\n", "ascii")
+    if child.returncode:
+        print(f"{study.name}: exit code {child.returncode}; see {WORK / study.name}.log")
+        return False
+    keep(study, commit)
+    return True
+
+
+def _tree_of(study: Study) -> tuple[Path, str]:
+    """The copy that a study began with, so that it ends with the code it began with; or a new one."""
+    note = WORK / f"{study.name}.tree"
+    if note.exists() and (place := Path(note.read_text("utf-8"))).exists():
+        return place, place.name
+    place, commit = copy_of_the_tree()
+    note.write_text(str(place), "utf-8")
+    return place, commit
+
+
+def keep(study: Study, commit: str) -> None:
+    """Pack the records of a study into results/, with what a reader has to know of them."""
+    records = sorted(study.out.rglob("record.json"))
+    if not records:
+        raise SystemExit(f"{study.name} ended and left no record.json below {study.out}")
+    study.result.mkdir(parents=True, exist_ok=True)
+    for path in records:
+        name = "-".join(path.relative_to(study.out).parts)
+        packed = gzip.compress(path.read_bytes(), mtime=0)
+        (study.result / f"{name}.gz").write_bytes(packed)
+    about: dict[str, Any] = {
+        "command": study.command,
+        "commit": commit,
+        "versions": json.loads(records[0].read_text("utf-8"))["versions"],
+        "seconds": round(study.seconds()),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    (study.result / "about.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+
+
+@contextmanager
+def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever ends the laboratory ends the study that runs."""
+
+    def end(*_: object) -> None:
+        child.terminate()
+        child.wait()
+        raise SystemExit(130)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One laboratory at a time: two heavy jobs would spoil each other's times."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit("the laboratory is running already; see --status") from None
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--status", action="store_true", help="only say what is done, running and left")
+    parser.add_argument("--only", action="append", help="only this study")
+    asked = parser.parse_args()
+    studies = [study for study in queue() if not asked.only or study.name in asked.only]
+    print(status(studies), flush=True)
+    if asked.status:
+        return 0
+    failed = []
+    with _alone():
+        for study in studies:
+            if not study.is_done():
+                print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
+                if not run(study):
+                    failed.append(study.name)
+    print(status(studies))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
