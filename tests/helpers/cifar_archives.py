@@ -14,8 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from robvit import fetch
 from robvit.data import cifar
-from robvit.errors import DataError
+from robvit.errors import CannotFetch
 from robvit.files import tensors_sha256
 
 RNG = np.random.default_rng(0)
@@ -101,9 +102,9 @@ def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> cifar.Cifar:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
 
     def unreachable(address: str, path: Path) -> Path:
-        raise DataError("cannot be reached (no network in tests)")
+        raise CannotFetch("cannot be reached (no network in tests)")
 
-    monkeypatch.setattr(cifar, "_download", unreachable)
-    monkeypatch.setattr(cifar.shutil, "which", lambda name: None)
-    monkeypatch.setattr(cifar, "_with_md5", lambda path, expected: path)
+    monkeypatch.setattr(cifar, "download", unreachable)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cifar, "with_digest", lambda path, expected, kind: path)
     return small

