@@ -20,13 +20,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import robvit
-from helpers.app_bench import bench, token_file
+from helpers.playground import playground, token_file
 from robvit.app import gate
-from robvit.app.compute import SWEPT
-from robvit.app.request import InputImage, Order, Result, Step, pixels_of, png
-from robvit.app.script import lines
-from robvit.app.session import Bench, Limits, OutOfTime
-from robvit.app.subjects import KNOWN, OFF, SECRET, subjects
+from robvit.app.compute import SWEEP_EPS
+from robvit.app.models import KNOWN, OFF, SECRET, playground_models
+from robvit.app.request import AttackRequest, InputImage, Result, Step, pixels_of, png
+from robvit.app.script import python_script
+from robvit.app.session import Limits, Playground, TimeLimit
 from robvit.cli import app as commands
 from robvit.data import open_data
 from robvit.data.decode import ImageError, read_image
@@ -36,8 +36,8 @@ NAME = "test/02529"
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return bench(tmp_path_factory.mktemp("tokens"))
+def play(tmp_path_factory: pytest.TempPathFactory) -> Playground:
+    return playground(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
@@ -46,69 +46,71 @@ def cat() -> InputImage:
     return InputImage(png(pixels_of(x)), NAME, "cat")
 
 
-def finished(play: Bench, order: Order) -> Result:
-    *_, last = play.attack(order)
+def finished(play: Playground, request: AttackRequest) -> Result:
+    *_, last = play.attack(request)
     assert isinstance(last, Result)
     return last
 
 
 @pytest.mark.parametrize("attack", ["fgsm", "pgd", "gama", "apgd_ce", "square", "feature"])
-def test_a_watched_attack_is_the_attack_bit_for_bit(play: Bench, cat: InputImage, attack: str) -> None:
-    order = Order(cat, "robvit-mini", attack=attack, eps=4, steps=3)
-    *steps, last = play.attack(order)
+def test_a_watched_attack_is_the_attack_bit_for_bit(play: Playground, cat: InputImage, attack: str) -> None:
+    request = AttackRequest(cat, "robvit-mini", attack=attack, eps=4, steps=3)
+    *steps, last = play.attack(request)
     assert isinstance(last, Result)
     model, x = robvit.load("robvit-mini"), cat.tensor(32)
     view, y = (model.features, None) if attack == "feature" else (model, model(x).argmax(1))
     threat = robvit.Threat("linf", 4 / 255)
-    alone = robvit.attacks.run(attack, view, x, y, threat, victim=view, eight_bit=True, **order.settings)
-    assert np.array_equal(last.exhibit.adversarial, pixels_of(alone.adv))
-    assert not np.array_equal(last.exhibit.adversarial, last.exhibit.clean)
-    assert np.abs(last.exhibit.adversarial.astype(int) - last.exhibit.clean).max() <= 4
+    alone = robvit.attacks.run(attack, view, x, y, threat, victim=view, eight_bit=True, **request.settings)
+    assert np.array_equal(last.item.adversarial, pixels_of(alone.adv))
+    assert not np.array_equal(last.item.adversarial, last.item.clean)
+    assert np.abs(last.item.adversarial.astype(int) - last.item.clean).max() <= 4
     assert last.passes == (alone.forward, alone.backward)
-    assert all(isinstance(s, Step) and s.passes == len(s.splits) <= s.expected for s in steps)
+    assert all(isinstance(s, Step) and s.passes == len(s.trace) <= s.expected for s in steps)
     assert [s.passes for s in steps] == sorted({s.passes for s in steps})
-    assert all(s.splits == last.splits[: s.passes] for s in steps)
+    assert all(s.trace == last.trace[: s.passes] for s in steps)
 
 
-def test_the_result_says_what_the_model_says(play: Bench, cat: InputImage) -> None:
-    found = finished(play, Order(cat, "robvit-mini", eps=8))
+def test_the_result_says_what_the_model_says(play: Playground, cat: InputImage) -> None:
+    found = finished(play, AttackRequest(cat, "robvit-mini", eps=8))
     x = cat.tensor(32)
-    adv = torch.from_numpy(found.exhibit.adversarial).permute(2, 0, 1)[None] / 255
+    adv = torch.from_numpy(found.item.adversarial).permute(2, 0, 1)[None] / 255
     model = robvit.load("robvit-mini")
     with torch.no_grad():
         values, places = model(adv).softmax(1)[0].topk(5)
         near = torch.nn.functional.cosine_similarity(model.features(adv), model.features(x), dim=-1).mean()
-    (answer,) = found.answers
-    classes = play.subjects["robvit-mini"].classes
-    assert answer.attacked == [(classes[i], v) for i, v in zip(places.tolist(), values.tolist(), strict=True)]
-    assert answer.cosine == (pytest.approx(1), float(near))
-    assert not answer.withstood
-    assert answer.clean[0][0] == "cat"
+    (prediction,) = found.predictions
+    classes = play.models["robvit-mini"].classes
+    assert prediction.attacked == [
+        (classes[i], v) for i, v in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+    assert prediction.cosine == (pytest.approx(1), float(near))
+    assert prediction.success
+    assert prediction.clean[0][0] == "cat"
     assert found.psnr == pytest.approx(10 * math.log10(1 / float((adv - x).square().mean())))
-    assert found.exhibit.attention is not None
-    assert len(found.exhibit.attention) == 2
+    assert found.item.attention is not None
+    assert len(found.item.attention) == 2
 
 
-def test_tokens_change_who_is_judged_and_who_is_attacked(play: Bench, cat: InputImage) -> None:
+def test_tokens_change_who_is_judged_and_who_is_attacked(play: Playground, cat: InputImage) -> None:
     off, secret, known = (
-        finished(play, Order(cat, "robvit-mini", tokens)) for tokens in (OFF, SECRET, KNOWN)
+        finished(play, AttackRequest(cat, "robvit-mini", tokens)) for tokens in (OFF, SECRET, KNOWN)
     )
-    assert [len(found.answers) for found in (off, secret, known)] == [1, 2, 2]
-    assert np.array_equal(off.exhibit.adversarial, secret.exhibit.adversarial)
-    assert not np.array_equal(off.exhibit.adversarial, known.exhibit.adversarial)
-    assert off.answers[0] == secret.answers[0]
-    hardened = play.subjects["robvit-mini"].hardened
+    assert [len(found.predictions) for found in (off, secret, known)] == [1, 2, 2]
+    assert np.array_equal(off.item.adversarial, secret.item.adversarial)
+    assert not np.array_equal(off.item.adversarial, known.item.adversarial)
+    assert off.predictions[0] == secret.predictions[0]
+    hardened = play.models["robvit-mini"].hardened
     assert hardened is not None
     with torch.no_grad():
         expected = float(hardened(cat.tensor(32)).softmax(1).max())
-    assert secret.answers[1].clean[0][1] == pytest.approx(expected)
+    assert secret.predictions[1].clean[0][1] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tokens", [OFF, SECRET, KNOWN])
 @pytest.mark.parametrize("attack", ["pgd", "feature"])
 @pytest.mark.parametrize("uploaded", [False, True])
-def test_the_python_lines_make_the_same_image(
-    play: Bench,
+def test_the_python_script_makes_the_same_image(
+    play: Playground,
     cat: InputImage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,81 +119,81 @@ def test_the_python_lines_make_the_same_image(
     uploaded: bool,
 ) -> None:
     image = InputImage(cat.png) if uploaded else cat
-    order = Order(image, "robvit-mini", tokens, attack, eps=5, steps=3)
-    found = finished(play, order)
+    request = AttackRequest(image, "robvit-mini", tokens, attack, eps=5, steps=3)
+    found = finished(play, request)
     monkeypatch.chdir(tmp_path)
     token_file(tmp_path)
-    Path("clean.png").write_bytes(png(found.exhibit.clean))
-    exec(lines(play.subjects["robvit-mini"], order), {})  # noqa: S102  our own lines
-    assert np.array_equal(np.asarray(Image.open("adversarial.png")), found.exhibit.adversarial)
+    Path("clean.png").write_bytes(png(found.item.clean))
+    exec(python_script(play.models["robvit-mini"], request), {})  # noqa: S102  our own script
+    assert np.array_equal(np.asarray(Image.open("adversarial.png")), found.item.adversarial)
 
 
-def test_the_sweep_is_the_attack_at_each_budget(play: Bench, cat: InputImage) -> None:
-    order = Order(cat, "robvit-mini", SECRET, steps=3)
-    *_, swept = play.sweep(order)
+def test_the_sweep_is_the_attack_at_each_budget(play: Playground, cat: InputImage) -> None:
+    request = AttackRequest(cat, "robvit-mini", SECRET, steps=3)
+    *_, swept = play.sweep(request)
     assert list(swept.lines) == ["without tokens", "with tokens"]
     for points in swept.lines.values():
-        assert [eps for eps, _ in points] == [0, *SWEPT]
-    found = finished(play, replace(order, eps=8))
-    expected = dict(found.answers[1].attacked).get("cat")
+        assert [eps for eps, _ in points] == [0, *SWEEP_EPS]
+    found = finished(play, replace(request, eps=8))
+    expected = dict(found.predictions[1].attacked).get("cat")
     assert expected is None or dict(swept.lines["with tokens"])[8] == pytest.approx(expected)
-    assert swept.lines["without tokens"][0][1] == pytest.approx(found.answers[0].clean[0][1])
+    assert swept.lines["without tokens"][0][1] == pytest.approx(found.predictions[0].clean[0][1])
     assert swept.measure == "confidence in 'cat'"
 
 
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"subject": "robvit-mimi"}, UnknownName, "did you mean robvit-mini"),
+        ({"model": "robvit-mimi"}, UnknownName, "did you mean robvit-mini"),
         ({"attack": "autoattack"}, UnknownName, "no attack on robvit-mini"),
         ({"attack": "fab"}, UnknownName, "no attack on robvit-mini"),
         ({"eps": 33}, InputError, "eps must be a whole number from 1 to 32, got 33"),
         ({"eps": 0}, InputError, "eps must be"),
         ({"steps": 10**9}, InputError, "steps must be a whole number from 1 to 100"),
-        ({"subject": "robvit-mini-robust", "tokens": SECRET}, InputError, "has no tokens here"),
+        ({"model": "robvit-mini-robust", "tokens": SECRET}, InputError, "has no tokens here"),
         ({"tokens": "nonsense"}, InputError, "has no tokens here"),
     ],
 )
 def test_what_may_not_be_asked_for_is_refused(
-    play: Bench, cat: InputImage, change: dict[str, object], error: type[RobvitError], says: str
+    play: Playground, cat: InputImage, change: dict[str, object], error: type[RobvitError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        next(play.attack(replace(Order(cat, "robvit-mini"), **change)))
+        next(play.attack(replace(AttackRequest(cat, "robvit-mini"), **change)))
 
 
-def test_an_order_ends_with_its_time(play: Bench, cat: InputImage) -> None:
-    hasty = Bench(play.subjects, Limits(seconds=0))
-    for answers in (hasty.attack, hasty.sweep):
-        with pytest.raises(OutOfTime, match="try fewer steps"):
-            list(answers(Order(cat, "robvit-mini", steps=100)))
-    assert not hasty.turn.locked()
+def test_an_order_ends_with_its_time(play: Playground, cat: InputImage) -> None:
+    hasty = Playground(play.models, Limits(seconds=0))
+    for stream in (hasty.attack, hasty.sweep):
+        with pytest.raises(TimeLimit, match="try fewer steps"):
+            list(stream(AttackRequest(cat, "robvit-mini", steps=100)))
+    assert not hasty.lock.locked()
 
 
-def test_an_order_ends_with_its_visitor(play: Bench, cat: InputImage) -> None:
-    going = play.attack(Order(cat, "robvit-mini", attack="apgd_t", steps=100))
+def test_an_order_ends_with_its_visitor(play: Playground, cat: InputImage) -> None:
+    going = play.attack(AttackRequest(cat, "robvit-mini", attack="apgd_t", steps=100))
     assert isinstance(next(going), Step)
-    assert play.turn.locked()
+    assert play.lock.locked()
     going.close()
-    assert play.turn.acquire(timeout=30)
-    play.turn.release()
+    assert play.lock.acquire(timeout=30)
+    play.lock.release()
 
 
-def test_orders_at_once_are_answered_as_alone(play: Bench) -> None:
+def test_orders_at_once_are_answered_as_alone(play: Playground) -> None:
     x, _ = open_data("sample", limit=6).arrays()
-    orders = [Order(InputImage(png(pixels_of(one[None]))), "robvit-mini", steps=3) for one in x]
-    alone = [finished(play, order) for order in orders]
+    requests = [AttackRequest(InputImage(png(pixels_of(one[None]))), "robvit-mini", steps=3) for one in x]
+    alone = [finished(play, request) for request in requests]
     together: dict[int, Result] = {}
     threads = [
-        threading.Thread(target=lambda i=i, order=order: together.update({i: finished(play, order)}))
-        for i, order in enumerate(orders)
+        threading.Thread(target=lambda i=i, request=request: together.update({i: finished(play, request)}))
+        for i, request in enumerate(requests)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for i, one in enumerate(alone):
-        assert together[i].answers == one.answers
-        for mine, theirs in zip(together[i].exhibit.attention, one.exhibit.attention, strict=True):
+        assert together[i].predictions == one.predictions
+        for mine, theirs in zip(together[i].item.attention, one.item.attention, strict=True):
             assert np.array_equal(mine, theirs)
 
 
@@ -205,7 +207,7 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
-def test_uploads_are_bounded_before_they_are_decoded(play: Bench) -> None:
+def test_uploads_are_bounded_before_they_are_decoded(play: Playground) -> None:
     with pytest.raises(ImageError, match="not an image in any of the formats"):
         play.upload(b"<svg onload=alert(1)>")
     with pytest.raises(ImageError, match="empty"):
@@ -216,7 +218,7 @@ def test_uploads_are_bounded_before_they_are_decoded(play: Bench) -> None:
         play.upload(bomb(6000, 5000))
 
 
-def test_an_upload_becomes_a_bounded_square(play: Bench) -> None:
+def test_an_upload_becomes_a_bounded_square(play: Playground) -> None:
     held = io.BytesIO()
     Image.new("RGBA", (1500, 900), (10, 200, 30, 255)).save(held, "WEBP", lossless=True)
     kept = play.upload(held.getvalue())
@@ -228,34 +230,34 @@ def test_an_upload_becomes_a_bounded_square(play: Bench) -> None:
 
 
 def test_tokens_and_heads_go_to_their_model(tmp_path: Path) -> None:
-    with patch("robvit.app.subjects.on_disk", return_value=""):
-        found = subjects(token_file(tmp_path))
+    with patch("robvit.app.models.on_disk", return_value=""):
+        found = playground_models(token_file(tmp_path))
         assert [s.name for s in found.values() if s.hardened is not None] == ["robvit-mini"]
         assert "hardly help" in found["robvit-mini-robust"].note
         assert found["robvit-mini"].note == ""
         strange = tmp_path / "strange.safetensors"
         robvit.RobustTokens(torch.zeros(1, 2, 128), "f" * 64).save(strange)
         with pytest.raises(WrongBackbone, match="none of the models here has"):
-            subjects(strange)
+            playground_models(strange)
 
 
 @pytest.mark.weights
 def test_dinov2_without_a_head_shows_features(cat: InputImage) -> None:
-    found = subjects()
-    play = Bench(found)
-    subject = found["dinov2-small"]
-    assert subject.attacks == ["feature"]
-    assert "`robvit demo` makes them" in subject.note
-    last = finished(play, Order(cat, "dinov2-small", attack="feature", steps=3))
-    assert last.answers[0].clean == []
-    assert last.answers[0].cosine[1] < 0.9
+    found = playground_models()
+    play = Playground(found)
+    model = found["dinov2-small"]
+    assert model.attacks == ["feature"]
+    assert "`robvit demo` makes them" in model.note
+    last = finished(play, AttackRequest(cat, "dinov2-small", attack="feature", steps=3))
+    assert last.predictions[0].clean == []
+    assert last.predictions[0].cosine[1] < 0.9
 
 
 class Door:
     """A gate with nothing behind it, and what it says to a request."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...] = gate.LOOPBACK) -> None:
-        self.gate = gate.Gate(self.inside, hosts=hosts, most=1000, folder=folder)
+        self.gate = gate.Gate(self.inside, hosts=hosts, max_upload=1000, folder=folder)
 
     async def inside(self, scope: object, receive: object, send: gate.Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -308,7 +310,7 @@ def test_the_gate_bounds_what_comes_in(tmp_path: Path, monkeypatch: pytest.Monke
     assert door.ask("/gradio_api/queue/join", "POST", **{length: "200001"}) == 413
     assert door.ask("/gradio_api/queue/join", "POST") == 411
     assert door.ask("/gradio_api/queue/join", "POST", **{length: "-5"}) == 411
-    monkeypatch.setattr(gate, "ROOM", 1500)
+    monkeypatch.setattr(gate, "UPLOADS_BYTES", 1500)
     (tmp_path / "kept.png").write_bytes(bytes(600))
     assert door.ask("/gradio_api/upload", "POST", **{length: "1000"}) == 507
     assert door.ask("/gradio_api/upload", "POST", **{length: "900"}) == 200

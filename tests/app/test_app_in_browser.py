@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from helpers.app_bench import Playground, served
 from helpers.browsing import Visit
+from helpers.playground import ServedPlayground, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -21,12 +21,12 @@ PATIENCE = 90_000  # milliseconds; the machine may be busy
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlayground]:
     with served(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 
-def visit(browser: Browser, server: Playground, **settings: object) -> Visit:
+def visit(browser: Browser, server: ServedPlayground, **settings: object) -> Visit:
     """The playground, which asks nobody but its own server."""
     settings = {"viewport": DESKTOP, **settings}
     allowed = (f"{server.address}/", "blob:")
@@ -55,7 +55,7 @@ def attack(page: Page) -> None:
 
 
 def test_a_image_is_attacked_slid_over_and_downloaded(
-    browser: Browser, server: Playground, tmp_path: Path
+    browser: Browser, server: ServedPlayground, tmp_path: Path
 ) -> None:
     with visit(browser, server) as page:
         expect(page.get_by_text("has no tokens here")).to_have_count(0)
@@ -65,8 +65,8 @@ def test_a_image_is_attacked_slid_over_and_downloaded(
         figures = page.locator(".images figure")
         expect(figures).to_have_count(5)
         expect(figures.nth(2)).to_contain_text("difference ×")
-        expect(page.locator(".verdict")).to_contain_text("Fooled: cat")
-        expect(page.locator(".answers li")).to_have_count(10)
+        expect(page.locator(".verdict")).to_contain_text("The attack succeeded on the model: cat")
+        expect(page.locator(".predictions li")).to_have_count(10)
         expect(page.locator(".numbers")).to_contain_text("PSNR")
         page.get_by_label("before and after").fill("80")
         assert "80%" in str(page.locator(".both").get_attribute("style"))
@@ -76,29 +76,29 @@ def test_a_image_is_attacked_slid_over_and_downloaded(
         waiting.value.save_as(kept)
         assert kept.name == "adversarial.png"
         assert np.array_equal(np.asarray(Image.open(kept)), seen(figures.nth(1).locator("img")))
-        page.locator("#lines").click()
+        page.locator("#script").click()
         expect(page.locator(".cm-content")).to_contain_text('robvit.load("robvit-mini")')
 
 
-def test_tokens_are_toggled_and_the_budget_is_swept(browser: Browser, server: Playground) -> None:
+def test_tokens_are_toggled_and_the_budget_is_swept(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server) as page:
         page.get_by_label("on, secret").check()
         attack(page)
-        expect(page.locator(".answers section")).to_have_count(2)
-        expect(page.locator(".verdict")).to_contain_text("tokens secret")
+        expect(page.locator(".predictions section")).to_have_count(2)
+        expect(page.locator(".verdict")).to_contain_text("secret tokens")
         page.locator("#sweep").click()
         sweep = page.locator(".chart", has_text="ε in grey levels")
         expect(sweep.locator("circle")).to_have_count(12, timeout=PATIENCE)
         expect(sweep.locator("polyline")).to_have_count(2)
-        page.get_by_label("Model").click()
+        page.get_by_role("combobox", name="Model").click()
         page.get_by_role("option", name="robvit-mini-robust").click()
         expect(page.get_by_text("has no tokens here")).to_be_visible()
         expect(page.get_by_label("on, secret")).to_have_count(0)
         attack(page)
-        expect(page.locator(".answers section")).to_have_count(1)
+        expect(page.locator(".predictions section")).to_have_count(1)
 
 
-def test_good_and_bad_uploads(browser: Browser, server: Playground, tmp_path: Path) -> None:
+def test_good_and_bad_uploads(browser: Browser, server: ServedPlayground, tmp_path: Path) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     Image.fromarray(pixels).resize((64, 64)).save(good)
@@ -113,13 +113,13 @@ def test_good_and_bad_uploads(browser: Browser, server: Playground, tmp_path: Pa
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: your image", timeout=PATIENCE)
         attack(page)
         assert seen(page.locator(".images img").first).shape == (32, 32, 3)
-        page.locator("#lines").click()
+        page.locator("#script").click()
         expect(page.locator(".cm-content")).to_contain_text('read_image("clean.png")')
 
 
-def test_every_control_explains_itself(browser: Browser, server: Playground) -> None:
+def test_every_control_explains_itself(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server) as page:
-        for name in ("upload", "attack", "sweep", "stop", "lines"):
+        for name in ("upload", "attack", "sweep", "stop", "script"):
             assert len(str(page.locator(f"#{name}").get_attribute("title"))) > 20
         for text in (
             "The network under attack",
@@ -135,7 +135,7 @@ def test_every_control_explains_itself(browser: Browser, server: Playground) -> 
         expect(page.locator(".chosen figcaption")).to_have_text("chosen: airplane")
 
 
-def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: Playground) -> None:
+def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server) as first, visit(browser, server) as second:
         first.get_by_label("Attack", exact=True).click()
         first.get_by_role("option", name="apgd_t").click()
@@ -149,7 +149,7 @@ def test_who_waits_sees_the_queue_and_stop_frees_it(browser: Browser, server: Pl
         expect(first.locator(".numbers")).to_have_count(0)
 
 
-def test_the_phone_has_no_sideways_scrolling(browser: Browser, server: Playground) -> None:
+def test_the_phone_has_no_sideways_scrolling(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server, viewport=PHONE, is_mobile=True, has_touch=True) as page:
         attack(page)
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]

@@ -19,8 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.app_bench import BREAK, LEFT, RELEASE, Playground, bench, served
-from robvit.app.session import Bench
+from helpers.playground import BREAK, LEFT, RELEASE, ServedPlayground, playground, served
+from robvit.app.session import Playground
 
 pytestmark = pytest.mark.slow  # servers start in processes of their own
 API = "/gradio_api"
@@ -28,18 +28,18 @@ PASSWORD = "correct horse battery"  # noqa: S105  of a server that lives for a t
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return bench(tmp_path_factory.mktemp("tokens"))
+def play(tmp_path_factory: pytest.TempPathFactory) -> Playground:
+    return playground(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlayground]:
     with served(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 
 @pytest.fixture
-def address(server: Playground) -> str:
+def address(server: ServedPlayground) -> str:
     return server.address
 
 
@@ -128,7 +128,7 @@ def image(seed: int) -> tuple[np.ndarray, bytes]:
     return pixels, held.getvalue()
 
 
-def test_twenty_visitors_at_once_get_their_own_images(address: str, play: Bench) -> None:
+def test_twenty_visitors_at_once_get_their_own_images(address: str, play: Playground) -> None:
     got: dict[int, str] = {}
 
     def visit(number: int) -> None:
@@ -159,16 +159,16 @@ def test_a_visitor_chooses_attacks_and_reads_the_lines(address: str, enter: Ente
     answer = visitor.attack(tokens="known")["output"]["data"]
     assert not np.array_equal(images(answer[0])["clean"], first)
     assert "with tokens" in answer[0]
-    code = visitor.ask("lines", "click", [None])["output"]["data"][0]["value"]
+    code = visitor.ask("script", "click", [None])["output"]["data"][0]["value"]
     assert 'robvit.load("robvit-mini", tokens="tokens.safetensors")' in code
 
 
-def test_tokens_never_leave_the_server(address: str, play: Bench, enter: Enter) -> None:
+def test_tokens_never_leave_the_server(address: str, play: Playground, enter: Enter) -> None:
     visitor = enter(Visitor(address, "curious"))
     visitor.heard += json.dumps(visitor.config).encode()
     for tokens in ("secret", "known"):
         assert visitor.attack(tokens=tokens)["success"]
-    hardened = play.subjects["robvit-mini"].hardened
+    hardened = play.models["robvit-mini"].hardened
     assert hardened is not None
     values = hardened.extra
     assert isinstance(values, torch.Tensor)
@@ -199,7 +199,7 @@ def test_a_bad_order_gets_a_sentence(address: str, sent: dict[str, Any], says: s
     assert "site-packages" not in text
 
 
-def test_what_breaks_inside_stays_inside(server: Playground) -> None:
+def test_what_breaks_inside_stays_inside(server: ServedPlayground) -> None:
     (server.folder / BREAK).touch()
     with Visitor(server.address, "unlucky") as visitor:
         answer = visitor.attack()
@@ -267,7 +267,7 @@ def test_other_sites_can_not_use_a_visitors_browser(address: str) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_who_leaves_or_stops_frees_the_machine(server: Playground, enter: Enter, leaves: bool) -> None:
+def test_who_leaves_or_stops_frees_the_machine(server: ServedPlayground, enter: Enter, leaves: bool) -> None:
     visitor = enter(Visitor(server.address, f"brief{leaves}"))
     before, number = server.log.count(LEFT), visitor.event("attack", "click")
     body = {"data": [None, "robvit-mini", "off", "apgd_t", 8, 100], "fn_index": number, "event_data": None}
@@ -297,10 +297,10 @@ def test_a_password_a_full_queue_and_nothing_left_behind(tmp_path: Path, enter: 
         assert kept.is_file()
         body = {"data": [None, "robvit-mini", "off", "pgd", 3, 2], "event_data": None}
         body["fn_index"] = visitors[0].event("attack", "click")
-        answers = [v.http.post(f"{API}/queue/join", json={**body, "session_hash": v.name}) for v in visitors]
-        assert answers[0].status_code == 200
-        assert answers[-1].status_code == 503
-        assert "full" in answers[-1].text
+        replies = [v.http.post(f"{API}/queue/join", json={**body, "session_hash": v.name}) for v in visitors]
+        assert replies[0].status_code == 200
+        assert replies[-1].status_code == 503
+        assert "full" in replies[-1].text
         (tmp_path / RELEASE).touch()
-        assert visitors[0].wait(answers[0].json()["event_id"])["success"]
+        assert visitors[0].wait(replies[0].json()["event_id"])["success"]
     assert not kept.exists()

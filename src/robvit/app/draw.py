@@ -1,4 +1,4 @@
-"""Orders and answers as HTML: every image is inside the page, so the server has no images to serve."""
+"""Requests and results as HTML: every image is inside the page, so the server has no images to serve."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from html import escape
 
 from PIL import Image
 
-from robvit.app.compute import SWEPT
-from robvit.app.request import Answer, InputImage, Result, Step, Sweep, png
+from robvit.app.compute import SWEEP_EPS
+from robvit.app.request import AttackRequest, InputImage, Prediction, Result, Step, Sweep, png
 from robvit.report.contact_sheet import Pixels
 from robvit.report.gallery import factor, views
 
@@ -41,42 +41,42 @@ def chosen(image: InputImage) -> str:
     )
 
 
-def step(news: Step, measure: str) -> str:
-    """An attack that is going on."""
-    splits = [(float(i + 1), value) for i, value in enumerate(news.splits)]
+def step(now: Step, request: AttackRequest) -> str:
+    """An attack that is running."""
+    measure, trace = request.measure, [(float(i + 1), value) for i, value in enumerate(now.trace)]
     return (
-        f"<p class='verdict busy' role='status'>Attacking: pass {news.passes} of about {news.expected}, "
-        f"{escape(measure)} {news.splits[-1]:.2f}</p>"
-        f"<progress max='{news.expected}' value='{news.passes}'></progress>"
-        f"<div class='images'>{_figure(png(news.point), 'the point it just tried')}</div>"
-        + chart({measure: splits}, "passes of the attack", measure, until=news.expected)
+        f"<p class='verdict busy' role='status'>Attacking: pass {now.passes} of about {now.expected}, "
+        f"{escape(measure)} {now.trace[-1]:.2f}</p>"
+        f"<progress max='{now.expected}' value='{now.passes}'></progress>"
+        f"<div class='images'>{_figure(png(now.point), 'the point it just tried')}</div>"
+        + chart({measure: trace}, "passes of the attack", measure, until=now.expected)
     )
 
 
-def result(found: Result, measure: str) -> str:
+def result(found: Result) -> str:
     """Everything about a finished attack."""
-    clean, adversarial = found.exhibit.clean, found.exhibit.adversarial
+    clean, adversarial = found.item.clean, found.item.adversarial
     assert clean is not None
     assert adversarial is not None
-    names = ["clean", "adversarial", f"difference ×{factor(found.exhibit)}", "attention, clean"]
+    names = ["clean", "adversarial", f"difference ×{factor(found.item)}", "attention, clean"]
     names += ["attention, attacked"]
-    shown = [_png(view) for view in views(found.exhibit) if view is not None]
+    shown = [_png(view) for view in views(found.item) if view is not None]
     figures = "".join(_figure(file, name) for file, name in zip(shown, names, strict=False))
-    splits = [(float(i + 1), value) for i, value in enumerate(found.splits)]
+    measure, trace = found.request.measure, [(float(i + 1), value) for i, value in enumerate(found.trace)]
     return (
         _verdict(found)
         + f"<div class='images'>{figures}</div>"
         + _slider(clean, adversarial)
         + _downloads(clean, adversarial)
-        + f"<div class='answers'>{''.join(map(_answer, found.answers))}</div>"
+        + f"<div class='predictions'>{''.join(map(_prediction, found.predictions))}</div>"
         + _numbers(found)
-        + chart({measure: splits}, "passes of the attack", measure)
+        + chart({measure: trace}, "passes of the attack", measure)
     )
 
 
 def sweep(found: Sweep) -> str:
-    """How much is left at each budget so far."""
-    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True, until=SWEPT[-1])
+    """The measure at each budget so far."""
+    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True, until=SWEEP_EPS[-1])
 
 
 def chart(
@@ -96,7 +96,7 @@ def chart(
         down = place(0, level).split(",")[1]
         parts.append(f"<path class='grid' d='M{LEFT},{down}H{WIDE - 8}'/>")
         parts.append(f"<text x='{LEFT - 6}' y='{down}' text-anchor='end' dy='.35em'>{level:.1f}</text>")
-    ticks = [0, *SWEPT] if marks else [0, round(most / 2), most]
+    ticks = [0, *SWEEP_EPS] if marks else [0, round(most / 2), most]
     for at in ticks:
         across = place(at, 0).split(",")[0]
         parts.append(f"<text x='{across}' y='{HIGH - BELOW + 14}' text-anchor='middle'>{at:g}</text>")
@@ -122,19 +122,21 @@ def chart(
 
 
 def _verdict(found: Result) -> str:
-    last, tokens = found.answers[-1], found.order.tokens
-    who = {"off": "", "secret": ", tokens secret", "known": ", tokens known to the attacker"}[tokens]
+    last, tokens = found.predictions[-1], found.request.tokens
+    who = {"off": "", "secret": " with secret tokens", "known": " with tokens known to the attacker"}[tokens]
     if not last.clean:
         text, kind = (
-            f"The features moved to a cosine of {last.cosine[1]:.2f} with the clean ones{who}.",
+            f"The features of the model{who} moved to a cosine of {last.cosine[1]:.2f} with the clean ones.",
             "busy",
         )
-    elif last.withstood:
-        text, kind = f"Withstood{who}: still {last.attacked[0][0]} ({last.attacked[0][1]:.0%}).", "good"
-    else:
+    elif last.success:
         before, after = last.clean[0], last.attacked[0]
-        text = f"Fooled{who}: {before[0]} ({before[1]:.0%}) became {after[0]} ({after[1]:.0%})."
+        text = f"The attack succeeded on the model{who}: {before[0]} ({before[1]:.0%}) "
+        text += f"became {after[0]} ({after[1]:.0%})."
         kind = "bad"
+    else:
+        text = f"The attack failed on the model{who}: "
+        text, kind = f"{text}still {last.attacked[0][0]} ({last.attacked[0][1]:.0%}).", "good"
     return f"<p class='verdict {kind}' role='status'>{escape(text)}</p>"
 
 
@@ -152,7 +154,7 @@ def _png(view: Image.Image) -> bytes:
 
 
 def _slider(clean: Pixels, adversarial: Pixels) -> str:
-    """Both images on top of each other, cut where the visitor wants."""
+    """Both images on top of each other, split by a slider."""
     return (
         "<figure class='slider'><div class='both' style='--cut:50%'>"
         f"<img src='{address(png(clean))}' alt='clean'>"
@@ -173,15 +175,15 @@ def _downloads(clean: Pixels, adversarial: Pixels) -> str:
     return f"<p class='downloads'>{' '.join(links)}</p>"
 
 
-def _answer(answer: Answer) -> str:
+def _prediction(found: Prediction) -> str:
     """The five likeliest classes of one model, before and after."""
-    if not answer.clean:
+    if not found.clean:
         return ""
     columns = "".join(
         f"<div><h4>{head}</h4><ol>{''.join(_bar(name, value) for name, value in top)}</ol></div>"
-        for head, top in (("clean", answer.clean), ("attacked", answer.attacked))
+        for head, top in (("clean", found.clean), ("attacked", found.attacked))
     )
-    return f"<section><h3>{escape(answer.scenario)}</h3><div class='columns'>{columns}</div></section>"
+    return f"<section><h3>{escape(found.scenario)}</h3><div class='columns'>{columns}</div></section>"
 
 
 def _bar(name: str, value: float) -> str:
@@ -192,16 +194,16 @@ def _bar(name: str, value: float) -> str:
 
 
 def _numbers(found: Result) -> str:
-    """The figures below the images."""
+    """The numbers below the images."""
     rows = [("PSNR", "∞ (nothing changed)" if math.isinf(found.psnr) else f"{found.psnr:.1f} dB")]
     rows += [
-        (f"feature cosine {a.scenario}", f"clean {a.cosine[0]:.3f}, attacked {a.cosine[1]:.3f}")
-        for a in found.answers
+        (f"feature cosine {p.scenario}", f"clean {p.cosine[0]:.3f}, attacked {p.cosine[1]:.3f}")
+        for p in found.predictions
     ]
     rows.append(
         ("cost", f"{found.passes[0]} forward and {found.passes[1]} backward passes, {found.seconds:.1f} s")
     )
-    if found.doubts:
-        rows.append(("doubtful", ", ".join(found.doubts)))
+    if found.warnings:
+        rows.append(("warnings", ", ".join(found.warnings)))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
     return f"<table class='numbers'>{cells}</table>"

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from robvit.app import draw
-from robvit.app.request import InputImage, Order, Result, png
-from robvit.app.script import lines
-from robvit.app.session import Bench, Gone
-from robvit.app.subjects import KNOWN, OFF, SECRET, Subject
+from robvit.app.models import KNOWN, OFF, SECRET, PlaygroundModel
+from robvit.app.request import AttackRequest, InputImage, Result, png
+from robvit.app.script import python_script
+from robvit.app.session import Playground, VisitorLeft
 from robvit.data import open_data
 from robvit.errors import InputError, RobvitError
 
@@ -31,7 +31,7 @@ TOOLTIPS = {
     "attack": "Attack the chosen image with these settings.",
     "sweep": "Attack the chosen image at 1, 2, 4, 8 and 16 grey levels, one after the other.",
     "stop": "Stop what is running for you.",
-    "lines": "Show the Python lines that make the same adversarial image.",
+    "script": "Show a Python script that makes the same adversarial image.",
 }
 
 
@@ -57,14 +57,14 @@ class Parts(NamedTuple):
     stop: gr.Button
     controls: list[Any]
     note: gr.Markdown
-    shown: gr.HTML
+    result: gr.HTML
     curve: gr.HTML
     script: gr.Button
     code: gr.Code
 
 
-def build(bench: Bench) -> gr.Blocks:
-    """The page with its controls; whatever a visitor chooses lives in that visitor's session alone."""
+def build(playground: Playground) -> gr.Blocks:
+    """The page with its controls; what a visitor chooses is kept in that visitor's session alone."""
     images = bundled_images()
     page: gr.Blocks = gr.Blocks(title="robvit playground", analytics_enabled=False, delete_cache=OLD)
     with page:
@@ -72,14 +72,14 @@ def build(bench: Bench) -> gr.Blocks:
             "# robvit playground\nAttack a Vision Transformer and see what it takes to fool it, "
             "with and without robustness tokens."
         )
-        _connect(bench, images, _lay_out(bench, images))
-    page.queue(max_size=bench.limits.waiting, default_concurrency_limit=1, api_open=False)
+        _connect(playground, images, _lay_out(playground, images))
+    page.queue(max_size=playground.limits.waiting, default_concurrency_limit=1, api_open=False)
     return page
 
 
-def _lay_out(bench: Bench, images: list[InputImage]) -> Parts:
-    """Controls to the left, what they lead to on the right; on a phone one below the other."""
-    first = next(iter(bench.subjects.values()))
+def _lay_out(playground: Playground, images: list[InputImage]) -> Parts:
+    """Controls to the left, the result on the right; on a phone one below the other."""
+    first = next(iter(playground.models.values()))
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
             thumbs = gr.HTML(draw.thumbnails(images), js_on_load=_CLICKED)
@@ -92,72 +92,71 @@ def _lay_out(bench: Bench, images: list[InputImage]) -> Parts:
                 attack = gr.Button("Attack", variant="primary", elem_id="attack")
                 sweep = gr.Button("ε sweep", elem_id="sweep")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=60)
-            controls = _controls(bench, first)
+            controls = _controls(playground, first)
             note = gr.Markdown(first.note)
         with gr.Column(scale=3, min_width=300):
-            shown = gr.HTML(
+            result = gr.HTML(
                 "<p class='verdict'>Choose an image and press Attack.</p>", min_height=120, elem_id="result"
             )
             curve = gr.HTML("")
-            script = gr.Button("Python lines for this", elem_id="lines", interactive=False)
+            script = gr.Button("Python script for this", elem_id="script", interactive=False)
             code = gr.Code(language="python", visible=False, interactive=False, show_line_numbers=False)
-    return Parts(thumbs, chosen, upload, attack, sweep, stop, controls, note, shown, curve, script, code)
+    return Parts(thumbs, chosen, upload, attack, sweep, stop, controls, note, result, curve, script, code)
 
 
-def _connect(bench: Bench, images: list[InputImage], parts: Parts) -> None:
-    """What happens when. Attacks and sweeps share one queue, since the models work for one at a time."""
-    image, done = gr.State(images[0]), gr.State("")
+def _connect(playground: Playground, images: list[InputImage], parts: Parts) -> None:
+    """The events. Attacks and sweeps share one queue, since the models work for one request at a time."""
+    image, code = gr.State(images[0]), gr.State("")
     shared: dict[str, Any] = {"api_visibility": "private"}
     light = {**shared, "concurrency_limit": 8, "concurrency_id": "light", "show_progress": "hidden"}
-    heavy = {**shared, "concurrency_limit": 1, "concurrency_id": "turn", "show_progress_on": parts.shown}
+    heavy = {**shared, "concurrency_limit": 1, "concurrency_id": "models", "show_progress_on": parts.result}
 
     def choose(event: gr.EventData) -> tuple[InputImage, str]:
         found = images[_whole(event.index) % len(images)]
         return found, draw.chosen(found)
 
     def take(data: bytes) -> tuple[InputImage, str]:
-        found = bench.upload(data)
+        found = playground.upload(data)
         return found, draw.chosen(found)
 
     def changed(name: str) -> tuple[Any, ...]:
-        subject = bench.subjects[name]
-        return _tokens(subject), _attacks(subject), subject.note
+        model = playground.models[name]
+        return _tokens(model), _attacks(model), model.note
 
     def attacking(*given: Any) -> Iterator[tuple[Any, ...]]:
-        order = _order(*given)
-        again = lines(bench.subject(order), order)
-        measure = "cosine of features" if order.on_features else "confidence in the class"
-        for news in bench.attack(order):
-            ready = isinstance(news, Result)
-            seen = draw.result(news, measure) if isinstance(news, Result) else draw.step(news, measure)
-            yield seen, "", again, gr.update(interactive=ready), gr.update(visible=False)
+        request = _request(*given)
+        code = python_script(playground.model(request), request)
+        for update in playground.attack(request):
+            ready = isinstance(update, Result)
+            html = draw.result(update) if isinstance(update, Result) else draw.step(update, request)
+            yield html, "", code, gr.update(interactive=ready), gr.update(visible=False)
 
     def sweeping(*given: Any) -> Iterator[str]:
-        for news in bench.sweep(_order(*given)):
-            yield draw.sweep(news)
+        for update in playground.sweep(_request(*given)):
+            yield draw.sweep(update)
 
-    def told(again: str) -> Any:
-        return gr.update(value=again, visible=True)
+    def show(code: str) -> Any:
+        return gr.update(value=code, visible=True)
 
     model, tokens, attack, *_ = parts.controls
-    wants = [image, *parts.controls]
-    results = [parts.shown, parts.curve, done, parts.script, parts.code]
-    parts.thumbs.click(friendly(choose), None, [image, parts.chosen], **light)
-    parts.upload.upload(friendly(take), parts.upload, [image, parts.chosen], **light)
-    model.change(friendly(changed), model, [tokens, attack, parts.note], **light)
-    parts.script.click(friendly(told), done, parts.code, **light)
+    inputs = [image, *parts.controls]
+    results = [parts.result, parts.curve, code, parts.script, parts.code]
+    parts.thumbs.click(report_errors(choose), None, [image, parts.chosen], **light)
+    parts.upload.upload(report_errors(take), parts.upload, [image, parts.chosen], **light)
+    model.change(report_errors(changed), model, [tokens, attack, parts.note], **light)
+    parts.script.click(report_errors(show), code, parts.code, **light)
     running: list[Any] = [
-        parts.attack.click(friendly_steps(attacking), wants, results, **heavy),
-        parts.sweep.click(friendly_steps(sweeping), wants, parts.curve, **heavy),
+        parts.attack.click(report_stream_errors(attacking), inputs, results, **heavy),
+        parts.sweep.click(report_stream_errors(sweeping), inputs, parts.curve, **heavy),
     ]
     parts.stop.click(None, None, None, cancels=running, **shared)
 
 
-def _controls(bench: Bench, first: Subject) -> list[Any]:
+def _controls(playground: Playground, first: PlaygroundModel) -> list[Any]:
     """Model, tokens, attack, budget and steps, each with a default and a word of explanation."""
     return [
         gr.Dropdown(
-            list(bench.subjects),
+            list(playground.models),
             value=first.name,
             label="Model",
             filterable=False,
@@ -167,7 +166,7 @@ def _controls(bench: Bench, first: Subject) -> list[Any]:
         _attacks(first),
         gr.Slider(
             1,
-            bench.limits.eps,
+            playground.limits.eps,
             value=3,
             step=1,
             label="ε, in grey levels of 255",
@@ -175,7 +174,7 @@ def _controls(bench: Bench, first: Subject) -> list[Any]:
         ),
         gr.Slider(
             1,
-            bench.limits.steps,
+            playground.limits.steps,
             value=10,
             step=1,
             label="Steps",
@@ -184,35 +183,35 @@ def _controls(bench: Bench, first: Subject) -> list[Any]:
     ]
 
 
-def _tokens(subject: Subject) -> gr.Radio:
+def _tokens(model: PlaygroundModel) -> gr.Radio:
     words = {OFF: "off", SECRET: "on, secret", KNOWN: "on, known to the attacker"}
     return gr.Radio(
-        [(words[one], one) for one in subject.tokens],
+        [(words[one], one) for one in model.tokens],
         value=OFF,
         label="Robustness tokens",
-        interactive=len(subject.tokens) > 1,
+        interactive=len(model.tokens) > 1,
         info="Trained tokens that harden the model while the attacker does not know them.",
     )
 
 
-def _attacks(subject: Subject) -> gr.Dropdown:
-    names = subject.attacks
+def _attacks(model: PlaygroundModel) -> gr.Dropdown:
+    names = model.attacks
     return gr.Dropdown(
         names,
         value="pgd" if "pgd" in names else names[0],
         label="Attack",
         filterable=False,
-        info="pgd climbs the gradient, fgsm is its first step, square asks for answers only, "
+        info="pgd climbs the gradient, fgsm is its first step, square uses outputs only, "
         "feature needs no classes.",
     )
 
 
-def _order(image: InputImage | None, *controls: Any) -> Order:
-    """What the controls say; anything may come from outside, so the bench checks it."""
+def _request(image: InputImage | None, *controls: Any) -> AttackRequest:
+    """What the controls say; anything may come from outside, so the playground checks it."""
     if image is None:
         raise InputError("choose an image first; this page was left alone for too long")
     model, tokens, attack, eps, steps = controls
-    return Order(image, str(model), str(tokens), str(attack), _whole(eps), _whole(steps))
+    return AttackRequest(image, str(model), str(tokens), str(attack), _whole(eps), _whole(steps))
 
 
 def _whole(value: Any) -> int:
@@ -221,35 +220,35 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def friendly(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose visitors see what was refused and why, and nothing of what broke inside."""
+def report_errors(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The same handler, whose visitors see what was refused and why, and nothing of an internal error."""
 
-    @functools.wraps(answer)
+    @functools.wraps(handler)
     def guarded(*given: Any) -> Any:
         try:
-            return answer(*given)
+            return handler(*given)
         except Exception as error:
-            raise _told(error) from None
+            raise _shown_error(error) from None
 
     return guarded
 
 
-def friendly_steps(answers: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """`friendly` for functions that answer step by step."""
+def report_stream_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """`report_errors` for handlers that yield updates."""
 
-    @functools.wraps(answers)
+    @functools.wraps(handler)
     def guarded(*given: Any) -> Iterator[Any]:
         try:
-            yield from answers(*given)
+            yield from handler(*given)
         except Exception as error:
-            raise _told(error) from None
+            raise _shown_error(error) from None
 
     return guarded
 
 
-def _told(error: Exception) -> gr.Error:
+def _shown_error(error: Exception) -> gr.Error:
     if isinstance(error, RobvitError):
         return gr.Error(escape(str(error)), print_exception=False, title="Not like this")
-    if not isinstance(error, Gone):
+    if not isinstance(error, VisitorLeft):
         traceback.print_exception(error, file=sys.stderr)
     return gr.Error("Something broke on the server; its log says what.", print_exception=False, title="Sorry")

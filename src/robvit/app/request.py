@@ -1,4 +1,4 @@
-"""What a visitor asks for, and what comes back."""
+"""What a visitor requests, and what comes back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from robvit.app.subjects import OFF
+from robvit.app.models import OFF, SECRET
 from robvit.attacks import ATTACKS
 from robvit.data.decode import fit, read_image
 from robvit.report.contact_sheet import Pixels
@@ -30,11 +30,11 @@ class InputImage:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a visitor asks for; `eps` is in grey levels of 255."""
+class AttackRequest:
+    """The attack that a visitor requests; `eps` is in grey levels of 255."""
 
     image: InputImage
-    subject: str
+    model: str
     tokens: str = OFF
     attack: str = "pgd"
     eps: int = 3
@@ -52,22 +52,30 @@ class Order:
         """Whether the attack needs no classes."""
         return bool(ATTACKS.entry(self.attack).facts["task"] == "features")
 
+    @property
+    def measure(self) -> str:
+        """What is traced during the attack, on the attacked model, which need not be the judged one."""
+        measure = "cosine of features" if self.on_features else "confidence in the class"
+        if self.tokens == OFF:
+            return measure
+        return f"{measure}, model {'without' if self.tokens == SECRET else 'with'} tokens"
+
 
 @dataclass(frozen=True)
 class Step:
-    """Where an attack stands: passes so far, the point it just tried, and the course of its measure."""
+    """The state of an attack: passes so far, the point it just tried, and its measure at every pass."""
 
     passes: int
     expected: int
     point: Pixels
-    splits: list[float]
+    trace: list[float]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one model says to the clean and to the attacked image: five classes each, and features.
+class Prediction:
+    """One model's five likeliest classes for the clean and the attacked image, and how its features moved.
 
-    The cosine is that with the clean features of the model without tokens.
+    The cosines are with the clean features of the model without tokens.
     """
 
     scenario: str
@@ -76,28 +84,28 @@ class Answer:
     cosine: tuple[float, float]
 
     @property
-    def withstood(self) -> bool:
-        """Whether it names the same class as before."""
-        return self.clean[0][0] == self.attacked[0][0]
+    def success(self) -> bool:
+        """Whether the attack changed the predicted class."""
+        return self.clean[0][0] != self.attacked[0][0]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of an attack; the last answer is the judged model's."""
+    """The result of an attack; the last prediction is the judged model's."""
 
-    order: Order
-    exhibit: GalleryItem
-    answers: list[Answer]
+    request: AttackRequest
+    item: GalleryItem
+    predictions: list[Prediction]
     psnr: float
     passes: tuple[int, int]
     seconds: float
-    splits: list[float]
-    doubts: tuple[str, ...]
+    trace: list[float]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """How much is left at each budget: lines of (grey levels, measure), and what the measure is."""
+    """A measure at each budget: lines of (grey levels, value), and what the measure is."""
 
     measure: str
     lines: dict[str, list[tuple[float, float]]]

@@ -13,9 +13,9 @@ from pathlib import Path
 import gradio as gr
 from starlette.middleware import Middleware
 
-from robvit.app.gate import LOOPBACK, Gate, check_place
+from robvit.app.gate import LOOPBACK, Gate, check_address
 from robvit.app.page import TOOLTIPS, build
-from robvit.app.session import Bench
+from robvit.app.session import Playground
 
 OVERHEAD = 10_000  # bytes that an upload has around the file
 SESSIONS = 256  # visitors whose image is kept, at most some hundred kilobytes each
@@ -33,20 +33,22 @@ _ON_LOAD = """() => {
 
 
 @contextmanager
-def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password: str = "") -> Iterator[str]:
+def opened(
+    playground: Playground, *, host: str = "127.0.0.1", port: int = 7860, password: str = ""
+) -> Iterator[str]:
     """Serve the playground while the block runs; its address. Beyond loopback it takes a password.
 
     Uploads lie in a folder of the server's own, which is gone afterwards.
     """
     local = host in LOOPBACK
-    check_place(host, port, password)
+    check_address(host, port, password)
     with tempfile.TemporaryDirectory(prefix="robvit-app-") as name:
         folder = Path(name)
         os.environ["GRADIO_TEMP_DIR"] = name  # read when the page is built and at every upload
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        most = bench.limits.upload_bytes + OVERHEAD
-        gate = Middleware(Gate, hosts=LOOPBACK if local else (), most=most, folder=folder)
-        page = build(bench)
+        max_upload = playground.limits.upload_bytes + OVERHEAD
+        gate = Middleware(Gate, hosts=LOOPBACK if local else (), max_upload=max_upload, folder=folder)
+        page = build(playground)
         try:
             page.launch(
                 server_name=host,
@@ -54,7 +56,7 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
                 prevent_thread_lock=True,
                 quiet=True,
                 share=False,
-                auth=_right(password) if password else None,
+                auth=_checks(password) if password else None,
                 auth_message="Any name, and the password of this playground.",
                 show_error=False,
                 footer_links=[],
@@ -65,7 +67,7 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
                 pwa=False,
                 mcp_server=False,
                 state_session_capacity=SESSIONS,
-                max_file_size=bench.limits.upload_bytes,
+                max_file_size=playground.limits.upload_bytes,
                 app_kwargs={"middleware": [gate], "docs_url": None, "redoc_url": None, "openapi_url": None},
                 css_paths=Path(__file__).with_name("style.css"),
                 js=_ON_LOAD % json.dumps(TOOLTIPS),
@@ -76,5 +78,5 @@ def opened(bench: Bench, *, host: str = "127.0.0.1", port: int = 7860, password:
             page.close(verbose=False)
 
 
-def _right(password: str) -> Callable[[str, str], bool]:
+def _checks(password: str) -> Callable[[str, str], bool]:
     return lambda _, given: hmac.compare_digest(given.encode(), password.encode())

@@ -1,7 +1,7 @@
-"""One visitor's order after the other: what may be asked for, and the answer as it grows.
+"""One visitor's request after the other: what may be requested, and the result as it is computed.
 
-Nothing here outlives an order but the models, and one order at a time uses them: hooks and modes of a
-model are shared by all threads, so two orders at once could see each other's images.
+Nothing here outlives a request but the models, and one request at a time uses them: hooks and modes of a
+model are shared by all threads, so two requests at once could see each other's images.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from robvit.app.compute import attacked, swept
-from robvit.app.request import InputImage, Order, Result, Step, Sweep, png
-from robvit.app.subjects import Subject
+from robvit.app.compute import run_attack, run_sweep
+from robvit.app.models import PlaygroundModel
+from robvit.app.request import AttackRequest, InputImage, Result, Step, Sweep, png
 from robvit.data.decode import ImageError, fit, read_image
 from robvit.errors import InputError, RobvitError
 from robvit.registry import unknown
@@ -24,17 +24,17 @@ T = TypeVar("T")
 KEPT_SIDE = 448  # pixels of an upload that are kept; more than any model here looks at
 
 
-class OutOfTime(RobvitError):
-    """An order that took longer than an order may."""
+class TimeLimit(RobvitError):
+    """A request that took longer than allowed."""
 
 
-class Gone(Exception):
-    """The visitor left; whoever computes for them stops at the next pass."""
+class VisitorLeft(Exception):
+    """The visitor left; what is computed for them stops at the next pass."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a visitor may ask for."""
+    """What a visitor may request."""
 
     steps: int = 100
     eps: int = 32
@@ -45,34 +45,34 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class _Said(Generic[T]):
-    news: T | None = None
+class _Message(Generic[T]):
+    content: T | None = None
     error: BaseException | None = None
     last: bool = False
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The models, the limits, and the turn that one order at a time has."""
+class Playground:
+    """The models, the limits, and the lock that one request at a time holds."""
 
-    subjects: dict[str, Subject]
+    models: dict[str, PlaygroundModel]
     limits: Limits = field(default_factory=Limits)
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def subject(self, order: Order) -> Subject:
-        """The model of an order; whatever the order may not ask for is refused."""
-        if order.subject not in self.subjects:
-            raise unknown("model", order.subject, list(self.subjects))
-        subject = self.subjects[order.subject]
-        if order.attack not in subject.attacks:
-            raise unknown(f"attack on {subject.name}", order.attack, subject.attacks)
-        if order.tokens not in subject.tokens:
-            raise InputError(f"{subject.name} has no tokens here; choose another model, or tokens off")
+    def model(self, request: AttackRequest) -> PlaygroundModel:
+        """The model of a request; whatever is not allowed is refused."""
+        if request.model not in self.models:
+            raise unknown("model", request.model, list(self.models))
+        model = self.models[request.model]
+        if request.attack not in model.attacks:
+            raise unknown(f"attack on {model.name}", request.attack, model.attacks)
+        if request.tokens not in model.tokens:
+            raise InputError(f"{model.name} has no tokens here; choose another model, or tokens off")
         for name in ("eps", "steps"):
-            value, most = getattr(order, name), getattr(self.limits, name)
+            value, most = getattr(request, name), getattr(self.limits, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise InputError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
-        return subject
+        return model
 
     def upload(self, data: bytes) -> InputImage:
         """The middle of an uploaded image, as a square; what is too large or no image is refused."""
@@ -83,54 +83,54 @@ class Bench:
         side = min(KEPT_SIDE, *pixels.shape[-2:])
         return InputImage(png(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
 
-    def attack(self, order: Order) -> Iterator[Step | Result]:
-        """The attack as it goes on, then what came of it."""
-        subject = self.subject(order)
-        return self._watched(lambda tell: attacked(subject, order, tell))
+    def attack(self, request: AttackRequest) -> Iterator[Step | Result]:
+        """The attack step by step, then its result."""
+        model = self.model(request)
+        return self._stream(lambda update: run_attack(model, request, update))
 
-    def sweep(self, order: Order) -> Iterator[Sweep]:
-        """The same attack at one budget after the other, each an image of its own."""
-        subject = self.subject(order)
-        return self._watched(lambda tell: swept(subject, order, tell))
+    def sweep(self, request: AttackRequest) -> Iterator[Sweep]:
+        """The same attack at one budget after the other, each with an image of its own."""
+        model = self.model(request)
+        return self._stream(lambda update: run_sweep(model, request, update))
 
-    def _watched(self, work: Callable[[Callable[[T], None]], T]) -> Iterator[T]:
-        """What `work` tells, the newest where the visitor is slow, and what it returns in the end.
+    def _stream(self, work: Callable[[Callable[[T], None]], T]) -> Iterator[T]:
+        """The updates of `work`, the newest where the visitor is slow, and its result in the end.
 
-        It runs in a thread of its own, after those before it, and ends with its time or its visitor.
+        It runs in a thread of its own, after those before it, until its time is up or its visitor leaves.
         """
-        told: queue.SimpleQueue[_Said[T]] = queue.SimpleQueue()
-        gone = threading.Event()
+        messages: queue.SimpleQueue[_Message[T]] = queue.SimpleQueue()
+        left = threading.Event()
 
         def compute() -> None:
             try:
-                with self.turn:
+                with self.lock:
                     end = time.monotonic() + self.limits.seconds
 
-                    def tell(news: T) -> None:
-                        if gone.is_set():
-                            raise Gone
+                    def update(content: T) -> None:
+                        if left.is_set():
+                            raise VisitorLeft
                         if time.monotonic() > end:
-                            raise OutOfTime(
+                            raise TimeLimit(
                                 f"this took longer than {self.limits.seconds:g} seconds and was stopped; "
                                 "try fewer steps or a smaller model"
                             )
-                        told.put(_Said(news))
+                        messages.put(_Message(content))
 
-                    told.put(_Said(work(tell), last=True))
+                    messages.put(_Message(work(update), last=True))
             except BaseException as error:
-                told.put(_Said(error=error, last=True))
+                messages.put(_Message(error=error, last=True))
 
-        threading.Thread(target=compute, daemon=True, name="robvit-order").start()
+        threading.Thread(target=compute, daemon=True, name="robvit-request").start()
         try:
             while True:
-                said = told.get()
-                while not said.last and not told.empty():
-                    said = told.get()
-                if said.error is not None:
-                    raise said.error
-                assert said.news is not None
-                yield said.news
-                if said.last:
+                message = messages.get()
+                while not message.last and not messages.empty():
+                    message = messages.get()
+                if message.error is not None:
+                    raise message.error
+                assert message.content is not None
+                yield message.content
+                if message.last:
                     return
         finally:
-            gone.set()
+            left.set()

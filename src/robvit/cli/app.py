@@ -41,33 +41,33 @@ def app(
     import signal
     import threading
 
-    from robvit.app.gate import check_place
+    from robvit.app.gate import check_address
     from robvit.errors import Unsupported
 
     password = _password(password_file)
-    check_place(host, port, password)
+    check_address(host, port, password)
     try:
         from robvit.app.server import opened
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"the playground needs {error.name}, which is not installed: pip install 'robvit[app]'"
         ) from None
-    from robvit.app.session import Bench, Limits
-    from robvit.app.subjects import subjects
+    from robvit.app.models import playground_models
+    from robvit.app.session import Limits, Playground
 
     tokens = tokens or _there(demo / "tokens.safetensors")
     head = head or _there(demo / "head.safetensors")
     typer.echo("loading the models ...", err=True)
-    bench = Bench(subjects(tokens, head), Limits(seconds=seconds))
+    playground = Playground(playground_models(tokens, head), Limits(seconds=seconds))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it ends, uploads are removed
-    with opened(bench, host=host, port=port, password=password) as address:
-        for subject in bench.subjects.values():
+    with opened(playground, host=host, port=port, password=password) as address:
+        for model in playground.models.values():
             has = [
                 name
-                for name, is_there in (("classes", subject.classes), ("tokens", subject.hardened))
+                for name, is_there in (("classes", model.classes), ("tokens", model.hardened))
                 if is_there
             ]
-            typer.echo(f"  {subject.name}: {', '.join(has) or 'features alone'}")
+            typer.echo(f"  {model.name}: {', '.join(has) or 'features alone'}")
         typer.echo(f"open {address} in a browser; end with Ctrl-C")
         try:
             threading.Event().wait()

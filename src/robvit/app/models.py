@@ -17,22 +17,26 @@ from robvit.loading import load
 
 FOUNDATION, BUNDLED = "dinov2-small", ("robvit-mini", "robvit-mini-robust")
 SIZE = 112  # pixels; the side of the demo's images, a quarter of the cost of 224
-OFF, SECRET, KNOWN = "off", "secret", "known"  # who carries tokens, and whether the attacker knows them
+OFF, SECRET, KNOWN = (
+    "off",
+    "secret",
+    "known",
+)  # tokens, and whether the attacker knows them
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlaygroundModel:
     """A model without and, where there are any, with its tokens, and the names of its classes."""
 
     name: str
-    bare: Model
+    undefended: Model
     hardened: Model | None = None
     classes: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """The side of the images it takes."""
-        return self.bare.input_size[0]
+        return self.undefended.input_size[0]
 
     @property
     def attacks(self) -> list[str]:
@@ -71,32 +75,32 @@ class Subject:
     def pair(self, tokens: str) -> tuple[Model, Model]:
         """The model that is attacked and the model that is judged."""
         if tokens == OFF:
-            return self.bare, self.bare
+            return self.undefended, self.undefended
         assert self.hardened is not None
-        return (self.bare if tokens == SECRET else self.hardened), self.hardened
+        return (self.undefended if tokens == SECRET else self.hardened), self.hardened
 
 
-def subjects(tokens: Path | None = None, head: Path | None = None) -> dict[str, Subject]:
+def playground_models(tokens: Path | None = None, head: Path | None = None) -> dict[str, PlaygroundModel]:
     """All models by name; the files of tokens and head go to the model for whose weights they were made."""
     names = [FOUNDATION] if on_disk(zoo.resolve(FOUNDATION)) else []
     models = {name: load(name, img_size=SIZE) for name in names}
     models |= {name: load(name) for name in BUNDLED}
-    prints = {model.fingerprint(): name for name, model in models.items()}
-    kept, trained = RobustTokens.load(tokens) if tokens else None, load_head(head) if head else None
-    for path, made in ((tokens, kept), (head, trained)):
-        if made is not None and made.fingerprint not in prints:
+    fingerprints = {model.fingerprint(): name for name, model in models.items()}
+    robust, trained = RobustTokens.load(tokens) if tokens else None, load_head(head) if head else None
+    for path, made in ((tokens, robust), (head, trained)):
+        if made is not None and made.fingerprint not in fingerprints:
             raise WrongBackbone(
                 f"{path} was made for weights with fingerprint {made.fingerprint[:12] or 'unknown'}, "
                 f"which none of the models here has: {', '.join(models)}; make it for one of them"
             )
     found = {}
-    for mark, name in prints.items():
+    for fingerprint, name in fingerprints.items():
         model = models[name]
-        if trained is not None and trained.fingerprint == mark:
+        if trained is not None and trained.fingerprint == fingerprint:
             model = model.replace(head=trained)
-        mine = kept if kept is not None and kept.fingerprint == mark else None
-        hardened = None if mine is None else model.replace(tokens=mine)
-        found[name] = Subject(name, model, hardened, _class_names(model))
+        own = robust if robust is not None and robust.fingerprint == fingerprint else None
+        hardened = None if own is None else model.replace(tokens=own)
+        found[name] = PlaygroundModel(name, model, hardened, _class_names(model))
     return found
 
 

@@ -19,9 +19,9 @@ from unittest.mock import patch
 import torch
 
 import robvit
-from robvit.app.request import Order, Step
-from robvit.app.session import Bench, Limits
-from robvit.app.subjects import subjects
+from robvit.app.models import playground_models
+from robvit.app.request import AttackRequest, Step
+from robvit.app.session import Limits, Playground
 
 RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
 LEFT = "a visitor left early"  # what the server says of it
@@ -36,14 +36,14 @@ def token_file(folder: Path) -> Path:
     return path
 
 
-def bench(folder: Path, **limits: float) -> Bench:
+def playground(folder: Path, **limits: float) -> Playground:
     """The models as on a machine without DINOv2."""
-    with patch("robvit.app.subjects.on_disk", return_value=""):
-        return Bench(subjects(token_file(folder)), Limits(**limits))
+    with patch("robvit.app.models.on_disk", return_value=""):
+        return Playground(playground_models(token_file(folder)), Limits(**limits))
 
 
 @dataclass(frozen=True)
-class Playground:
+class ServedPlayground:
     """A server that runs, and what it wrote to its standard error so far."""
 
     address: str
@@ -55,8 +55,10 @@ class Playground:
 
 
 @contextmanager
-def served(folder: Path, *, held: bool = False, password: str = "", **limits: float) -> Iterator[Playground]:
-    """A playground in a process of its own; `held` makes orders wait until the file `release` is there."""
+def served(
+    folder: Path, *, held: bool = False, password: str = "", **limits: float
+) -> Iterator[ServedPlayground]:
+    """A playground in a process of its own; `held` makes requests wait until the file `release` is there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -68,7 +70,7 @@ def served(folder: Path, *, held: bool = False, password: str = "", **limits: fl
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert address, (folder / "log").read_text()
-            yield Playground(address, folder)
+            yield ServedPlayground(address, folder)
         finally:
             process.terminate()
             process.wait(timeout=60)
@@ -83,14 +85,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    play = bench(folder, **settings["limits"])
-    genuine = Bench.attack
+    play = playground(folder, **settings["limits"])
+    genuine = Playground.attack
 
-    def attack(self: Bench, order: Order) -> Iterator[Step]:
+    def attack(self: Playground, request: AttackRequest) -> Iterator[Step]:
         if (folder / BREAK).exists():
             raise KeyError("/secret/path/of/the/server")
         try:
-            yield from genuine(self, order)
+            yield from genuine(self, request)
         except GeneratorExit:
             print(LEFT, file=sys.stderr, flush=True)
             raise
@@ -98,13 +100,13 @@ def main() -> None:
     def wait() -> None:
         while not (folder / RELEASE).exists():
             threading.Event().wait(0.1)
-        play.turn.release()
+        play.lock.release()
 
     if settings["held"]:
-        play.turn.acquire()
+        play.lock.acquire()
         threading.Thread(target=wait, daemon=True).start()
     with (
-        patch.object(Bench, "attack", attack),
+        patch.object(Playground, "attack", attack),
         opened(play, port=settings["port"], password=settings["password"]) as address,
     ):
         print(address, flush=True)
