@@ -84,7 +84,7 @@ def trial(model: Model, x: torch.Tensor, images: ImageDataset, scenario: str, at
     distance = THREAT.size(x - images.arrays()[0]).tolist()
     return Trial(
         attack,
-        str(THREAT) if attack == "pgd" else "none",
+        THREAT.budget if attack == "pgd" else None,
         {},
         correct,
         predicted,
@@ -95,13 +95,7 @@ def trial(model: Model, x: torch.Tensor, images: ImageDataset, scenario: str, at
 
 def described(images: ImageDataset) -> dict[str, Any]:
     """What a record says of its images, so that `robvit compare` can set two settings side by side."""
-    return {
-        "spec": "sample",
-        "digest": images.digest(),
-        "count": len(images),
-        "labels": images.labels,
-        "names": images.names,
-    }
+    return images.facts()
 
 
 def left(trial: Trial) -> float:

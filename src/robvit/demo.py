@@ -138,7 +138,7 @@ def _record(
     original = torch.cat([model.features(part) for part in x.split(32)])
     trials, figures = [], {}
     for scenario in scenarios:
-        for kind, seen, budget in (("clean", x, "none"), ("pgd", scenario.adv, str(threat))):
+        for kind, seen, budget in (("clean", x, None), ("pgd", scenario.adv, threat.budget)):
             tokens = [scenario.model.tokens(part) for part in seen.split(32)]
             features = torch.cat([torch.cat((t.prefix[:, :1], t.patch), dim=1) for t in tokens])
             figures[f"cosine, {kind}, {scenario.name}"] = float(
@@ -165,14 +165,7 @@ def _record(
     return Record(
         kind="demo",
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data={
-            "spec": "sample",
-            "digest": images.digest(),
-            "count": len(images),
-            "names": images.names,
-            "labels": y.tolist(),
-            "classes": images.classes,
-        },
+        data=images.facts(),
         trials=trials,
         metrics=figures,
         notes=_claims(trials),

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import torch
 
+from robvit.budget import Budget
 from robvit.errors import InputError
 
 NORMS = ("linf", "l2", "l1")
@@ -50,10 +51,12 @@ class Threat:
             raise InputError(f"eps must be zero or more, got {self.eps}; write 8/255 for eight grey levels")
 
     def __str__(self) -> str:
-        levels = self.eps * 255
-        whole = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels)) < 1e-6
-        text = f"{self.norm} {round(levels)}/255" if whole else f"{self.norm} {self.eps:g}"
-        return text if self.psnr is None else f"{text}, PSNR >= {self.psnr:g} dB"
+        return str(self.budget)
+
+    @property
+    def budget(self) -> Budget:
+        """The same as plain data, as a record holds it."""
+        return Budget(self.norm, self.eps, self.psnr)
 
     @classmethod
     def parse(cls, norm: str, eps: str) -> Threat:

@@ -164,8 +164,8 @@ def test_few_classes_are_attacked_with_success(name, norm, classes):
 
 def test_passes_are_counted_and_pgd_takes_no_more_than_it_must():
     model, x = tiny(), images()
-    with Count(model) as counted:
-        pgd(counted, x, labelled(model, x), Threat("linf", 0.0), steps=10)
+    counted = Count(model)
+    pgd(counted, x, labelled(model, x), Threat("linf", 0.0), steps=10)
     assert (counted.forward, counted.backward) == (11 * len(x), 10 * len(x))
 
 
@@ -174,8 +174,8 @@ def test_broken_images_leave_the_batch_unless_kept():
     y = labelled(model, x)
     passes = []
     for keep in (False, True):
-        with Count(model) as counted:
-            pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, early_stop=not keep)
+        counted = Count(model)
+        pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, early_stop=not keep)
         passes.append(counted.forward)
     assert passes[0] < passes[1] / 3
     assert passes[1] == 22 * len(x)
@@ -195,7 +195,7 @@ def test_a_run_reports_what_happened():
     y = labelled(model, x)
     y[0] = (y[0] + 1) % 4
     result = run("pgd", model, x, y, Threat("linf", 1.0), batch=3)
-    assert result.clean.tolist() == [False] + [True] * 7
+    assert result.clean_correct.tolist() == [False] + [True] * 7
     assert result.success.all()
     assert result.robust_accuracy == 0
     assert torch.equal(result.adv[0], x[0]), "what is wrong already is left alone"

@@ -73,8 +73,8 @@ def test_fab_gives_up_only_what_is_far():
     threat = Threat("linf", float(distance.median()))
     passes, broken = [], []
     for give_up in (None, 1.25):
-        with Count(model) as counted:
-            adv = fab_t(counted, x, y, threat, give_up=give_up)
+        counted = Count(model)
+        adv = fab_t(counted, x, y, threat, give_up=give_up)
         passes.append(counted.forward)
         broken.append(misclassified(model.eval()(adv), y))
     assert torch.equal(*broken)

@@ -7,7 +7,6 @@ import torch
 
 import robvit
 from robvit.attacks import run
-from robvit.attacks.precision import run_in
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName, Unsupported
 from robvit.threat import Threat
@@ -19,10 +18,10 @@ def test_every_success_holds_in_full_precision() -> None:
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=24).arrays()
     full = run("pgd", model, x, y, LINF, steps=5)
-    low = run_in("bf16", "pgd", model, x, y, LINF, steps=5)
+    low = run("pgd", model, x, y, LINF, steps=5, precision="bf16")
     with torch.no_grad():
         assert torch.equal(low.success, model(low.adv).argmax(1) != y)
-    assert torch.equal(low.clean, full.clean)
+    assert torch.equal(low.clean_correct, full.clean_correct)
     assert int((low.success != full.success).sum()) <= 2
 
 
@@ -43,18 +42,19 @@ def test_a_false_success_is_attacked_again() -> None:
     with torch.no_grad():
         y = model(x).argmax(1)
     full = run("pgd", model, x, y, LINF, steps=3)
-    low = run_in("bf16", "pgd", model, x, y, LINF, steps=3)
+    low = run("pgd", model, x, y, LINF, steps=3, precision="bf16")
     assert torch.equal(low.success, full.success)
-    assert torch.equal(low.clean, torch.ones(6, dtype=torch.bool))
+    assert torch.equal(low.clean_correct, torch.ones(6, dtype=torch.bool))
     assert "PrecisionDisagreement" in low.warnings
 
 
 def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=4).arrays()
-    assert torch.equal(run_in("fp32", "fgsm", model, x, y, LINF).adv, run("fgsm", model, x, y, LINF).adv)
+    plain, full = (run("fgsm", model, x, y, LINF, **given) for given in ({}, {"precision": "fp32"}))
+    assert torch.equal(plain.adv, full.adv)
     with pytest.raises(InputError, match="fp32, bf16 or fp16"):
-        run_in("fp8", "fgsm", model, x, y, LINF)
+        run("fgsm", model, x, y, LINF, precision="fp8")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles

@@ -123,12 +123,12 @@ def test_only_the_wanted_blocks_are_scaled():
 
 def test_finding_scales_costs_what_it_needs_and_every_pass_is_counted():
     model, x, y = small("vit")
-    with Count(model) as counted:
-        found = find_scales(counted, [(x, y)], steps=10)
+    counted = Count(model)
+    found = find_scales(counted, [(x, y)], steps=10)
     assert (found.forward, found.backward) == (counted.forward, counted.backward) == (11 * 3, 10 * 3)
     assert all(p.grad is None for p in model.parameters())
-    with Count(model) as counted:
-        found = find_scales(counted, [(x, y)], steps=10, starts=3, objective="margin")
+    counted = Count(model)
+    found = find_scales(counted, [(x, y)], steps=10, starts=3, objective="margin")
     # One reference for all starts; one pass more to compare where each ends.
     assert (found.forward, found.backward) == (counted.forward, counted.backward) == (34 * 3, 30 * 3)
 

@@ -268,7 +268,7 @@ def test_a_job_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:
     work = job(count=4, batch=3)
     record = robvit.attack_dataset(work, tmp_path)
     assert Record.load(tmp_path / "record.json") == record
-    assert record.model["judged"] == "robvit-mini-robust"
+    assert record.model["name"] == "robvit-mini-robust"
     assert (tmp_path / "sheet.png").exists()
     assert len(list((tmp_path / "images").rglob("*.png"))) == 4
 
@@ -313,10 +313,10 @@ def test_models_without_these_classes_are_refused(model: str, message: str) -> N
 def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     for text, message in (
-        ('{"schema": 99}', "schema 2, got 99"),
-        ('{"schema": 2, "kin', "not a record"),
-        ('{"schema": 2, "colour": 3, "trials": []}', "unknown field 'colour'"),
-        ('{"schema": 2, "kind": "attack"}', "missing"),
+        ('{"schema": 99}', "schema 3, got 99"),
+        ('{"schema": 3, "kin', "not a record"),
+        ('{"schema": 3, "colour": 3, "trials": []}', "unknown field 'colour'"),
+        ('{"schema": 3, "kind": "attack"}', "missing"),
         ("[]", "got list"),
     ):
         path.write_text(text)

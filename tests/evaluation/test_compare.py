@@ -23,7 +23,7 @@ from robvit.evaluation.compare import compare, differences
 from robvit.evaluation.corruption_error import ALEXNET_ERRORS
 from robvit.evaluation.metrics import mcnemar, paired_interval
 from robvit.evaluation.protocol import Protocol
-from robvit.evaluation.record import Record, Trial
+from robvit.evaluation.record import Budget, Record, Trial
 
 
 def record(*outcomes: str, names: str = "abcdef") -> Record:
@@ -32,7 +32,7 @@ def record(*outcomes: str, names: str = "abcdef") -> Record:
     trials = [
         Trial(
             title,
-            "none" if title == "clean" else "linf 8/255",
+            None if title == "clean" else Budget("linf", 8 / 255),
             {},
             [c == "R" for c in text],
             [0] * 6,
@@ -41,7 +41,7 @@ def record(*outcomes: str, names: str = "abcdef") -> Record:
         for title, text in zip(titles, outcomes, strict=False)
     ]
     data = {"count": 6, "names": list(names), "labels": [0] * 6, "digest": names}
-    return Record("evaluate", {"judged": "m"}, data, trials)
+    return Record("evaluate", {"name": "m"}, data, trials)
 
 
 def test_mcnemar_is_the_exact_binomial_test() -> None:
@@ -108,7 +108,7 @@ def test_a_function_of_anybodys_is_judged(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     judged = robvit.evaluate("strangers:bright", "sample", protocol="clean@1", limit=4)
     assert judged.trials[0].predicted == [9, 9, 9, 9]
-    assert judged.model["judged"] == "strangers:bright"
+    assert judged.model["name"] == "strangers:bright"
     for spec, message in (
         ("strangers:number", "must return a callable"),
         ("strangers:absent", "has no absent"),
@@ -185,7 +185,7 @@ def test_corruptions_made_here_are_never_called_mce() -> None:
     images = open_data("sample", limit=6)
     model = robvit.load("robvit-mini")
     found = robvit.evaluate(model, images, protocol=rules)
-    fog = next(t for t in found.trials if t.attack == "fog" and t.threat == "severity 5")
+    fog = next(t for t in found.trials if t.attack == "fog" and t.severity == 5)
     with torch.no_grad():
         expected = model(images.corrupted("fog:5").arrays()[0]).argmax(1).tolist()
     assert fog.predicted == expected

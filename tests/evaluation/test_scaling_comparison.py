@@ -93,7 +93,7 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
 
 def test_verdicts_need_more_than_chance():
     def says(both: list[bool], control: list[bool]) -> str:
-        plain = Trial("pgd", "", {}, both, [], [])
+        plain = Trial("pgd", None, {}, both, [], [])
         found = Comparison(plain, plain, plain, replace(plain, correct=control), [], None)
         return found.verdict().split(":")[0]
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from robvit.evaluation.record import PARTS, Curve, Finding, Record, Table, Trial
+from robvit.evaluation.record import PARTS, Budget, Curve, Finding, Record, Table, Trial
 from robvit.report import GalleryItem
 
 # Whatever of this became markup would change the page's title or break the content policy.
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}"
+
+
+def budget(text: str) -> Budget | None:
+    """From "linf 8/255", say; "none" is none."""
+    norm, _, eps = text.partition(" ")
+    return Budget(norm, float(Fraction(eps))) if eps else None
 
 
 def trial(attack: str, threat: str, correct: list[bool], scenario: str = "", **settings: object) -> Trial:
@@ -20,7 +27,14 @@ def trial(attack: str, threat: str, correct: list[bool], scenario: str = "", **s
     predicted = [i % 10 if ok else (i + 1) % 10 for i, ok in enumerate(correct)]
     cost = {"forward": 900, "backward": 400, "seconds": 12.5}
     return Trial(
-        attack, threat, dict(settings), correct, predicted, [0.03] * len(correct), scenario=scenario, **cost
+        attack,
+        budget(threat),
+        dict(settings),
+        correct,
+        predicted,
+        [0.03] * len(correct),
+        scenario=scenario,
+        **cost,
     )
 
 
@@ -52,7 +66,7 @@ def rich_record(name: str = "a-model", count: int = 60) -> Record:
     gap = {"ours": [[i, 3 / i] for i in range(1, 13)], "bare": bare}
     return Record(
         kind="evaluate",
-        model={"judged": name, "identity": "ab" * 32},
+        model={"name": name, "identity": "ab" * 32},
         data={
             "spec": "sample",
             "digest": "cd" * 32,
@@ -83,6 +97,8 @@ def poisoned(record: Record) -> Record:
     def spoil(value: Any) -> Any:
         if isinstance(value, str):
             return value if value == "clean" else value + EVIL
+        if isinstance(value, dict) and value.keys() == {"norm", "eps", "psnr"}:
+            return Budget(spoil(value["norm"]), value["eps"], value["psnr"])
         if isinstance(value, dict):
             return {spoil(k): spoil(v) for k, v in value.items()}
         return [spoil(v) for v in value] if isinstance(value, list) else value

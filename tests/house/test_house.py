@@ -13,7 +13,7 @@ import robvit
 
 PACKAGE = Path(robvit.__file__).parent
 LONGEST_FILE, LONGEST_FUNCTION = 350, 70
-BASE = {"errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
+BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

@@ -15,7 +15,7 @@ import robvit.studies.xcit.common as bench
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluation.record import Record, Trial
+from robvit.evaluation.record import Budget, Record, Trial
 from robvit.loading import load
 from robvit.studies import STUDIES, Request, reproduce
 from robvit.studies.xcit import paper
@@ -42,7 +42,13 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
         count = len(images)
         return [
             Trial(
-                name, str(threat or "none"), {}, [True] * count, [0] * count, [0.0] * count, scenario=scenario
+                name,
+                threat and threat.budget,
+                {},
+                [True] * count,
+                [0] * count,
+                [0.0] * count,
+                scenario=scenario,
             )
             for name, threat, _ in attacks
         ]
@@ -86,7 +92,7 @@ def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learne
     assert first.model["name"] == "tiny-xcit-s, 20 epochs"
     clean, one_step, strongest = (trial for trial in first.trials if not trial.control)
     assert sum(clean.correct) >= sum(one_step.correct)
-    assert [t.threat for t in (one_step, strongest)] == ["linf 4/255"] * 2
+    assert [str(t.threat) for t in (one_step, strongest)] == ["linf 4/255"] * 2
 
 
 @pytest.mark.slow
@@ -99,7 +105,7 @@ def test_the_larger_tables_train(name: str, tmp_path: Path) -> None:
 def _row(label: str, correct: list[bool]) -> Row:
     nothing: Any = None
     count = len(correct)
-    trial = Trial("apgd_ce", "linf 4/255", {}, correct, [0] * count, [0.0] * count)
+    trial = Trial("apgd_ce", Budget("linf", 4 / 255), {}, correct, [0] * count, [0.0] * count)
     return Row(Variant(label), nothing, nothing, [trial])
 
 

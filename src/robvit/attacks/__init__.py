@@ -18,16 +18,13 @@ from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
 from robvit.attacks.pixels import eight_bit
-from robvit.attacks.precision import PrecisionDisagreement
-from robvit.attacks.run import (
+from robvit.attacks.run import Count, Outcome, certify, run
+from robvit.attacks.sanity import (
     AttackWarning,
-    Count,
-    Outcome,
+    PrecisionDisagreement,
     RandomisedOutput,
     SoftmaxOutput,
     ZeroGradient,
-    certify,
-    run,
 )
 from robvit.attacks.scales import find_scales
 from robvit.attacks.segmentation import segmentation

@@ -6,43 +6,28 @@ fresh pass of the judged model over the returned images, never by what the attac
 
 from __future__ import annotations
 
-import warnings
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from robvit.attacks import losses
 from robvit.attacks.compiled import Compiled
-from robvit.attacks.core import ATTACKS, Attack, Model, frozen, gradient, misclassified
+from robvit.attacks.core import ATTACKS, Attack, Model, frozen, misclassified
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
+from robvit.attacks.precision import Autocast, check_precision
+from robvit.attacks.sanity import PrecisionDisagreement, doubts
 from robvit.errors import BrokenAttack, InputError, check_images, check_labels
 from robvit.registry import unknown
 from robvit.threat import Threat
 
 
-class AttackWarning(UserWarning):
-    """Something that makes an attack's result doubtful; the class's name stands in the outcome."""
-
-
-class SoftmaxOutput(AttackWarning):
-    """The model returns probabilities: its gradients vanish where it is sure of itself."""
-
-
-class RandomisedOutput(AttackWarning):
-    """The model answers differently when asked again, and one answer decides: use eot and `samples`."""
-
-
-class ZeroGradient(AttackWarning):
-    """The gradient of the margin is zero everywhere for some images."""
-
-
 class Count:
     """A model that counts: `forward` and `backward` are passes summed over images.
 
-    >>> with Count(model) as counted:
-    ...     adv = pgd(counted, x, y, threat, steps=10)
+    >>> counted = Count(model)
+    >>> adv = pgd(counted, x, y, threat, steps=10)
     >>> counted.forward / len(x)
     """
 
@@ -51,12 +36,6 @@ class Count:
         self.forward = 0
         self.backward = 0
         self._nan: torch.Tensor | None = None
-
-    def __enter__(self) -> Count:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     @property
     def nan_seen(self) -> bool:
@@ -78,23 +57,28 @@ class Count:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did: images (B 3 H W), and for each whether the judged model errs on it (B,).
+    """What an attack did: images `adv` (B 3 H W), and for each what the judged model makes of it.
 
-    `clean` says which images it got right before. Passes are sums over images and include the
-    clean pass and the final judgement; `warnings` holds the names of warning classes.
+    `predicted` and `clean_predicted` are its classes (B,) after and before, or masks (B H W), or -1 where
+    it returns features; `success` (B,) says that it errs on `adv`, `clean_correct` (B,) that it was right
+    before. `distance` (B,) is in the threat's norm. Passes are sums over images and include the clean pass
+    and the final judgement; `warnings` holds the names of warning classes.
     """
 
     adv: torch.Tensor
     success: torch.Tensor
-    clean: torch.Tensor
+    predicted: torch.Tensor
+    clean_correct: torch.Tensor
+    clean_predicted: torch.Tensor
     distance: torch.Tensor
-    forward: int
-    backward: int
-    warnings: tuple[str, ...]
+    forward: int = 0
+    backward: int = 0
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def robust_accuracy(self) -> float:
-        """The share of images that are still classified rightly."""
+        """The share of images that are still classified correctly."""
         return float((~self.success).float().mean())
 
 
@@ -142,30 +126,44 @@ def run(
     batch: int = 128,
     eight_bit: bool = False,
     samples: int = 1,
+    precision: str = "fp32",
     compiler: str | None = None,
     **settings: Any,
 ) -> Outcome:
     """Attack images x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
 
-    Images that are wrong from the start are left as they are. With a `victim`, images are made
-    on `model` and judged on the victim: every image is attacked to the attack's full objective,
-    whatever `model` thinks of it. A randomised model is judged by its mean over `samples` fresh
-    passes. With `eight_bit` images are rounded to whole grey levels inside the budget before they
-    are judged, so that saving them changes nothing. y may be None, or a target that is no label, for
-    attacks whose objective needs none; then nothing counts as a success. A `compiler`, such as
-    "inductor", compiles the attacked model first; the victim judges as it is.
+    Images that are misclassified from the start are left as they are. y may be None, or a target that is
+    no label, for attacks whose objective needs none; then nothing counts as a success.
+
+    attack: a registered name, or a function of the same signature.
+    model: any callable from images to outputs; the attack differentiates it.
+    threat: the norm and the budget that every image must keep.
+    victim: another model that judges (transfer); then every image is attacked to the attack's full
+        objective, whatever `model` thinks of it.
+    batch: images in one pass.
+    eight_bit: round to whole grey levels inside the budget before judging, so that saving changes nothing.
+    samples: fresh passes over which a randomised model is averaged when it judges.
+    precision: "bf16" or "fp16" for a faster search; a success counts only if fp32 confirms it, and what
+        fp32 does not confirm is attacked again in fp32.
+    compiler: "inductor", say, compiles the attacked model first; the judge stays as it is.
+    settings: those of the attack.
     """
+    start = time.monotonic()
     check_images(x)
+    check_precision(precision)
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label an image, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
-    counted = Count(model if compiler is None else Compiled(model, compiler))
-    judged = counted if victim is None else Count(victim)
+    source = model if compiler is None else Compiled(model, compiler)
+    source = source if precision == "fp32" else Autocast(source, precision)
+    search = Count(source)
+    judged = search if victim is None and source is model else Count(victim or model)
     judge = eot(judged, samples)
     if victim is not None:
         settings = {"early_stop": False, **settings}
         if isinstance(attack, str) and "judge" in ATTACKS.entry(attack).facts["defaults"]:
             settings = {"judge": judge, **settings}
+    work = _Attack(function, settings, threat, search, judge, victim is not None, eight_bit)
     names: set[str] = set()
     parts = []
     with torch.no_grad(), frozen(model), frozen(victim):
@@ -174,27 +172,88 @@ def run(
             clean = judge(some)
             _check_output(clean, labels, len(some))
             if first == 0:
-                names |= _doubts(counted, some, labels, clean, gradients, victim is None and samples == 1)
-            wrong = misclassified(clean, labels)
-            todo = torch.arange(len(some)) if victim is not None else (~wrong).nonzero()[:, 0]
-            adv = some.detach().clone()
-            if len(todo):
-                made = function(
-                    counted, some[todo], labels if labels is None else labels[todo], threat, **settings
-                )
-                certify(some[todo], made, threat)
-                if eight_bit:
-                    made = whole_levels(some[todo], made, threat)
-                    certify(some[todo], made, threat, eight_bit)
-                adv[todo] = made
-            verdict = misclassified(judge(adv), labels)
-            parts.append((adv, verdict, ~wrong, threat.size(adv - some)))
-    for watched in {counted, judged}:
-        if watched.nan_seen:
-            raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
-    adv, success, clean_right, distance = (torch.cat(part) for part in zip(*parts, strict=True))
-    forward, backward = (sum(getattr(c, n) for c in {counted, judged}) for n in ("forward", "backward"))
-    return Outcome(adv, success, clean_right, distance, forward, backward, tuple(sorted(names)))
+                asked, steady = (judged, samples == 1) if victim is None else (search, False)
+                names |= doubts(asked, some, labels, clean, gradients, steady)
+            adv, output = work.on(some, labels, clean)
+            if victim is None and precision != "fp32":
+                names |= work.confirm(judged, some, labels, clean, adv, output)
+            wrong, success = (misclassified(said, labels) for said in (clean, output))
+            distance = threat.size(adv - some)
+            parts.append((adv, success, _predicted(output), ~wrong, _predicted(clean), distance))
+    counts = {search, judged}
+    if any(count.nan_seen for count in counts):
+        raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
+    adv, success, predicted, clean_correct, clean_predicted, distance = (
+        torch.cat(part) for part in zip(*parts, strict=True)
+    )
+    return Outcome(
+        adv,
+        success,
+        predicted,
+        clean_correct,
+        clean_predicted,
+        distance,
+        forward=sum(count.forward for count in counts),
+        backward=sum(count.backward for count in counts),
+        seconds=time.monotonic() - start,
+        warnings=tuple(sorted(names)),
+    )
+
+
+@dataclass(frozen=True)
+class _Attack:
+    """An attack with all that one batch of it needs; `transfer` attacks every image."""
+
+    function: Attack
+    settings: dict[str, Any]
+    threat: Threat
+    search: Count
+    judge: Model
+    transfer: bool
+    eight_bit: bool
+
+    def on(
+        self, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Certified images (B 3 H W) and the judged model's fresh output on them."""
+        adv, rows = x.detach().clone(), self._rows(y, clean)
+        if len(rows):
+            adv[rows] = self._images(self.search, x[rows], _of(y, rows))
+        return adv, self.judge(adv)
+
+    def confirm(
+        self,
+        full: Model,
+        x: torch.Tensor,
+        y: torch.Tensor | None,
+        clean: torch.Tensor,
+        adv: torch.Tensor,
+        output: torch.Tensor,
+    ) -> set[str]:
+        """Attack again, on the model in full precision, what only low precision misclassifies; in place."""
+        rows = self._rows(y, clean)
+        if not len(rows):
+            return set()
+        claimed = misclassified(self.search(adv[rows]), _of(y, rows))
+        again = rows[claimed & ~misclassified(output[rows], _of(y, rows))]
+        if not len(again):
+            return set()
+        adv[again] = self._images(full, x[again], _of(y, again))
+        output[again] = self.judge(adv[again])
+        return {PrecisionDisagreement.__name__}
+
+    def _rows(self, y: torch.Tensor | None, clean: torch.Tensor) -> torch.Tensor:
+        """The images to attack: those that are still right, or all."""
+        wrong = misclassified(clean, y)
+        return torch.arange(len(wrong)) if self.transfer else (~wrong).nonzero()[:, 0]
+
+    def _images(self, model: Model, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        adv = self.function(model, x, y, self.threat, **self.settings)
+        certify(x, adv, self.threat)
+        if self.eight_bit:
+            adv = whole_levels(x, adv, self.threat)
+            certify(x, adv, self.threat, eight_bit=True)
+        return adv
 
 
 def _known(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, bool]:
@@ -222,31 +281,12 @@ def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> N
     check_labels(y, count, output.shape[1])
 
 
-def _doubts(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool, steady: bool
-) -> set[str]:
-    """Warn of what makes results doubtful, judged on the first images; the names of the warnings.
+def _of(y: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+    return y if y is None else y[rows]
 
-    `steady` says that `clean` is the answer of the same model to the same images.
-    """
-    if y is None or y.ndim != 1 or y.is_floating_point():
-        return set()
-    found: list[tuple[type[AttackWarning], str]] = []
-    few = min(len(x), 16)  # enough to notice, and cheap
-    if not gradients:
-        again = model(x[:few])
-    else:
-        again, _, grad = gradient(model, x[:few], lambda output: losses.margin(output, y[:few]))
-        dead = int((grad.flatten(1).abs().amax(1) == 0).sum())
-        if dead:
-            text = f"the gradient is zero for {dead} of {few} images; use square or bpda as well"
-            found.append((ZeroGradient, text))
-    if bool((again >= 0).all() and ((again.sum(1) - 1).abs() < 1e-3).all()):
-        found.append((SoftmaxOutput, "the model's outputs look like probabilities; pass logits"))
-    if steady and not torch.allclose(again, clean[:few], rtol=1e-2, atol=1e-3 * float(clean.abs().max())):
-        found.append(
-            (RandomisedOutput, "two answers to the same images differ; attack eot(model), set samples")
-        )
-    for category, text in found:
-        warnings.warn(text, category, stacklevel=3)
-    return {category.__name__ for category, _ in found}
+
+def _predicted(output: torch.Tensor) -> torch.Tensor:
+    """The classes of logits (B K) or (B K H W); -1 (B,) where the model returns no classes."""
+    if output.ndim in (2, 4):
+        return output.argmax(1)
+    return torch.full((len(output),), -1, device=output.device)

@@ -123,18 +123,18 @@ class _Arms:
         self.model, self.threat, self.base, self.settings = model, threat, base, settings
         self.way, self.seed = way, seed
         self.trials = {
-            "clean": Trial("clean", "none", {}, [], [], []),
-            "plain": Trial(base, str(threat), settings, [], [], []),
+            "clean": Trial("clean", None, {}, [], [], []),
+            "plain": Trial(base, threat.budget, settings, [], [], []),
             "scaled": Trial(
                 f"{base}+{way.name}",
-                str(threat),
+                threat.budget,
                 {**settings, **way.settings},
                 [],
                 [],
                 [],
                 surrogate="the model with its attention scaled",
             ),
-            "control": Trial(f"{base}, same cost", str(threat), settings, [], [], [], control=True),
+            "control": Trial(f"{base}, same cost", threat.budget, settings, [], [], [], control=True),
         }
         self.scales: list[tuple[float, ...]] = []
         self.own: list[tuple[int, int, int]] = []

@@ -35,7 +35,7 @@ def compare(
             f"{pair.p:.2g}",
         )
     for name, place, record in (("A", a, first), ("B", b, second)):
-        typer.echo(f"{name}: {record.model.get('judged') or record.model.get('name')} ({place})")
+        typer.echo(f"{name}: {record.model.get('name')} ({place})")
     typer.echo(f"{first.data['count']} images\n")
     Console().print(table)
     typer.echo("\nonly A: images that A alone gets right; p: exact McNemar test, two-sided")

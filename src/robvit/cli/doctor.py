@@ -73,7 +73,7 @@ def doctor(
     from robvit.data import open_data
     from robvit.diagnosis.context import Effort
     from robvit.diagnosis.doctor import doctor as examine
-    from robvit.evaluation.classifiers import check_fit, open_classifier
+    from robvit.evaluation.classifiers import check_fit, model_facts, open_classifier
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
@@ -99,7 +99,7 @@ def doctor(
             batch=batch,
             report=advance,
         )
-    record.model |= {"name": judged.name, "identity": judged.identity, **judged.facts}
+    record.model |= model_facts(judged)
     record.data["spec"] = data
     record.command = " ".join(["robvit", *sys.argv[1:]])
     record.save(out / "record.json")

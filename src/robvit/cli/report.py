@@ -71,7 +71,7 @@ def _originals(record: Record, side: int, images: str | None) -> Callable[[int],
             images or str(data.get("spec")),
             split=str(data.get("split") or "") or None,
             size=side,
-            resize=str(data.get("fit") or "squash"),
+            resize=str(data.get("resize") or "squash"),
             subset=[str(name) for name in data.get("names") or []],
             check=False,
         )

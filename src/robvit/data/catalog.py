@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def open_data(
     if not listing.names:
         raise DataError(f"{spec} holds no images")
     chosen = select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
+    chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.sized(size, resize).corrupted(corruption)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -75,7 +75,8 @@ class ImageDataset(Dataset[Item]):
 
     `skipped` maps the name of every image that was left out to the reason. `class_map`, where a set
     covers only some of a model's classes (ImageNet-A and -R), lists the logits to be compared.
-    `corruption`, as "fog:3", is applied to every image at the size it is given out.
+    `corruption`, as "fog:3", is applied to every image at the size it is given out. `spec` and `split` are
+    what `open_data` was asked for.
     """
 
     listing: Listing
@@ -83,6 +84,8 @@ class ImageDataset(Dataset[Item]):
     size: int | None = None
     resize: str = "squash"
     corruption: str = ""
+    spec: str = ""
+    split: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -137,6 +140,20 @@ class ImageDataset(Dataset[Item]):
         rows = list(zip(self.names, self.labels, strict=True))
         facts = [self.kind, rows, *filter(None, [self.corruption])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of its images: what was opened, which images, and how they were fitted."""
+        return {
+            "spec": self.spec,
+            "split": self.split,
+            "digest": self.digest(),
+            "count": len(self),
+            "names": self.names,
+            "labels": self.labels,
+            "classes": self.classes,
+            "size": self.size,
+            "resize": self.resize,
+        }
 
     def take(self, indices: Iterable[int]) -> ImageDataset:
         """The images at these places, in this order."""

@@ -69,7 +69,7 @@ class Shot:
         """The shot as a part of a record."""
         return Trial(
             self.title,
-            str(self.threat),
+            self.threat.budget,
             self.settings,
             (~self.broken).tolist(),
             self.predicted.tolist(),

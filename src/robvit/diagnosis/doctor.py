@@ -18,7 +18,8 @@ from robvit.diagnosis.context import AVERAGED, CheckContext, Effort, name_of
 from robvit.diagnosis.grading import CHECKS, GREEN, RED
 from robvit.errors import DataError
 from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Curve, Finding, Record, Trial
+from robvit.evaluation.record import Curve, Finding, Record
+from robvit.evaluation.trials import clean_trial
 from robvit.threat import Threat
 
 Report = Callable[..., None]
@@ -79,15 +80,14 @@ def _opened(images: Images) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
     if images.kind != "labels":
         raise DataError(f"the doctor needs one label an image, these images have {images.kind}")
     x, y = images.arrays()
-    facts = {"digest": images.digest(), "count": len(x), "names": images.names, "labels": images.labels}
-    return x, y, facts
+    return x, y, images.facts()
 
 
 def _record(
     context: CheckContext, findings: list[Finding], data: dict[str, Any], model: dict[str, Any]
 ) -> Record:
     predicted = context.clean.argmax(1).tolist()
-    clean = Trial("clean", "none", {}, context.correct.tolist(), predicted, [0.0] * len(predicted))
+    clean = clean_trial(context.correct.tolist(), predicted)
     shots = [shot for shot in context.shots.values() if shot.threat == context.threat]
     record = Record(
         kind="doctor",

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from robvit.evaluation.attack_shards import Job, attack_masks, clean_trial, craft, levels, shards
+from robvit.evaluation.attack_shards import Job, attack_masks, craft, judge_clean, levels, shards
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.record import Record, Table
 from robvit.files import written_whole
@@ -27,7 +27,6 @@ def attack_dataset(
     job: Job,
     out: str | Path,
     *,
-    data: str = "",
     command: str = "",
     report: Callable[..., None] = _silent,
 ) -> Record:
@@ -40,17 +39,8 @@ def attack_dataset(
     out = Path(out)
     record = Record(
         kind="attack",
-        model={"judged": _name(job.judged), "surrogate": _name(job.model), "identity": job.identity},
-        data={
-            "spec": data,
-            "digest": job.images.digest(),
-            "count": len(job.images),
-            "names": job.images.names,
-            "labels": job.images.labels,
-            "classes": job.images.classes,
-            "size": job.images.size,
-            "fit": job.images.resize,
-        },
+        model={"name": _name(job.judged), "surrogate": _name(job.model), "identity": job.identity},
+        data=job.images.facts(),
         trials=[],
         command=command,
     )
@@ -58,7 +48,7 @@ def attack_dataset(
         _add_scores(record, *attack_masks(job, out / "shards", report))
     else:
         trial = craft(job, out / "shards", report)
-        record.trials = [clean_trial(job), trial]
+        record.trials = [judge_clean(job), trial]
     if processes().is_main_process:
         _write_images(job, out, record)
         record.save(out / "record.json")

@@ -21,16 +21,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from robvit.attacks import ATTACKS, frozen
+from robvit.attacks import ATTACKS, frozen, run
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.pixels import eight_bit
-from robvit.attacks.precision import run_in
 from robvit.attention.hooks import class_attention
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError
 from robvit.evaluation.masks import MaskScore, pixel_counts, score_masks, score_of
 from robvit.evaluation.record import Trial
+from robvit.evaluation.trials import clean_trial
 from robvit.files import parse_json, read_tensors, read_text, tensors_sha256, write_json, written_whole
 from robvit.processes import processes
 from robvit.threat import Threat
@@ -188,13 +188,13 @@ def cosines(job: Job, folder: Path) -> dict[str, float]:
 
 
 @torch.no_grad()
-def clean_trial(job: Job) -> Trial:
+def judge_clean(job: Job) -> Trial:
     """The judged model on the untouched images, as a trial of no attack."""
     device = next(job.judged.parameters()).device
     seen = [job.judged(some.arrays()[0].to(device)).argmax(1) for some in job.batches()]
     predicted = torch.cat(seen).tolist()
     correct = [p == y for p, y in zip(predicted, job.images.labels, strict=True)]
-    return Trial("clean", "none", {}, correct, predicted, [0.0] * len(correct), forward=len(correct))
+    return clean_trial(correct, predicted)
 
 
 def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: Path) -> dict[str, Any]:
@@ -237,8 +237,7 @@ def _images(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
             return _Made(file.get_tensor("adv").to(x.device, x.dtype) / 255)
     if job.threat is None:
         return _Made(x)
-    outcome = run_in(
-        job.precision,
+    outcome = run(
         job.attack,
         job.model,
         x,
@@ -246,6 +245,7 @@ def _images(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
         job.threat,
         victim=job.victim,
         batch=len(x),
+        precision=job.precision,
         compiler=job.compiler,
         **job.settings,
     )
@@ -290,7 +290,7 @@ def _trial(job: Job, folder: Path) -> Trial:
     }
     return Trial(
         job.attack,
-        str(job.threat) if job.threat else "none",
+        job.threat.budget if job.threat else None,
         job.settings,
         **joined,
         forward=sum(part["forward"] for part in parts),

@@ -35,8 +35,7 @@ def ladder(record: Record) -> list[Table]:
 
 def claims(record: Record) -> list[str]:
     """The headline, what it rests on, and what it does not say."""
-    attacks = [t for t in record.trials if t.attack != "clean" and not t.control]
-    clean = next((t for t in record.trials if t.attack == "clean" and not t.control), None)
+    attacks, clean = record.attacks(), record.clean()
     if clean is None:
         return []
     share, low, high = _share(clean.correct)

@@ -13,7 +13,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,11 @@ class Classifier:
     name: str
     identity: str
     size: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def hardened(self) -> bool:
+        """Whether it is a model with secret tokens."""
+        return isinstance(self.net, Model) and self.net.extra is not None
 
 
 class Normalised(nn.Module):
@@ -109,8 +113,7 @@ def open_classifier(
     if isinstance(model, Model):
         return _ours(model)
     if not isinstance(model, str | Path):
-        name = getattr(model, "name", None) or getattr(model, "__qualname__", type(model).__qualname__)
-        return _foreign(model, str(name), img_size)
+        return _foreign(model, name_of(model), img_size)
     text = str(model)
     given = sorted(name for name, value in own.items() if value is not None)
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
@@ -120,6 +123,27 @@ def open_classifier(
         _refuse(given, text)
         return _foreign(_called_for(text), text, img_size)
     return _ours(load(text, arch=arch, img_size=img_size, **own))
+
+
+def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """What a record tells of a model: its name, and what decides its output as far as that can be seen."""
+    net = model.net if isinstance(model, Classifier) else model
+    if not isinstance(net, Model):
+        identity = {"identity": model.identity} if isinstance(model, Classifier) else {}
+        return {"name": name_of(model), **identity}
+    facts: dict[str, Any] = {
+        "name": net.name,
+        "identity": net.identity(),
+        "fingerprint": net.fingerprint(),
+        "input": list(net.input_size),
+        "tokens": 0 if net.extra is None else net.extra.shape[1],
+    }
+    return facts if net.adapters is None else facts | {"trade-off": net.trade_off}
+
+
+def name_of(model: object) -> str:
+    """What to call a model in words."""
+    return str(getattr(model, "name", None) or getattr(model, "__qualname__", type(model).__qualname__))
 
 
 @torch.no_grad()
@@ -155,13 +179,7 @@ def _ours(model: Model) -> Classifier:
             f"{model.name} draws its tokens anew for every call, so no record of it could be repeated; "
             "judge one set of the pool at a time"
         )
-    facts: dict[str, Any] = {
-        "fingerprint": model.fingerprint(),
-        "tokens": 0 if model.extra is None else model.extra.shape[1],
-    }
-    if model.adapters is not None:
-        facts["trade-off"] = model.trade_off
-    return Classifier(model.eval(), model.name, model.identity(), model.input_size[0], facts)
+    return Classifier(model.eval(), model.name, model.identity(), model.input_size[0])
 
 
 def _foreign(function: Callable[[torch.Tensor], torch.Tensor], name: str, size: int | None) -> Classifier:

@@ -59,7 +59,7 @@ def differences(a: Record, b: Record) -> list[str]:
         found.append("the worst cases are of different attacks and are not compared")
     if any(trial.skipped for record in (a, b) for trial in record.trials):
         found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
-    for field in ("size", "fit"):
+    for field in ("size", "resize"):
         if a.data.get(field) != b.data.get(field):
             found.append(f"images: {field} {a.data.get(field)} and {b.data.get(field)}")
     return found
@@ -72,16 +72,14 @@ def _trials(record: Record) -> dict[str, list[bool]]:
         settings = ", ".join(f"{k}={v}" for k, v in sorted(trial.settings.items()) if k != "seed" or v)
         inner = f"{trial.attack} ({settings})" if settings else trial.attack
         surrogate = f"on {trial.surrogate}" if trial.surrogate else ""
-        threat = trial.threat if trial.threat != "none" else ""
-        found[" ".join(filter(None, (trial.scenario, inner, surrogate, threat)))] = trial.correct
+        strength = "" if trial.kind == "clean" else trial.strength
+        found[" ".join(filter(None, (trial.scenario, inner, surrogate, strength)))] = trial.correct
     return found
 
 
 def _comparable(a: Record, b: Record) -> bool:
     """Whether both worst cases are of the same attacks, and there is one."""
-    return list(_trials(a)) == list(_trials(b)) and any(
-        t.attack != "clean" and not t.control for t in a.trials
-    )
+    return list(_trials(a)) == list(_trials(b)) and bool(a.attacks())
 
 
 def _pair(what: str, a: list[bool], b: list[bool]) -> Pair:

@@ -15,7 +15,7 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.corruptions import SEVERITIES
 from robvit.evaluation.corruption_error import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
 from robvit.evaluation.protocol import Corruptions
-from robvit.evaluation.record import Record, Table, Trial
+from robvit.evaluation.record import Record, Table
 
 IMAGENET_C = "imagenet-c:"
 
@@ -47,9 +47,9 @@ def corrupted(data: object, images: ImageDataset, wanted: Corruptions) -> Iterat
 def summarise(record: Record, published: bool) -> None:
     """Add the table of errors and their mean to a record; `published` says the files are ImageNet-C's."""
     errors: dict[str, list[float]] = {}
-    severities = sorted({s for trial in record.trials if (s := _severity(trial)) is not None})
+    severities = sorted({trial.severity for trial in record.trials if trial.severity is not None})
     for trial in record.trials:
-        if _severity(trial) is not None:
+        if trial.kind == "corruption":
             errors.setdefault(trial.attack, []).append(1 - sum(trial.correct) / len(trial.correct))
     means = {name: sum(found) / len(found) for name, found in errors.items()}
     normalised = published and set(means) == set(ALEXNET_ERRORS) and tuple(severities) == SEVERITIES
@@ -70,13 +70,3 @@ def summarise(record: Record, published: bool) -> None:
         made = "on ImageNet-C's files" if published else "on images corrupted here"
         record.notes.append(f"Mean error {mean:.1%} {made}, not normalised: no mCE as papers report it.")
     record.tables.append(Table("Errors under common corruptions", columns, rows, note))
-
-
-def title(severity: int) -> str:
-    """What stands in a trial's threat."""
-    return f"severity {severity}"
-
-
-def _severity(trial: Trial) -> int | None:
-    word, _, number = trial.threat.partition(" ")
-    return int(number) if word == "severity" else None

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from robvit.attacks.precision import PRECISIONS
+from robvit.attacks.precision import check_precision
 from robvit.errors import InputError
 from robvit.evaluation.claims import claims, ladder
-from robvit.evaluation.classifiers import Classifier, check_fit, open_classifier
+from robvit.evaluation.classifiers import Classifier, check_fit, model_facts, open_classifier
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.forecast import forecast
 from robvit.evaluation.protocol import Protocol, find
@@ -52,12 +52,11 @@ def evaluate(
     """
     rules = find(protocol)
     classifier = model if isinstance(model, Classifier) else open_classifier(model)
-    if rules.needs_tokens and not classifier.facts.get("tokens"):
+    if rules.needs_tokens and not classifier.hardened:
         raise InputError(
             f"{rules.name} judges a model with tokens, {classifier.name} has none; give --tokens"
         )
-    if precision not in ("fp32", *PRECISIONS):
-        raise InputError(f"precision must be fp32, {' or '.join(PRECISIONS)}, got {precision!r}")
+    check_precision(precision)
     published = is_imagenet_c(data)
     if published and rules.corruptions is None:
         raise InputError(
@@ -81,18 +80,8 @@ def evaluate(
         trials = case.run()
     record = Record(
         kind="evaluate",
-        model={"judged": classifier.name, "identity": classifier.identity, **classifier.facts},
-        data={
-            "spec": str(data) if isinstance(data, str | Path) else "",
-            "split": split or "",
-            "digest": images.digest(),
-            "count": len(images),
-            "names": images.names,
-            "labels": images.labels,
-            "classes": images.classes,
-            "size": images.size,
-            "fit": images.resize,
-        },
+        model=model_facts(classifier),
+        data=images.facts() | ({"split": split or ""} if published else {}),
         trials=trials,
         metrics=case.metrics,
         protocol={**rules.model_dump(mode="json"), "batch": batch, "precision": precision},

@@ -12,28 +12,32 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.evaluation.metrics import interval
 from robvit.files import parse_json, read_text, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One attack on all images: for each, whether the judged model is still right, and what it says.
+    """One attack on all images: for each, whether the judged model is still correct, and its prediction.
 
-    Lists run over the images. `distance` is in the threat's norm. Passes are sums over images.
-    `scenario` says which variant of the model was judged and what its attacker knew, where there are several;
-    `knowledge` is that attacker's name among the protocols' and `crafted` what the images were made on,
-    if not on the judged model. The places in `skipped` were wrong before this attack, which did not see
-    them: they count as wrong, with what was predicted then. A `control` takes no part in the worst case.
+    Lists run over the images. `threat` is the attack's budget and `distance` is in its norm; the attack
+    "clean" has none. A common corruption has its name as `attack` and a `severity`. Passes are sums over
+    images. `scenario` says which variant of the model was judged and what its attacker knew, where there
+    are several; `attacker` is that attacker's name among the protocols' and `surrogate` the model the
+    images were made on, if not the judged one. The images in `skipped` were misclassified before this
+    attack, which did not see them: they count as wrong, with what was predicted then. A `control` takes
+    no part in the worst case. `shards` is the folder of the adversarial images, relative to the record's.
     """
 
     attack: str
-    threat: str
+    threat: Budget | None
     settings: dict[str, Any]
     correct: list[bool]
     predicted: list[int]
@@ -47,6 +51,27 @@ class Trial:
     surrogate: str = ""
     skipped: list[int] = field(default_factory=list)
     control: bool = False
+    severity: int | None = None
+    shards: str = ""
+
+    @property
+    def kind(self) -> str:
+        """ "clean", "corruption" or "attack"."""
+        if self.severity is not None:
+            return "corruption"
+        return "clean" if self.attack == "clean" else "attack"
+
+    @property
+    def strength(self) -> str:
+        """How hard the images were changed, for people: "linf 8/255", "severity 3" or "none"."""
+        if self.severity is not None:
+            return f"severity {self.severity}"
+        return "none" if self.threat is None else str(self.threat)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images that the judged model gets right."""
+        return sum(self.correct) / len(self.correct)
 
 
 @dataclass(frozen=True)
@@ -136,10 +161,23 @@ class Record:
         """The variants that were judged, in order."""
         return list(dict.fromkeys(trial.scenario for trial in self.trials))
 
+    def clean(self, scenario: str | None = None) -> Trial | None:
+        """The trial of no attack: of a scenario, or of the first that is no control."""
+        found = (t for t in self.trials if t.kind == "clean")
+        if scenario is None:
+            return next((t for t in found if not t.control), None)
+        return next((t for t in found if t.scenario == scenario), None)
+
+    def attacks(self) -> list[Trial]:
+        """The trials whose worst case counts: attacks, neither controls nor corruptions."""
+        return [t for t in self.trials if t.kind == "attack" and not t.control]
+
     def still_correct(self, scenario: str | None = None) -> list[bool]:
-        """For each image, whether the model withstands all attacks of a scenario, or all but controls."""
+        """For each image, whether it is correct under all attacks of a scenario, or all but controls."""
         chosen = [
-            t.correct for t in self.trials if (not t.control if scenario is None else t.scenario == scenario)
+            t.correct
+            for t in self.trials
+            if t.kind != "corruption" and (not t.control if scenario is None else t.scenario == scenario)
         ]
         if not chosen:
             raise InputError("this record holds no attack, so nothing can be said of robustness")
@@ -152,7 +190,7 @@ class Record:
 
     def headline(self) -> Row:
         """The one figure to quote: the worst case of everything that was tried, controls aside."""
-        threats = dict.fromkeys(t.threat for t in self.trials if not t.control and t.attack != "clean")
+        threats = dict.fromkeys(t.strength for t in self.attacks())
         return Row("", "worst case", ", ".join(threats) or "none", *_share(self.still_correct()))
 
     def rows(self) -> list[Row]:
@@ -160,11 +198,11 @@ class Record:
         found = []
         for scenario in self.scenarios():
             trials = [t for t in self.trials if t.scenario == scenario]
-            found += [Row(scenario, _title(t), t.threat, *_share(t.correct)) for t in trials]
-            attacks = [t for t in trials if t.attack != "clean" and not t.control]
+            found += [Row(scenario, _title(t), t.strength, *_share(t.correct)) for t in trials]
+            attacks = [t for t in self.attacks() if t.scenario == scenario]
             if len(attacks) > 1:
                 found.append(
-                    Row(scenario, "worst case", trials[-1].threat, *_share(self.still_correct(scenario)))
+                    Row(scenario, "worst case", attacks[-1].strength, *_share(self.still_correct(scenario)))
                 )
         return found
 
@@ -198,7 +236,7 @@ class Record:
             raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
         try:
             for name, part in PARTS.items():
-                content[name] = [part(**entry) for entry in content[name]]
+                content[name] = [part(**_restored(entry)) for entry in content[name]]
             record = cls(**content)
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
@@ -210,6 +248,13 @@ class Record:
 
 # The fields that are lists of parts, for reading them back.
 PARTS: dict[str, Any] = {"trials": Trial, "tables": Table, "curves": Curve, "findings": Finding}
+
+
+def _restored(entry: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a part with a trial's budget as such."""
+    if isinstance(entry, dict) and isinstance(entry.get("threat"), dict):
+        return {**entry, "threat": Budget(**entry["threat"])}
+    return entry
 
 
 DEEPEST = 12  # a value inside values inside a record; readers of it may call themselves
@@ -227,6 +272,11 @@ def _check_kinds(part: Any, path: str | Path) -> None:
 
 
 def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_conforms(value, one, depth) for one in get_args(kind))
+    if kind is Budget:
+        hints = get_type_hints(Budget).items()
+        return isinstance(value, Budget) and all(_conforms(getattr(value, n), k, depth) for n, k in hints)
     if kind is Any and isinstance(value, list | dict):
         kind = list[Any] if isinstance(value, list) else dict[str, Any]
     if get_origin(kind) in (list, dict):

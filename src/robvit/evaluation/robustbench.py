@@ -7,6 +7,7 @@ from typing import Any
 from robvit.errors import InputError
 from robvit.evaluation.record import Record
 
+NORMS = {"linf": "Linf", "l2": "L2"}  # as RobustBench writes them
 AUTOATTACK = {"apgd_ce", "apgd_t", "fab_t", "square"}
 
 
@@ -15,22 +16,22 @@ def model_info(record: Record) -> dict[str, Any]:
 
     `autoattack_acc` is left out unless the attacks are AutoAttack's.
     """
-    attacks = [t for t in record.trials if t.attack != "clean" and not t.control]
-    clean = next((t for t in record.trials if t.attack == "clean" and not t.control), None)
+    attacks, clean = record.attacks(), record.clean()
     if not attacks or clean is None:
         raise InputError("RobustBench's form wants an attack, this record has none; choose another protocol")
-    norm, _, eps = record.headline().threat.partition(" ")
+    budgets = list(dict.fromkeys(t.threat for t in attacks if t.threat is not None))
+    norms = dict.fromkeys(NORMS.get(budget.norm, budget.norm) for budget in budgets)
     found = {
         "link": "",
-        "name": record.model["judged"],
+        "name": record.model["name"],
         "authors": "",
         "additional_data": None,
         "number_forward_passes": 1,
         "dataset": record.data["spec"],
         "venue": "",
-        "architecture": record.model["judged"],
-        "threat_model": {"linf": "Linf", "l2": "L2"}.get(norm, norm),
-        "eps": eps,
+        "architecture": record.model["name"],
+        "threat_model": ", ".join(norms),
+        "eps": ", ".join(budget.amount for budget in budgets),
         "clean_acc": f"{100 * sum(clean.correct) / len(clean.correct):.2f}",
         "reported": f"{100 * record.headline().share:.2f}",
     }

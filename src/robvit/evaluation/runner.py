@@ -15,7 +15,7 @@ from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import Job, cosines, craft
 from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Source, random_tokens
 from robvit.evaluation.classifiers import Classifier, ClassSubset
-from robvit.evaluation.corruptions import corrupted, is_imagenet_c, title
+from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.evaluation.record import Trial
 from robvit.processes import processes
@@ -85,7 +85,7 @@ class Case:
         found = []
         for name, severity, images in corrupted(self.data, self.images, self.rules.corruptions):
             trial = self.judge(f"{name}-{severity}", self.job("clean", images=images))
-            found.append(replace(trial, attack=name, threat=title(severity), control=True))
+            found.append(replace(trial, attack=name, severity=severity, control=True))
         return found
 
     def scenario(self, attacker: str) -> str:
@@ -211,7 +211,8 @@ def _spread(part: Trial, alive: list[int], before: Trial) -> Trial:
 
 def _nothing(job: Job) -> Trial:
     """The trial of an attack for which nothing was left."""
-    return Trial(job.attack, str(job.threat), job.settings, [], [], [])
+    assert job.threat is not None
+    return Trial(job.attack, job.threat.budget, job.settings, [], [], [])
 
 
 def _once(trials: Iterable[Trial]) -> list[Trial]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,6 @@ from robvit.evaluation.record import Curve, Record, Trial
 from robvit.report.summary import clean_of, share
 
 MOST_POINTS = 300  # more than a line of some hundred pixels can show
-_THREAT = re.compile(r"(\w+) ([\d.e+-]+)(/255)?(.*)", re.DOTALL)
 
 Points = dict[float, list[bool]]
 
@@ -21,11 +19,11 @@ def budget_curves(record: Record) -> list[Curve]:
     """Accuracy over the budget, a chart for each norm, from trials that differ in nothing else."""
     charts: dict[str, dict[tuple[str, ...], Points]] = {}
     for trial in _attacks(record):
-        if found := _THREAT.fullmatch(trial.threat):
-            norm, amount, levels, rest = found.groups()
-            eps = float(amount) * (255 if norm == "linf" and not levels else 1)
-            line = (trial.attack, trial.scenario, _told(trial.settings), rest)
-            points = charts.setdefault(norm, {}).setdefault(line, {})
+        if threat := trial.threat:
+            eps = round(255 * threat.eps, 6) if threat.norm == "linf" else threat.eps
+            bound = "" if threat.psnr is None else f"PSNR >= {threat.psnr:g} dB"
+            line = (trial.attack, trial.scenario, _told(trial.settings), bound)
+            points = charts.setdefault(threat.norm, {}).setdefault(line, {})
             points[eps] = trial.correct
     curves = []
     for norm, lines in charts.items():
@@ -46,7 +44,7 @@ def step_curves(record: Record) -> list[Curve]:
         if isinstance(steps, int | float):
             others = {k: v for k, v in trial.settings.items() if k != "steps"}
             line = (trial.attack, trial.scenario, _told(others))
-            charts.setdefault(trial.threat, {}).setdefault(line, {})[float(steps)] = trial.correct
+            charts.setdefault(trial.strength, {}).setdefault(line, {})[float(steps)] = trial.correct
     return [
         curve
         for threat, lines in charts.items()

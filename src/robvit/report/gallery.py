@@ -94,14 +94,14 @@ def _facts(
         "outcome": outcome(standing, clean, place),
         "attack": name(trial) if exhibit.adversarial is not None else "not attacked",
         "scenario": trial.scenario,
-        "threat": trial.threat,
+        "threat": trial.strength,
         "distance": float(trial.distance[place]),
         "factor": factor(exhibit),
         "misclassified": [
             name(t) for t in standing.trials if not t.correct[place] and place not in t.skipped
         ],
         "said": [
-            [t.scenario, name(t), t.threat, labels.class_name(t.predicted[place]), bool(t.correct[place])]
+            [t.scenario, name(t), t.strength, labels.class_name(t.predicted[place]), bool(t.correct[place])]
             for t in record.trials
             if place not in t.skipped
         ],

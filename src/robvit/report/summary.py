@@ -90,7 +90,7 @@ def ladder(record: Record) -> list[AttackerSummary]:
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in record.trials:
         if trial.attack != "clean":
-            groups.setdefault((trial.scenario, trial.threat), []).append(trial)
+            groups.setdefault((trial.scenario, trial.strength), []).append(trial)
     found = [_standing(record, scenario, threat, trials) for (scenario, threat), trials in groups.items()]
     rivals: dict[str, list[AttackerSummary]] = {}
     for standing in found:
@@ -194,4 +194,4 @@ def class_rows(record: Record, standing: AttackerSummary, labels: Labels) -> lis
 
 def title(record: Record) -> str:
     """The judged model's name."""
-    return str(record.model.get("judged") or record.model.get("name") or "a model")
+    return str(record.model.get("name") or "a model")

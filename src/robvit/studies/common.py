@@ -50,17 +50,10 @@ class Request:
 
 def study_record(request: Request, model: Model, images: ImageDataset, **fields: Any) -> Record:
     """A record of a study that judged this model on these images."""
-    spec = request.data or "sample"
     return Record(
         kind="study",
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data={
-            "spec": spec,
-            "digest": images.digest(),
-            "count": len(images),
-            "names": images.names,
-            "labels": images.labels,
-        },
+        data=images.facts() | {"spec": request.data or "sample"},
         **{"trials": [], **fields},
     )
 

@@ -23,6 +23,7 @@ from robvit.defenses.tora.io import adapted, fresh, save_adapters
 from robvit.defenses.tora.modules import BOTH, Adapters, check_trades
 from robvit.errors import InputError
 from robvit.evaluation.record import Curve, Record, Table, Trial
+from robvit.evaluation.trials import clean_trial_of, trial_of
 from robvit.threat import Threat
 from robvit.training.fit import Fit, Progress, Splits
 from robvit.training.inner_attack import InnerAttack
@@ -283,15 +284,7 @@ def train_job(job: Job, plan: Plan, out: Path, **hears: Any) -> Record:
             "recipe": plan.recipe.model_dump(mode="json"),
             "adapters": "adapters.safetensors",
         },
-        data={
-            "spec": job.data,
-            "digest": held.digest(),
-            "count": len(held),
-            "names": held.names,
-            "labels": held.labels,
-            "part": "held out of the training part",
-            "learned from": len(splits.train),
-        },
+        data=held.facts() | {"part": "held out of the training part", "learned from": len(splits.train)},
         trials=trials,
         tables=[Table("By trade-off", ["trade-off", "clean", "attacked"], rows, note)],
         curves=curves,
@@ -302,26 +295,9 @@ def train_job(job: Job, plan: Plan, out: Path, **hears: Any) -> Record:
 def judged(model: Model, images: ImageDataset, threat: Threat, steps: int, scenario: str) -> list[Trial]:
     """Every image's outcome, clean and under PGD."""
     x, y = images.arrays()
-    with torch.no_grad():
-        clean = torch.cat([model(part).argmax(1) for part in x.split(BATCH)])
     outcome = run("pgd", model, x, y, threat, batch=BATCH, steps=steps)
-    with torch.no_grad():
-        after = torch.cat([model(part).argmax(1) for part in outcome.adv.split(BATCH)])
-    correct = [(said == y).tolist() for said in (clean, after)]
-    return [
-        Trial("clean", "none", {}, correct[0], clean.tolist(), [0.0] * len(y), len(y), scenario=scenario),
-        Trial(
-            "pgd",
-            str(threat),
-            {"steps": steps},
-            correct[1],
-            after.tolist(),
-            outcome.distance.tolist(),
-            outcome.forward,
-            outcome.backward,
-            scenario=scenario,
-        ),
-    ]
+    attacked = trial_of(outcome, "pgd", threat, {"steps": steps}, scenario=scenario)
+    return [clean_trial_of(outcome, scenario=scenario), attacked]
 
 
 def _line(history: dict[str, list[float]]) -> list[list[float]]:

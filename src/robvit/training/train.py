@@ -19,6 +19,7 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import draw
 from robvit.errors import InputError
 from robvit.evaluation.record import Curve, Finding, Record, Trial
+from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, trial_of
 from robvit.loading import load
 from robvit.processes import processes
 from robvit.threat import Threat
@@ -183,15 +184,8 @@ def _record(job: Job, fit: Fit, model: Model, command: str) -> Record:
             "identity": model.identity(),
             "processes": fit.accelerator.num_processes,
         },
-        data={
-            "spec": job.data,
-            "digest": validation.digest(),
-            "count": len(validation),
-            "names": validation.names,
-            "labels": validation.labels,
-            "part": "held out of the training part",
-            "learned from": len(fit.splits.train),
-        },
+        data=validation.facts()
+        | {"part": "held out of the training part", "learned from": len(fit.splits.train)},
         trials=_trials(model, fit.loss, validation, job.recipe, fit.accelerator.device),
         metrics={"best epoch": epochs[best]}
         | {f"{fit.loss.measure}, {text}": state.history[key][best] for key, text in seen.items()},
@@ -217,30 +211,15 @@ def _trials(
     if not loss.needs_labels or type(loss).judge is not Loss.judge:
         return []
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
-    correct: list[bool] = []
-    said: list[int] = []
-    after: list[bool] = []
-    told: list[int] = []
-    far: list[float] = []
-    passes = [0, 0]
+    settings: dict[str, Any] = {"steps": recipe.judge_steps}
+    trials: list[list[Trial]] = []
     for x, y in images.batches(BATCH):
         x, y = x.to(device), y.to(device)
-        with torch.no_grad():
-            answer = model(x).argmax(1)
-        correct += (answer == y).tolist()
-        said += answer.tolist()
         if threat.eps:
-            outcome = attack_run("pgd", model, x, y, threat, batch=BATCH, steps=recipe.judge_steps)
+            outcome = attack_run("pgd", model, x, y, threat, batch=BATCH, **settings)
+            trials.append([clean_trial_of(outcome), trial_of(outcome, "pgd", threat, settings)])
+        else:
             with torch.no_grad():
-                told += model(outcome.adv).argmax(1).tolist()
-            after += (~outcome.success).tolist()
-            far += outcome.distance.tolist()
-            passes = [passes[0] + outcome.forward, passes[1] + outcome.backward]
-    trials = [Trial("clean", "none", {}, correct, said, [0.0] * len(correct), forward=len(correct))]
-    if threat.eps:
-        settings = {"steps": recipe.judge_steps}
-        forward, backward = passes
-        trials.append(
-            Trial("pgd", str(threat), settings, after, told, far, forward=forward, backward=backward)
-        )
-    return trials
+                predicted = model(x).argmax(1)
+            trials.append([clean_trial((predicted == y).tolist(), predicted.tolist())])
+    return [joined(parts) for parts in zip(*trials, strict=True)]

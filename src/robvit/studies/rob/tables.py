@@ -12,8 +12,9 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluation.attack_shards import Job, clean_trial, craft
+from robvit.evaluation.attack_shards import Job, craft, judge_clean
 from robvit.evaluation.record import Record, Table, Trial
+from robvit.evaluation.trials import clean_trial
 from robvit.progress import progress
 from robvit.studies.common import Request, study, study_record
 from robvit.studies.rob.common import (
@@ -113,7 +114,7 @@ def _judge(job: Job, folder: Path, judged: dict[str, Model]) -> list[Trial]:
         cost = {name: getattr(surrogate, name) for name in ("forward", "backward", "seconds", "warnings")}
         control = scenario in ("no tokens", "random tokens")
         trials += [
-            replace(clean_trial(seen), scenario=scenario, control=control),
+            replace(judge_clean(seen), scenario=scenario, control=control),
             replace(after, **cost, scenario=scenario, control=control),
         ]
     return trials
@@ -158,10 +159,7 @@ def table1(
     for scenario, victim in subject.variants().items():
         with torch.no_grad():
             said = torch.cat([victim(part) for part in x.split(32)]).argmax(1)
-        correct = (said == y).tolist()
-        clean.append(
-            Trial("clean", "none", {}, correct, said.tolist(), [0.0] * len(y), len(y), scenario=scenario)
-        )
+        clean.append(clean_trial((said == y).tolist(), said.tolist(), scenario=scenario))
     views = Scenes(segmentation_data, scenes, request.images or 32)
     masks = segmentation(subject.model, subject.tokens, views, None, 0)
     paper = DINOV2.get(subject.model.name)

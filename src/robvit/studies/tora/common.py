@@ -148,7 +148,7 @@ def adaptive(model: Model, images: ImageDataset, scenario: str, threat: Threat, 
             advance(len(x))
     settings = {"steps": steps, "broken by": broken}
     return Trial(
-        "gate-aware", str(threat), settings, correct, said, far, forward, backward, scenario=scenario
+        "gate-aware", threat.budget, settings, correct, said, far, forward, backward, scenario=scenario
     )
 
 
