@@ -16,6 +16,7 @@ from robvit.attacks import run
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
+from robvit.evaluation import protocol
 from robvit.evaluation.attack_shards import shards
 from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
 from robvit.evaluation.protocol import AttackerBudget, Protocol, find
@@ -57,7 +58,7 @@ def scenario(record: Record, attacker: str) -> list[Any]:
 
 
 def test_every_attacker_is_on_the_ladder() -> None:
-    assert {entry.name for entry in ATTACKERS} == set(PROTOCOL_ATTACKERS)
+    assert {entry.name for entry in ATTACKERS} == set(protocol.ATTACKERS)
     assert {entry.attacker for entry in find("rob-tokens@1").attacks} == {entry.name for entry in ATTACKERS}
     assert find("rob-tokens@1").attacker_budget.sets >= 5
 

@@ -379,7 +379,7 @@ def _deep(levels: int) -> list[Any]:
     return nested
 
 
-_record("another schema", "schema 2", lambda c: c.update(schema="2"))
+_record("another schema", "schema 3", lambda c: c.update(schema="2"))
 _record("a field nobody knows", "unknown field '__class__'", lambda c: c.update(__class__="evil"))
 _record("no trials", "missing", lambda c: c.pop("trials"))
 _record("trials that are a text", "missing or of another kind", lambda c: c.update(trials="all right"))
@@ -390,6 +390,9 @@ _record(
     "outcomes that are a text", "Trial.correct must be", lambda c: c["trials"][0].update(correct="y" * 60)
 )
 _record("predictions that are lists", "Trial.predicted", lambda c: c["trials"][0].update(predicted=[[]] * 60))
+_record("a threat in words", "Trial.threat must be", lambda c: c["trials"][1].update(threat="linf 8/255"))
+_record("a threat of words", "Trial.threat must be", lambda c: c["trials"][1]["threat"].update(eps="8/255"))
+_record("a threat with more", "of another kind", lambda c: c["trials"][1]["threat"].update(colour="red"))
 _record("seconds that are a text", "Trial.seconds", lambda c: c["trials"][0].update(seconds="1e9"))
 _record("outcomes left out", "must have 60 entries", lambda c: c["trials"][0].update(correct=[True]))
 _record("an image skipped that is not there", "skipped", lambda c: c["trials"][0].update(skipped=[10**9]))

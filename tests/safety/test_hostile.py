@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from helpers.report_samples import rich_record
 from robvit.cli import main
 from robvit.errors import RobvitError
 from robvit.evaluation.record import Record
+from robvit.report.adversarial_images import shard_folders
 
 SECONDS = 30  # far more than any takes; a hang ends here
 MEGABYTES = 300  # more than a case may take beside what is there already
@@ -107,10 +109,9 @@ def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
 def _beside(tmp_path: Path, adv: torch.Tensor, **changes: object) -> Path:
     """A record with a shard beside it that looks like that of its second trial."""
     record = rich_record(count=2)
-    trial = record.trials[1]
+    trial = record.trials[1] = replace(record.trials[1], shards="shards")
     facts = {"predicted": trial.predicted, "distance": trial.distance, **changes}
     (tmp_path / "shards").mkdir()
-    (tmp_path / "shards/job.json").write_text("{}")
     save_file({"adv": adv}, tmp_path / "shards/shard-00000.safetensors", {"facts": json.dumps(facts)})
     record.data["spec"] = "hf:evil/images"
     record.save(tmp_path / "record.json")
@@ -123,7 +124,7 @@ def _beside(tmp_path: Path, adv: torch.Tensor, **changes: object) -> Path:
         (torch.zeros(2, 3, 8, 8), {}),
         (torch.zeros(2, dtype=torch.uint8), {}),
         (torch.zeros((), dtype=torch.uint8), {}),
-        (torch.zeros(2, 3, 8, 8), {"predicted": 7}),
+        (torch.zeros(2, 3, 8, 8), {"distance": 7}),
     ],
 )
 def test_shards_beside_a_record_that_hold_no_images_are_refused(
@@ -136,6 +137,16 @@ def test_shards_beside_a_record_that_hold_no_images_are_refused(
     monkeypatch.setattr(sys, "argv", [])
     assert run("report", _beside(tmp_path, adv, **changes)) == 2
     assert "shard-00000.safetensors is not a shard that can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shards", ["../shards", "/", "shards/../../shards"])
+def test_a_record_shows_no_images_from_outside_its_folder(shards: str, tmp_path: Path) -> None:
+    _beside(tmp_path, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    (tmp_path / "inner").mkdir()
+    record = Record.load(tmp_path / "record.json")
+    assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}
+    record.trials[1] = replace(record.trials[1], shards=shards)
+    assert shard_folders(record, tmp_path / "inner") == {}
 
 
 def test_a_record_makes_nobody_fetch_images(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def attack_dataset(
         _add_scores(record, *attack_masks(job, out / "shards", report))
     else:
         trial = craft(job, out / "shards", report)
-        record.trials = [judge_clean(job), trial]
+        record.trials = [judge_clean(job), replace(trial, shards="shards")]
     if processes().is_main_process:
         _write_images(job, out, record)
         record.save(out / "record.json")

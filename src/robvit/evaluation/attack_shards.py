@@ -83,6 +83,11 @@ class Job:
         """The model that decides what counts as a success."""
         return self.victim or self.model
 
+    @property
+    def makes_images(self) -> bool:
+        """Whether adversarial images come of it, which its shards then hold."""
+        return self.threat is not None and self.source is None
+
     def key(self) -> str:
         """Names the result: the same key, the same shards, bit for bit."""
         made = None if self.source is None else _held_key(self.source)
@@ -202,7 +207,7 @@ def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: 
     x, y = (t.to(device) for t in some.arrays())
     start = time.monotonic()
     made = _images(job, x, y, index)
-    own = job.source is None and job.threat is not None
+    own = job.makes_images
     tensors = {"adv": levels(made.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
     with torch.no_grad(), frozen(job.judged):
         output = job.judged(made.adv)

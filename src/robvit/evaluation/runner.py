@@ -125,7 +125,8 @@ class Case:
     def judge(self, name: str, job: Job, label: str = "") -> Trial:
         """Do a job in its folder and show its progress."""
         with self.watch(label or name, len(job.images)) as advance:
-            return craft(job, self.out / "shards" / name, advance)
+            trial = craft(job, self.out / "shards" / name, advance)
+        return replace(trial, shards=f"shards/{name}") if job.makes_images else trial
 
     def attack(self, entry: Attack, seed: int, source: Source, *, name: str, so_far: list[Trial]) -> Trial:
         """One attack from one source on all images, or on those that still stand."""

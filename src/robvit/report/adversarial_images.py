@@ -46,37 +46,38 @@ class AdversarialImages:
 
 
 def shard_folders(record: Record, root: Path) -> dict[int, Path]:
-    """The folders of shards below `root`, by the number of the trial whose very outcomes they hold."""
-    held = {mark.parent: _outcomes(mark.parent) for mark in sorted(root.rglob("job.json"))}
+    """The folders of shards below `root`, by the number of the trial that names them.
+
+    A folder that is gone, or holds other images than the trial's, has none to show.
+    """
     found: dict[int, Path] = {}
     for number, trial in enumerate(record.trials):
-        folder = next((f for f in held if f not in found.values() and held[f] == _expected(trial)), None)
-        if folder is not None and trial.attack != "clean":
+        folder = root / trial.shards
+        inside = trial.shards and folder.resolve().is_relative_to(root.resolve())
+        if inside and folder.is_dir() and _distances(folder) == _expected(trial):
             found[number] = folder
     return found
 
 
-def _expected(trial: Trial) -> list[tuple[int, float]]:
+def _expected(trial: Trial) -> list[float]:
     skipped = set(trial.skipped)
-    both = enumerate(zip(trial.predicted, trial.distance, strict=True))
-    return [outcome for place, outcome in both if place not in skipped]
+    return [far for place, far in enumerate(trial.distance) if place not in skipped]
 
 
-def _outcomes(folder: Path) -> list[tuple[int, float]]:
-    """Prediction and distance of every image; nothing where a folder holds no images, or masks."""
-    found: list[tuple[int, float]] = []
+def _distances(folder: Path) -> list[float]:
+    """The distance of every image from its original; nothing where a folder holds no images."""
+    found: list[float] = []
     for path in sorted(folder.glob("shard-*.safetensors")):
         try:
             with safe_open(path, "np") as file:
                 facts = json.loads((file.metadata() or {})["facts"])
-                both = list(zip(facts.get("predicted", []), facts["distance"], strict=False))
                 adv = file.get_slice("adv")
-                if adv.get_shape()[0] != len(both):
-                    return []
                 shape, kind = adv.get_shape(), adv.get_dtype()
-                if both and (kind != "U8" or len(shape) != 4 or shape[1] != 3):
+                if shape[0] != len(facts["distance"]):
+                    return []
+                if shape[0] and (kind != "U8" or len(shape) != 4 or shape[1] != 3):
                     raise ValueError(f"images must be bytes (B 3 H W), got {kind} {shape}")
-                found += both
+                found += facts["distance"]
         except Exception as error:  # it may hold anything
             raise InputError(f"{path} is not a shard that can be read: {error}; attack again") from error
     return found

@@ -115,7 +115,7 @@ def _judge(job: Job, folder: Path, judged: dict[str, Model]) -> list[Trial]:
         control = scenario in ("no tokens", "random tokens")
         trials += [
             replace(judge_clean(seen), scenario=scenario, control=control),
-            replace(after, **cost, scenario=scenario, control=control),
+            replace(after, **cost, scenario=scenario, control=control, shards="" if control else folder.name),
         ]
     return trials
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -126,8 +126,9 @@ def attacked(
         job = Job(name, threat, dict(settings), model, identity, images, batch=BATCH)
         label = f"{scenario}, {name}" + (f", {threat}" if threat else "")
         with progress(label, total=len(images)) as advance:
-            made = craft(job, request.out / "shards" / job.key()[:16], advance)
-        trials.append(Trial(**{**vars(made), "scenario": scenario}))
+            place = f"shards/{job.key()[:16]}"
+            made = craft(job, request.out / place, advance)
+        trials.append(replace(made, scenario=scenario, shards=place if job.makes_images else ""))
     return trials
 
 
