@@ -67,7 +67,7 @@ def open_data(
 
     Without a `split` the judging part is opened, never the training part. `limit` draws that many
     images by the `seed`, class-balanced where possible; a smaller limit is the beginning of a larger
-    one. `subset` is "robustbench-5000", a file with one name a line, or the names. `size` and `how`
+    one. `subset` is "robustbench-5000", a file with one name a line, or the names. `size` and `resize`
     are those of `ImageDataset.sized`. `check=False` saves decoding everything once; a broken image is
     then an error when it is read. `corruption` is that of `ImageDataset.corrupted`.
     """

@@ -162,7 +162,7 @@ class ImageDataset(Dataset[Item]):
     def sized(self, size: int | None, resize: str = "squash") -> ImageDataset:
         """The same images at another size: "squash" to a square, or "crop" the middle as for ImageNet."""
         if resize not in HOWS:
-            raise InputError(f"how must be one of {', '.join(HOWS)}, got {resize!r}")
+            raise InputError(f"resize must be one of {', '.join(HOWS)}, got {resize!r}")
         if size is not None and size < 1:
             raise InputError(f"size must be a number of pixels, 1 or more, got {size}")
         return replace(self, size=size, resize=resize)
