@@ -6,10 +6,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 QUIET_SECONDS = 10.0  # between two lines where nobody watches live
 
-Advance = Callable[..., None]
+Log = Callable[[str], None]  # takes a line of text for people: `log=` everywhere
+
+
+class Advance(Protocol):
+    """Takes how much of a work was just done and a word on it: `progress=` everywhere."""
+
+    def __call__(self, amount: float = 1, note: str = "") -> None: ...
+
+
+def silent(*_: object, **__: object) -> None:
+    """A `Log` or `Advance` that tells nobody."""
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(ImageDataset, "arrays", watched)
     rules = Protocol.model_validate(SHORT)
-    robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, say=print)
+    robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, log=print)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path)
     assert max(held) == 4
 

@@ -97,7 +97,7 @@ def attack(
     )
     command = " ".join(["robvit", *sys.argv[1:]])
     with alone_in(out), progress(f"{attack} on {model}", total=len(images)) as advance:
-        record = attack_dataset(job, out, command=command, report=advance)
+        record = attack_dataset(job, out, command=command, progress=advance)
     if processes().is_main_process:
         _tell(record, out)
 

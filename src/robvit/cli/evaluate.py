@@ -77,6 +77,7 @@ def evaluate(
     from robvit.evaluation.protocol import find
     from robvit.files import alone_in
     from robvit.processes import processes
+    from robvit.progress import silent
 
     rules = find(protocol)
     if robustbench is not None and not rules.attacks:
@@ -97,7 +98,7 @@ def evaluate(
             public=public,
             batch=batch,
             precision=precision,
-            say=typer.echo if main else lambda _: None,
+            log=typer.echo if main else silent,
             command=" ".join(["robvit", *sys.argv[1:]]),
         )
     if not main:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -15,13 +13,10 @@ from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.record import Record, Table
 from robvit.files import written_whole
 from robvit.processes import processes
+from robvit.progress import Advance, silent
 from robvit.report.contact_sheet import Panel, attack_sheet
 
 SHOWN = 8  # panels on the sheet
-
-
-def _silent(*_: Any, **__: Any) -> None:
-    """Report to nobody."""
 
 
 def attack_dataset(
@@ -29,7 +24,7 @@ def attack_dataset(
     out: str | Path,
     *,
     command: str = "",
-    report: Callable[..., None] = _silent,
+    progress: Advance = silent,
 ) -> Record:
     """Attack every image of a job; PNGs, a sheet and the record are written to the folder `out`.
 
@@ -46,9 +41,9 @@ def attack_dataset(
         command=command,
     )
     if job.images.kind == "masks":
-        _add_scores(record, *attack_masks(job, out / "shards", report))
+        _add_scores(record, *attack_masks(job, out / "shards", progress))
     else:
-        trial = craft(job, out / "shards", report)
+        trial = craft(job, out / "shards", progress)
         record.trials = [judge_clean(job), replace(trial, shards="shards")]
     if processes().is_main_process:
         _write_images(job, out, record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,8 @@ from robvit.evaluation.record import Trial
 from robvit.evaluation.trials import clean_trial
 from robvit.files import parse_json, read_tensors, read_text, tensors_sha256, write_json, written_whole
 from robvit.processes import processes
+from robvit.progress import Advance
 from robvit.threat import Threat
-
-Report = Callable[..., None]
 
 SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more
 
@@ -139,26 +138,26 @@ class _Made:
     warnings: tuple[str, ...] = ()
 
 
-def craft(job: Job, folder: Path, report: Report) -> Trial:
+def craft(job: Job, folder: Path, progress: Advance) -> Trial:
     """Make all missing shards in `folder`, then tell what became of every image."""
     if job.images.kind != "labels":
         raise DataError("images with masks are crafted by attack_masks, which scores their pixels")
-    _fill(job, folder, report)
+    _fill(job, folder, progress)
     return _trial(job, folder)
 
 
-def attack_masks(job: Job, folder: Path, report: Report) -> tuple[MaskScore, MaskScore]:
+def attack_masks(job: Job, folder: Path, progress: Advance) -> tuple[MaskScore, MaskScore]:
     """The same for images with masks: the judged model's score on clean and on attacked images."""
     if job.images.kind != "masks":
         raise DataError("images with labels are crafted by craft, which says who is still right")
-    _fill(job, folder, report)
+    _fill(job, folder, progress)
     device = next(job.judged.parameters()).device
     clean = score_masks(lambda x: job.judged(x.to(device)).cpu(), job.images, batch=job.batch)
     counts = (shard.counts for shard in shards(folder, len(job.batches())))
     return clean, score_of((c for c in counts if c is not None), len(job.images.classes))
 
 
-def _fill(job: Job, folder: Path, report: Report) -> None:
+def _fill(job: Job, folder: Path, progress: Advance) -> None:
     """Make all missing shards; several processes share them out."""
     state = processes()
     _claim(folder, job)
@@ -172,7 +171,7 @@ def _fill(job: Job, folder: Path, report: Report) -> None:
             facts = _make(job, some, index, state.device, path)
         if facts is not None:
             correct += facts["correct"]
-            report(len(some), note=_note(correct, some.kind))
+            progress(len(some), note=_note(correct, some.kind))
     state.wait_for_everyone()
 
 

@@ -23,6 +23,7 @@ from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.record import Record
 from robvit.evaluation.runner import Case
 from robvit.evaluation.subset import Data, judged_images, public_images
+from robvit.progress import Log
 
 Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,7 +40,7 @@ def evaluate(
     public: Data | None = None,
     batch: int = 32,
     precision: str = "fp32",
-    say: Callable[[str], None] | None = None,
+    log: Log | None = None,
     command: str = "",
 ) -> Record:
     """Judge a classifier on images by a protocol (`robvit evaluate --list`), or one of your own.
@@ -47,7 +48,7 @@ def evaluate(
     `model` is a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one;
     `data` an image set or what `open_data` opens. `out` is a folder from which an interrupted run goes on
     to the same record; `limit` takes fewer images than the protocol wants, which the record then says.
-    `public` are the images of attackers who learn: the data's training part, if left out. With `say` a
+    `public` are the images of attackers who learn: the data's training part, if left out. With `log` a
     forecast comes first and progress is shown.
     """
     rules = find(protocol)
@@ -68,15 +69,15 @@ def evaluate(
     classes = check_fit(classifier, images)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
         case = Case(classifier, images, rules, Path(folder), batch, precision, data)
-        case.shown = say is not None
+        case.shown = log is not None
         case.public = public_images(public, data, images, split=split)
         if rules.learns:
             case.public(1)  # refused now rather than after an hour
-        if say is not None:
-            say(f"{rules.name}: {rules.about}")
+        if log is not None:
+            log(f"{rules.name}: {rules.about}")
             x = images.take(range(min(batch, len(images)))).arrays()[0]
             cost = forecast(rules, case.judged, x, count=len(images), classes=classes)
-            say(f"{classifier.name} on {len(images)} images: {cost}")
+            log(f"{classifier.name} on {len(images)} images: {cost}")
         trials = case.run()
     record = Record(
         kind="evaluate",

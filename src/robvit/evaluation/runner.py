@@ -19,7 +19,7 @@ from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.evaluation.record import Trial
 from robvit.processes import processes
-from robvit.progress import Advance, progress
+from robvit.progress import Advance, progress, silent
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Case:
         """Progress of one part, shown by the first of several processes."""
         if self.shown and processes().is_main_process:
             return progress(label, total=total)
-        return nullcontext(lambda *_, **__: None)
+        return nullcontext(silent)
 
     def run(self) -> list[Trial]:
         """All trials: for each scenario the clean images, then its attacks; then the controls."""

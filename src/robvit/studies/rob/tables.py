@@ -15,7 +15,7 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.evaluation.attack_shards import Job, craft, judge_clean
 from robvit.evaluation.record import Record, Table, Trial
 from robvit.evaluation.trials import clean_trial
-from robvit.progress import progress
+from robvit.progress import progress, silent
 from robvit.studies.common import Request, study, study_record
 from robvit.studies.rob.common import (
     PAPER,
@@ -110,7 +110,7 @@ def _judge(job: Job, folder: Path, judged: dict[str, Model]) -> list[Trial]:
     trials = []
     for place, (scenario, model) in enumerate(judged.items()):
         seen = replace(job, model=model, victim=None, identity=model.identity(), source=folder)
-        after = craft(seen, folder.with_name(f"{folder.name}-{place}"), lambda *_, **__: None)
+        after = craft(seen, folder.with_name(f"{folder.name}-{place}"), silent)
         cost = {name: getattr(surrogate, name) for name in ("forward", "backward", "seconds", "warnings")}
         control = scenario in ("no tokens", "random tokens")
         trials += [
