@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format docs bench conformance gallery beating fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format docs lab lab-status bench conformance gallery beating fuzz sbom audit oldest newest clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -24,6 +24,12 @@ format: .venv/ready  ## put the style right
 
 docs: .venv/ready  ## the documentation as pages, into site/; a warning is an error
 	$(BIN)/python scripts/build_docs.py site
+
+lab: .venv/weights  ## go on with the studies of results/queue.yaml, one at a time
+	$(BIN)/python scripts/lab.py
+
+lab-status: .venv/ready  ## which studies are done, begun and left
+	$(BIN)/python scripts/lab.py --status
 
 bench: .venv/ready  ## speed of the attacks beside other libraries, and of learning tokens beside the published recipe
 	$(BIN)/python benchmarks/attacks.py

@@ -1,0 +1,86 @@
+"""The laboratory's queue: it goes on where it stopped, keeps what a study leaves, and runs alone."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "robvit evaluate robvit-mini sample --protocol clean@1 --limit 4 --out {out}"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with folders of its own."""
+    spec = importlib.util.spec_from_file_location("lab", ROOT / "scripts" / "lab.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lab", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(module, "WORK", tmp_path / "work")
+    monkeypatch.setattr(module, "copy_of_the_tree", lambda: (ROOT, "a commit"))
+    monkeypatch.setattr(sys, "argv", ["lab.py"])
+    (tmp_path / "results").mkdir()
+    return module
+
+
+def write_queue(lab: ModuleType, *commands: str) -> None:
+    lines = [{"name": f"study-{i}", "command": c, "minutes": 1} for i, c in enumerate(commands)]
+    (lab.RESULTS / "queue.yaml").write_text(json.dumps(lines))
+
+
+def test_the_queue_of_the_project_can_be_read(monkeypatch: pytest.MonkeyPatch, lab: ModuleType) -> None:
+    monkeypatch.setattr(lab, "RESULTS", ROOT / "results")
+    studies = lab.queue()
+    assert len({study.name for study in studies}) == len(studies) > 0
+    for study in studies:
+        assert study.words()[3]
+
+
+def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    write_queue(lab, COMMAND)
+    assert lab.main() == 0
+    result = lab.RESULTS / "study-0"
+    about = json.loads((result / "about.json").read_text())
+    assert about["command"] == COMMAND
+    assert about["commit"] == "a commit"
+    assert about["seconds"] >= 0
+    record = json.loads(gzip.decompress((result / "record.json.gz").read_bytes()))
+    assert record["data"]["count"] == 4
+    assert "1 of 1 done" in capsys.readouterr().out
+    before = (result / "about.json").stat().st_mtime_ns
+    assert lab.main() == 0
+    assert (result / "about.json").stat().st_mtime_ns == before
+    write_queue(lab, COMMAND.replace("4", "3"))
+    (study,) = lab.queue()
+    assert not study.is_done()  # the command is another one now
+
+
+def test_a_study_that_fails_is_told_and_the_next_one_runs(
+    lab: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_queue(lab, "robvit evaluate no-such-model sample --out {out}", COMMAND)
+    assert lab.main() == 1
+    told = capsys.readouterr().out
+    assert "study-0: exit code" in told
+    assert "1 of 2 done" in told
+
+
+def test_commands_of_others_and_a_second_laboratory_are_refused(lab: ModuleType) -> None:
+    write_queue(lab, "rm -rf {out}")
+    with pytest.raises(SystemExit, match=r"must be robvit's"):
+        lab.queue()[0].words()
+    lab.WORK.mkdir()
+    with (lab.WORK / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="running already"):
+            lab.main()
