@@ -16,8 +16,8 @@ from PIL import Image
 
 from robvit.backbones.weights import state_dict
 from robvit.cli import app
+from robvit.drawing.images import save_png
 from robvit.errors import WeightsUnavailable
-from robvit.explanation.explain import save_png
 
 WORK, GALLERY = Path("runs/gallery"), Path("docs/gallery")
 LEVELS = 52  # of each colour: half the size, and nobody sees it

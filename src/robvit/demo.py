@@ -21,13 +21,14 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.robustify import Recipe, train
+from robvit.drawing.images import save_png
+from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attack_shards import levels
 from robvit.evaluation.attackers import random_tokens
 from robvit.evaluation.record import Record, Trial
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.report import GalleryItem, write_report
-from robvit.report.contact_sheet import Panel, attack_sheet
 from robvit.threat import Threat
 
 
@@ -213,7 +214,7 @@ def _sheet(record: Record, scenarios: list[Scenario], images: ImageDataset, path
     )
     names = images.classes
     rows = [
-        Panel(
+        Pair(
             before[i],
             after[i],
             names[label],
@@ -222,4 +223,5 @@ def _sheet(record: Record, scenarios: list[Scenario], images: ImageDataset, path
         )
         for i, label in enumerate(y.tolist())
     ]
-    attack_sheet(rows, path, title=f"{record.model['name']}, attacked without its tokens, pgd {bare.threat}")
+    title = f"{record.model['name']}, attacked without its tokens, pgd {bare.threat}"
+    save_png(attack_sheet(rows, title=title), path)

@@ -24,12 +24,13 @@ from helpers.playground import playground, token_file
 from robvit.app import gate
 from robvit.app.compute import SWEEP_EPS
 from robvit.app.models import KNOWN, OFF, SECRET, playground_models
-from robvit.app.request import AttackRequest, InputImage, Result, Step, pixels_of, png
+from robvit.app.request import AttackRequest, InputImage, Result, Step
 from robvit.app.script import python_script
 from robvit.app.session import Limits, Playground, TimeLimit
 from robvit.cli import app as commands
 from robvit.data import open_data
 from robvit.data.decode import ImageError, read_image
+from robvit.drawing.images import encoded, pixels
 from robvit.errors import InputError, RobvitError, UnknownName, WrongBackbone
 
 NAME = "test/02529"
@@ -43,7 +44,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Playground:
 @pytest.fixture(scope="module")
 def cat() -> InputImage:
     x, _ = open_data("sample", subset=[NAME]).arrays()
-    return InputImage(png(pixels_of(x)), NAME, "cat")
+    return InputImage(encoded(pixels(x[0])), NAME, "cat")
 
 
 def finished(play: Playground, request: AttackRequest) -> Result:
@@ -61,7 +62,7 @@ def test_a_watched_attack_is_the_attack_bit_for_bit(play: Playground, cat: Input
     view, y = (model.features, None) if attack == "feature" else (model, model(x).argmax(1))
     threat = robvit.Threat("linf", 4 / 255)
     alone = robvit.attacks.run(attack, view, x, y, threat, victim=view, eight_bit=True, **request.settings)
-    assert np.array_equal(last.item.adversarial, pixels_of(alone.adv))
+    assert np.array_equal(last.item.adversarial, pixels(alone.adv[0]))
     assert not np.array_equal(last.item.adversarial, last.item.clean)
     assert np.abs(last.item.adversarial.astype(int) - last.item.clean).max() <= 4
     assert last.passes == (alone.forward, alone.backward)
@@ -123,7 +124,7 @@ def test_the_python_script_makes_the_same_image(
     found = finished(play, request)
     monkeypatch.chdir(tmp_path)
     token_file(tmp_path)
-    Path("clean.png").write_bytes(png(found.item.clean))
+    Path("clean.png").write_bytes(encoded(found.item.clean))
     exec(python_script(play.models["robvit-mini"], request), {})  # noqa: S102  our own script
     assert np.array_equal(np.asarray(Image.open("adversarial.png")), found.item.adversarial)
 
@@ -180,7 +181,7 @@ def test_an_order_ends_with_its_visitor(play: Playground, cat: InputImage) -> No
 
 def test_orders_at_once_are_answered_as_alone(play: Playground) -> None:
     x, _ = open_data("sample", limit=6).arrays()
-    requests = [AttackRequest(InputImage(png(pixels_of(one[None]))), "robvit-mini", steps=3) for one in x]
+    requests = [AttackRequest(InputImage(encoded(pixels(one))), "robvit-mini", steps=3) for one in x]
     alone = [finished(play, request) for request in requests]
     together: dict[int, Result] = {}
     threads = [

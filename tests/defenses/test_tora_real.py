@@ -10,7 +10,7 @@ import torch
 import robvit
 from robvit.data import open_data
 from robvit.defenses.tora.io import adapted, fresh
-from robvit.explanation.gates import gate_maps, gate_sheet
+from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.training.fit import Splits
 from robvit.training.recipe import load_recipe
 from robvit.training.tora import Plan, train_adapters
@@ -33,5 +33,5 @@ def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path
     twin = robvit.load("vit-base", adapters=tmp_path / "adapters.safetensors")
     maps = gate_maps(twin, x[:1])
     assert maps.shape == (12, 1, 14, 14)
-    gate_sheet(x[:1], {"accuracy": maps}, tmp_path / "gates.png")
+    assert gate_sheet(x[:1], {"accuracy": maps}).width > 12 * 72
     assert (tmp_path / "adapters.safetensors").stat().st_size < 100e6

@@ -17,46 +17,22 @@ from robvit.attention.hooks import watch
 from robvit.attention.saturation import score_gaps
 from robvit.backbones.heads import SegmentationHead
 from robvit.cli import app
-from robvit.cli.explain import FIGURES as named
+from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, fresh
-from robvit.errors import DataError, InputError, Unsupported
-from robvit.evaluation.record import Curve, Record
-from robvit.explanation import FIGURES, Subject, gradients, landscape
-from robvit.explanation.activations import surface
-from robvit.explanation.attention import attention_by_block, attention_maps, group_shares, rollout
-from robvit.explanation.drawing import charts, heat
-from robvit.explanation.explain import save_png
-from robvit.explanation.features import Rainbow
-from robvit.explanation.gaps import gaps
-from robvit.explanation.gates import gate_maps
-from robvit.explanation.gradients import accumulate_gradient, grey_perturbation, noise, rescaled_perturbation
-from robvit.explanation.inputs import Images, names_for, open_images
-from robvit.explanation.landscape import loss_landscape, random_like
-from robvit.explanation.masks import coloured_mask
+from robvit.errors import DataError, InputError, UnknownName, Unsupported, WrongBackbone
+from robvit.evaluation.record import Record
+from robvit.explanation.figures import NAMES, accumulation, landscape
+from robvit.explanation.figures.accumulation import accumulate_gradient, noise
+from robvit.explanation.figures.attending import group_shares
+from robvit.explanation.figures.attention import attention_by_block, attention_maps, rollout
+from robvit.explanation.figures.features import FeatureColours
+from robvit.explanation.figures.gaps import gaps
+from robvit.explanation.figures.gates import gate_maps
+from robvit.explanation.figures.landscape import loss_landscape, random_like
+from robvit.explanation.figures.massive import surface
+from robvit.explanation.inputs import Inputs, open_inputs
+from robvit.explanation.subject import FIGURES, Subject
 from robvit.threat import Threat
-
-
-def test_a_perturbation_fills_the_range_of_grey_exactly() -> None:
-    x = torch.full((2, 3, 2, 2), 0.5)
-    adv = x.clone()
-    adv[0, :, 0, 0] += 0.1
-    adv[0, :, 1, 1] -= 0.05
-    grey = grey_perturbation(x, adv)
-    assert grey.shape == (2, 1, 2, 2)
-    expected = torch.tensor([[1.0, 0.5], [0.5, 0.25]])
-    torch.testing.assert_close(grey[0, 0], expected)
-    torch.testing.assert_close(grey[1, 0], torch.full((2, 2), 0.5))  # nothing changed
-    torch.testing.assert_close(grey_perturbation(x, adv, eps=0.2)[0, 0, 0, 0], torch.tensor(0.75))
-    red = x.clone()
-    red[:, 0] += 0.1
-    torch.testing.assert_close(grey_perturbation(x, red), torch.full((2, 1, 2, 2), 0.5 + 0.299 / 2))
-    colours = rescaled_perturbation(x, red)
-    assert colours[:, 0].eq(1).all()
-    assert colours[:, 1:].eq(0.5).all()
-    with pytest.raises(InputError, match="one shape"):
-        grey_perturbation(x, adv[:1])
-    with pytest.raises(InputError, match="above zero"):
-        grey_perturbation(x, adv, eps=0.0)
 
 
 def test_an_accumulated_gradient_is_steepest_ascent_on_the_target() -> None:
@@ -103,7 +79,7 @@ def test_rollout_is_the_product_of_half_attention_and_half_identity() -> None:
 
 
 def test_attention_over_patches_is_the_class_tokens_row() -> None:
-    model, x = robvit.load("robvit-mini"), images(2).x
+    model, x = robvit.load("robvit-mini"), sample(2).x
     maps, tokens = attention_maps(model, x)
     found = attention_by_block(model, x)
     assert list(found) == ["block 1", "block 2", "block 3", "block 4", "rollout"]
@@ -120,7 +96,7 @@ def test_attention_over_patches_is_the_class_tokens_row() -> None:
 
 
 def test_only_attention_over_the_whole_image_is_shown() -> None:
-    x = images(2).x
+    x = sample(2).x
     xcit = robvit.Model(small_net("xcit"), name="xcit")
     assert list(attention_by_block(xcit, x)) == ["block 3", "block 4"]  # those before attend over channels
     with pytest.raises(Unsupported, match="only the class token"):
@@ -137,17 +113,18 @@ def test_colours_of_features_stay_under_rotation_and_shift() -> None:
     features = torch.randn(2, 60, 8, generator=generator).exp() * torch.tensor([9.0, 5, 3, 1, 1, 1, 1, 1])
     turn, _ = torch.linalg.qr(torch.randn(8, 8, generator=generator))
     turned = features @ turn + 3.0
-    colours = Rainbow.fit(features)(features)
-    torch.testing.assert_close(colours, Rainbow.fit(turned)(turned), atol=1e-4, rtol=0)
+    colours = FeatureColours.fit(features)(features)
+    torch.testing.assert_close(colours, FeatureColours.fit(turned)(turned), atol=1e-4, rtol=0)
     assert colours.shape == (2, 60, 3)
     assert colours.amin() == 0
     assert colours.amax() == 1
-    assert torch.equal(Rainbow.fit(features)(features[:1]), colours[:1])  # fitted once, then the same for all
+    # Fitted once, then the same for all.
+    assert torch.equal(FeatureColours.fit(features)(features[:1]), colours[:1])
 
 
 def test_gaps_are_the_largest_minus_the_second_score() -> None:
     assert score_gaps(torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 4.0]])).tolist() == [0.5, 0.0]
-    model, x = robvit.load("robvit-mini"), images(1).x
+    model, x = robvit.load("robvit-mini"), sample(1).x
     with watch(model, scores=True) as seen:
         model(x)
     found = gaps(model, x)
@@ -155,7 +132,7 @@ def test_gaps_are_the_largest_minus_the_second_score() -> None:
     torch.testing.assert_close(found[2], (top[..., 0] - top[..., 1]).flatten())
 
 
-def test_a_relief_holds_the_highest_stems_where_they_stand() -> None:
+def test_a_surface_holds_the_highest_stems_where_they_stand() -> None:
     values = torch.zeros(65, 128)
     values[1 + 8 * 2 + 3, 100], values[0, 7] = 5.0, 3.0
     tokens = robvit.load("robvit-mini").tokens(torch.rand(1, 3, 32, 32))
@@ -166,7 +143,7 @@ def test_a_relief_holds_the_highest_stems_where_they_stand() -> None:
 
 
 def test_what_secret_tokens_become_inside_is_not_drawn() -> None:
-    model, held = robvit.load("robvit-mini"), images(1)
+    model, held = robvit.load("robvit-mini"), sample(1)
     subject = Subject(
         model, held.x, settings={"steps": 1}, hardened=model.replace(tokens=torch.full((1, 3, 128), 50.0))
     )
@@ -193,82 +170,63 @@ def test_the_landscape_of_a_linear_loss_is_a_plane_through_the_image_and_the_att
     torch.testing.assert_close(found, plane, atol=1e-5, rtol=1e-5)
 
 
-def test_heat_is_darkest_at_the_least_and_brightest_at_the_most() -> None:
-    ramp = np.asarray(heat(torch.arange(9.0).view(3, 3), share=1.0).convert("L")).astype(int).flatten()
-    assert (np.diff(ramp) > 0).all()
-    assert ramp[0] < 40
-    assert ramp[-1] > 230
-    assert np.ptp(np.asarray(heat(torch.ones(2, 2)))[..., 0]) == 0
-    assert heat(torch.rand(2, 2), torch.rand(3, 8, 8)).size == (8, 8)
+def sample(count: int) -> Inputs:
+    return open_inputs([f"sample:{i}" for i in range(count)], 32)
 
 
-def test_a_chart_is_as_high_as_its_values() -> None:
-    def lowest_ink(value: float) -> int:
-        page = charts([Curve("", "", "", {"line": [[0.0, value], [1.0, value], [2.0, 10.0]]})])
-        middle = np.asarray(page.convert("RGB")).astype(int)[:, 300]
-        orange = (np.abs(middle - (13, 107, 134)).sum(1) < 30).nonzero()[0]
-        return int(orange.mean())
-
-    assert lowest_ink(8.0) < lowest_ink(5.0) < lowest_ink(2.0)
-    spacing = lowest_ink(2.0) - lowest_ink(5.0), lowest_ink(5.0) - lowest_ink(8.0)
-    assert abs(spacing[0] - spacing[1]) <= 2
-
-
-def test_a_png_keeps_black_and_white_whatever_its_levels(tmp_path: Path) -> None:
-    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2))
-    save_png(ramp, tmp_path / "all.png")
-    assert Image.open(tmp_path / "all.png").tobytes() == ramp.tobytes()
-    save_png(ramp, tmp_path / "few.png", levels=6)
-    found = np.unique(np.asarray(Image.open(tmp_path / "few.png")))
-    assert found.tolist() == [0, 51, 102, 153, 204, 255]
-
-
-def images(count: int) -> Images:
-    return open_images([f"sample:{i}" for i in range(count)], 32)
-
-
-def test_images_are_files_or_numbers_in_a_set(tmp_path: Path) -> None:
+def test_images_are_tensors_data_sets_files_or_numbers_in_a_set(tmp_path: Path) -> None:
     everything = robvit.data.open_data("sample")
-    three = open_images(["sample:3"], 32)
+    three = open_inputs("sample:3", 32)
     assert torch.equal(three.x[0], everything[3][0])
     assert three.truth is not None
     assert three.truth.tolist() == [everything[3][1]]
+    some = open_inputs(everything.take([3, 5]), 32)
+    assert (some.names, some.kind) == ([everything.names[3], everything.names[5]], "labels")
+    assert torch.equal(some.x[:1], three.x)
+    bare = open_inputs(three.x, 32)
+    assert (bare.truth, bare.names) == (None, [])
     file = tmp_path / "photo.png"
     Image.new("RGB", (50, 40), (255, 0, 0)).save(file)
-    mixed = open_images([str(file), "sample:3"], 32)
+    mixed = open_inputs([file, "sample:3"], 32)
     assert mixed.truth is None
     assert mixed.names[0] == "photo.png"
+    assert mixed.spec == "photo.png sample:3"  # without the folders
     assert mixed.x.shape == (2, 3, 32, 32)
-    assert open_images(["shapes:0"], 32).truth.shape == (1, 32, 32)
-    for wrong, said in (
+    assert open_inputs(["shapes:0"], 32).truth.shape == (1, 32, 32)
+    for wrong, message in (
         ("nowhere.png", "DATA:NUMBER"),
         ("sample:1000", "has 1000 images"),
         ("sample", "file"),
     ):
-        with pytest.raises(DataError, match=said):
-            open_images([wrong], 32)
-    assert names_for(mixed, 1000, [])[0].startswith("tench")
-    assert names_for(mixed, 10, []) == []
+        with pytest.raises(DataError, match=message):
+            open_inputs([wrong], 32)
+    with pytest.raises(InputError, match="at least one"):
+        open_inputs([], 32)
+
+
+def test_classes_are_named_by_the_head_the_data_or_imagenet() -> None:
+    ten = robvit.load("robvit-mini")
+    thousand = robvit.Model(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1))
+    assert sample(1).classes_for(ten)[0] == "airplane"
+    assert sample(1).classes_for(thousand)[0].startswith("tench")
+    assert Inputs(torch.rand(1, 3, 32, 32)).classes_for(ten) == []
 
 
 def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "STEPS", 2)
+    monkeypatch.setattr(accumulation, "STEPS", 2)
     monkeypatch.setattr(landscape, "POINTS", 5)
-    model, held = robvit.load("robvit-mini"), images(2)
-    extra = 0.5 * torch.randn(1, 3, model.width)
-    subject = Subject(
+    model, held = robvit.load("robvit-mini"), sample(2)
+    record = robvit.explain(
         model,
-        held.x,
-        names=held.names,
-        truth=held.truth,
-        classes=held.classes,
+        ["sample:0", "sample:1"],
         settings={"steps": 3},
-        hardened=model.replace(tokens=extra),
-        beside=robvit.load("robvit-mini-robust"),
+        tokens=0.5 * torch.randn(1, 3, model.width),
+        beside="robvit-mini-robust",
+        out=tmp_path,
     )
-    record = robvit.explain(subject, tmp_path, data="sample")
     drawn = record.protocol["figures"]
-    assert {*drawn, *record.protocol["not drawn"]} == {entry.name for entry in FIGURES}
+    assert drawn[:3] == ["activations", "massive", "attention"]  # in the order of the report
+    assert {*drawn, *record.protocol["not drawn"]} == set(NAMES) == {entry.name for entry in FIGURES}
     assert set(record.protocol["not drawn"]) == {"segmentation", "gates"}
     assert "--adapters" in record.protocol["not drawn"]["gates"]
     for name in drawn:
@@ -279,9 +237,9 @@ def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: py
             assert below.std() > 10, name
             assert (below < 250).mean() > 0.01, name
     assert Record.load(tmp_path / "record.json").curves
-    said = record.tables[0]
-    assert said.columns == ["image", "truth", "clean", "attacked", "clean, tokens", "attacked, tokens"]
-    assert said.rows[0][1] == held.classes[int(held.truth[0])]
+    table = record.tables[0]
+    assert table.columns == ["image", "truth", "clean", "attacked", "clean, tokens", "attacked, tokens"]
+    assert table.rows[0][1] == held.classes[int(held.truth[0])]
     text = (tmp_path / "report.html").read_text()
     for name in drawn:
         assert FIGURES.entry(name).facts["title"] in text
@@ -299,16 +257,16 @@ def test_titles_are_short_and_captions_one_sentence() -> None:
 
 
 def test_gates_are_drawn_where_there_are_adapters() -> None:
-    model, held = robvit.load("robvit-mini"), images(1)
+    model, held = robvit.load("robvit-mini"), sample(1)
     adapters = fresh(model)
     with torch.no_grad():
         for parameter in adapters.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     subject = Subject(adapted(model, adapters), held.x, truth=held.truth, settings={"steps": 1})
-    plate = FIGURES["gates"](subject)
+    drawn = FIGURES["gates"](subject)
     gate = gate_maps(subject.model, held.x).mean((1, 2, 3)).tolist()
-    assert [point[1] for point in plate.curves[0].lines["clean"]] == pytest.approx(gate)
-    assert plate.image is not None
+    assert [point[1] for point in drawn.curves[0].lines["clean"]] == pytest.approx(gate)
+    assert drawn.grid is not None
 
 
 def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
@@ -318,10 +276,10 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
     )
     head = SegmentationHead.fit(model, list(scenes.batches(8)), len(scenes.classes), names=scenes.classes)
     model = model.replace(head=head)
-    held = open_images(["shapes:0", "shapes:1"], 32)
+    held = open_inputs(["shapes:0", "shapes:1"], 32)
     subject = Subject(model, held.x, truth=held.truth, settings={"steps": 2})
     assert subject.attack == "segmentation"
-    assert FIGURES["segmentation"](subject).image is not None
+    assert FIGURES["segmentation"](subject).grid is not None
     assert "pixels" in repr(Subject(model, held.x).task)
     with pytest.raises(Unsupported, match="--head"):
         FIGURES["accumulation"](subject)
@@ -329,19 +287,18 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
         Subject(model, held.x, beside=robvit.load("robvit-mini"))
     with pytest.raises(InputError, match="pgd attacks classes"):
         Subject(model, held.x, attack="pgd")
-    assert coloured_mask(torch.tensor([[0, 255]]), 8).getpixel((1, 0)) == (255, 255, 255)
 
 
 def test_a_model_without_a_head_is_attacked_in_its_features(monkeypatch: pytest.MonkeyPatch) -> None:
     model = robvit.load("robvit-mini", num_classes=0)
-    held = images(1)
+    held = sample(1)
     subject = Subject(model, held.x, settings={"steps": 2})
     assert (subject.task, subject.attack, subject.target) == ("features", "feature", None)
     assert subject.adv.shape == held.x.shape
     assert not torch.equal(subject.adv, held.x)
     monkeypatch.setattr(landscape, "POINTS", 7)
-    plate = FIGURES["landscape"](subject)
-    zero = next(p for p in plate.curves[1].lines[model.name] if p[0] == 0)
+    drawn = FIGURES["landscape"](subject)
+    zero = next(p for p in drawn.curves[1].lines[model.name] if p[0] == 0)
     assert abs(zero[1]) < 1e-5  # at the image itself the features are the clean ones
     with pytest.raises(Unsupported, match="--head"):
         FIGURES["accumulation"](subject)
@@ -366,4 +323,35 @@ def test_the_command_draws_what_is_asked_for_and_refuses_what_it_lacks(tmp_path:
 
 
 def test_the_help_names_every_figure() -> None:
-    assert named.split(", ") == [entry.name for entry in FIGURES]
+    shown = robvit_("explain", "--help").output.replace("│", " ").split()
+    assert all(name in " ".join(shown) for name in NAMES)
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = robvit.data.open_data("sample", limit=2).arrays()
+    settings = {"steps": 1}
+    record = robvit.explain("robvit-mini", x, labels=y, figures=["activations"], settings=settings)
+    assert [curve.title for curve in record.curves] == [
+        "Largest activation after every block: mean over the images"
+    ]
+    assert record.data["names"] == ["image 1", "image 2"]
+    assert record.tables[0].rows[0][1] == f"class {int(y[0])}"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnknownName, match="did you mean attention"):
+        robvit.explain("robvit-mini", x, figures=["atention"])
+
+
+def test_tokens_of_other_weights_are_refused(tmp_path: Path) -> None:
+    RobustTokens(torch.randn(1, 2, 128), "0" * 64).save(tmp_path / "tokens.safetensors")
+    with pytest.raises(WrongBackbone):
+        robvit.explain("robvit-mini", "sample:0", tokens=tmp_path / "tokens.safetensors")
+
+
+def test_a_checkpoint_is_shown_without_its_folders() -> None:
+    model = robvit.load("robvit-mini").replace(name="/home/somebody/runs/best.safetensors")
+    other = model.replace(name="/elsewhere/best.safetensors")
+    assert list(Subject(model, sample(1).x, beside=other).models()) == [
+        "best.safetensors",
+        "best.safetensors, the other",
+    ]

@@ -18,19 +18,21 @@ BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
+    "drawing": BASE,
     "backbones": BASE,
-    "data": BASE,
+    "data": BASE | {"drawing"},
     "attacks": BASE,
     "defenses": BASE | {"backbones", "attacks"},
     # Who attacks a hardened model may train tokens of their own, so judging knows the defences.
-    "evaluation": BASE | {"attacks", "data", "backbones", "defenses", "loading", "report"},
+    "evaluation": BASE | {"attacks", "data", "backbones", "defenses", "drawing", "loading"},
     "training": BASE | {"attacks", "data", "backbones", "defenses", "evaluation", "loading"},
     "loading": BASE | {"backbones", "defenses"},
-    "report": BASE | {"evaluation"},
+    "report": BASE | {"evaluation", "drawing"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
-    "explanation": BASE | {"attacks", "data", "backbones", "defenses", "evaluation", "loading", "report"},
+    "explanation": BASE
+    | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},
 }
 # Hooks are for everyone; what measures attention also attacks, and writes tables.
 MEASURES = dict.fromkeys(("attention/saturation.py", "attention/comparison.py"), "attention:measures")

@@ -13,9 +13,11 @@ from playwright.sync_api import Browser, Page, expect
 
 from helpers.browsing import Visit
 from helpers.report_samples import exhibits, poisoned, rich_record
+from robvit.drawing.grid import Grid, Row, Tile
+from robvit.drawing.surfaces import Surface
 from robvit.evaluation.record import Curve
 from robvit.report import GalleryItem, write_report
-from robvit.report.figure import Figure, Surface
+from robvit.report.figure import Figure
 
 pytestmark = pytest.mark.browser
 DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
@@ -136,7 +138,7 @@ def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> N
         assert page.locator("img[src=x]").count() == 0
 
 
-# Everything that a relief tells when the pointer passes over all of it.
+# Everything that a surface tells when the pointer passes over all of it.
 POINTED_AT = """canvas => {
   const box = canvas.getBoundingClientRect(), tip = canvas.parentElement.querySelector(".tip");
   const told = new Set();
@@ -148,7 +150,7 @@ POINTED_AT = """canvas => {
 }"""
 
 
-def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path: Path) -> None:
+def test_surfaces_turn_together_and_tell_their_heights(browser: Browser, tmp_path: Path) -> None:
     stems = [[3.0, 2.0, 5.0], [1.0, 0.0, 2.0]]
     names = ["class token", "patch 1/1", "patch 1/2"]
     pair = [
@@ -157,14 +159,15 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
     ]
     hills = Surface("loss", "way", "other", "loss", 3, 3, 2.0, mesh=[[0.0, 1.0, 2.0]] * 3, x_ends=(-1.0, 2.0))
     curve = Curve("course", "block", "value", {"one": [[1.0, 2.0], [2.0, 3.0]]})
-    plates = [
-        Figure("towers", "Towers <b>", "Look up.", Image.new("RGB", (40, 20), "red"), [curve], pair),
-        Figure("hills", "Hills", "Look around.", surfaces=[hills]),
+    grid = Grid([Row([Tile(Image.new("RGB", (40, 20), "red"), "note <i>")], "a row")], ["a column"])
+    figures = [
+        Figure(grid, [curve], pair, name="towers", title="Towers <b>", caption="Look up."),
+        Figure(surfaces=[hills], name="hills", title="Hills", caption="Look around."),
     ]
-    write_report(rich_record(), tmp_path / "plates.html", plates=plates)
+    write_report(rich_record(), tmp_path / "figures.html", figures=figures)
     drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter(v => v).length"
-    with visit(browser, tmp_path / "plates.html", color_scheme="light") as page:
-        towers = page.locator(".plate", has_text="Towers <b>")
+    with visit(browser, tmp_path / "figures.html", color_scheme="light") as page:
+        towers = page.locator(".figure", has_text="Towers <b>")
         first, second = towers.locator("canvas").all()
         first.scroll_into_view_if_needed()
         assert first.evaluate(drawn) > 1000
@@ -190,7 +193,7 @@ def test_reliefs_turn_together_and_tell_their_heights(browser: Browser, tmp_path
         assert first.evaluate(POINTED_AT) == ["class token, channel 12", "patch 1/2, channel 35"]
         page.locator("#theme").click()
         assert towers.locator("img").evaluate("i => i.naturalWidth") == 40
-    with visit(browser, tmp_path / "plates.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
+    with visit(browser, tmp_path / "figures.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 

@@ -13,7 +13,7 @@ from robvit.attention.hooks import watch
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError, UnknownName
 from robvit.evaluation.record import Record, Table
-from robvit.explanation.activations import largest_activations
+from robvit.explanation.figures.activations import largest_activations
 from robvit.studies import Request
 from robvit.studies.rob.common import parts
 

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from robvit.app.models import OFF, PlaygroundModel
-from robvit.app.request import AttackRequest, Prediction, Result, Step, Sweep, pixels_of
+from robvit.app.request import AttackRequest, Prediction, Result, Step, Sweep
 from robvit.attacks import run
 from robvit.attention.hooks import class_attention
 from robvit.backbones.model import Model
+from robvit.drawing.images import pixels
 from robvit.report.gallery import GalleryItem
 from robvit.threat import Threat
 
@@ -47,7 +48,7 @@ def run_attack(
         trace.append(value)
         # One pass looks at the model, one judges the last point.
         expected = max(len(trace), int(request.settings.get("steps", 1)) + 2)
-        update(Step(len(trace), expected, pixels_of(point), list(trace)))
+        update(Step(len(trace), expected, pixels(point[0]), list(trace)))
 
     start = time.monotonic()
     adv, passes, warnings = _adversarial(model, request, x, observe)
@@ -58,7 +59,7 @@ def run_attack(
     mean_square = float((adv - x).square().mean())
     return Result(
         request=request,
-        item=GalleryItem(0, 0, pixels_of(adv), pixels_of(x), maps or None),
+        item=GalleryItem(0, 0, pixels(adv[0]), pixels(x[0]), maps or None),
         predictions=_predictions(model, request, x, adv),
         psnr=-10 * math.log10(mean_square) if mean_square else math.inf,
         passes=passes,

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from html import escape
 
-from PIL import Image
-
 from robvit.app.compute import SWEEP_EPS
-from robvit.app.request import AttackRequest, InputImage, Prediction, Result, Step, Sweep, png
-from robvit.report.contact_sheet import Pixels
+from robvit.app.request import AttackRequest, InputImage, Prediction, Result, Step, Sweep
+from robvit.drawing.charts import svg_chart
+from robvit.drawing.images import Pixels, data_url, encoded
+from robvit.drawing.style import colour
 from robvit.report.gallery import factor, views
-
-WIDE, HIGH, LEFT, BELOW, TOP = 480, 190, 40, 34, 12  # of a chart, in units of its own
-COLOURS = ("#c2410c", "#0f766e")
-
-
-def address(file: bytes) -> str:
-    """A PNG file as an address that holds it."""
-    return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
 def thumbnails(images: list[InputImage]) -> str:
     """A button for every image."""
     buttons = (
         f"<button type='button' data-index='{i}' title='Choose this {escape(image.label)}'>"
-        f"<img src='{address(image.png)}' alt='{escape(image.label)}'></button>"
+        f"<img src='{data_url(image.png)}' alt='{escape(image.label)}'></button>"
         for i, image in enumerate(images)
     )
     return f"<div class='thumbs' role='group' aria-label='bundled images'>{''.join(buttons)}</div>"
@@ -36,7 +26,7 @@ def thumbnails(images: list[InputImage]) -> str:
 def chosen(image: InputImage) -> str:
     """The image that will be attacked."""
     return (
-        f"<figure class='chosen'><img src='{address(image.png)}' alt='{escape(image.label)}'>"
+        f"<figure class='chosen'><img src='{data_url(image.png)}' alt='{escape(image.label)}'>"
         f"<figcaption>chosen: {escape(image.label)}</figcaption></figure>"
     )
 
@@ -48,7 +38,7 @@ def step(now: Step, request: AttackRequest) -> str:
         f"<p class='verdict busy' role='status'>Attacking: pass {now.passes} of about {now.expected}, "
         f"{escape(measure)} {now.trace[-1]:.2f}</p>"
         f"<progress max='{now.expected}' value='{now.passes}'></progress>"
-        f"<div class='images'>{_figure(png(now.point), 'the point it just tried')}</div>"
+        f"<div class='images'>{_figure(encoded(now.point), 'the point it just tried')}</div>"
         + chart({measure: trace}, "passes of the attack", measure, until=now.expected)
     )
 
@@ -60,7 +50,7 @@ def result(found: Result) -> str:
     assert adversarial is not None
     names = ["clean", "adversarial", f"difference ×{factor(found.item)}", "attention, clean"]
     names += ["attention, attacked"]
-    shown = [_png(view) for view in views(found.item) if view is not None]
+    shown = [encoded(view) for view in views(found.item) if view is not None]
     figures = "".join(_figure(file, name) for file, name in zip(shown, names, strict=False))
     measure, trace = found.request.measure, [(float(i + 1), value) for i, value in enumerate(found.trace)]
     return (
@@ -76,48 +66,19 @@ def result(found: Result) -> str:
 
 def sweep(found: Sweep) -> str:
     """The measure at each budget so far."""
-    return chart(found.lines, "ε in grey levels (1/255)", found.measure, marks=True, until=SWEEP_EPS[-1])
+    return chart(found.lines, "ε in grey levels (1/255)", found.measure, until=SWEEP_EPS[-1])
 
 
-def chart(
-    lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, marks: bool = False, until: float = 1.0
-) -> str:
-    """Lines over x, at least `until`, from 0 (or less, for a cosine) to 1, as SVG."""
-    points = [point for line in lines.values() for point in line]
-    most = max([until] + [at for at, _ in points])
-    least = min([0.0] + [value for _, value in points])
-
-    def place(at: float, value: float) -> str:
-        across = LEFT + (WIDE - LEFT - 8) * at / most
-        return f"{across:.1f},{TOP + (HIGH - TOP - BELOW) * (1 - value) / (1 - least):.1f}"
-
-    parts = []
-    for level in sorted({0.0, 0.5, 1.0} | ({least} if least < -0.15 else set())):
-        down = place(0, level).split(",")[1]
-        parts.append(f"<path class='grid' d='M{LEFT},{down}H{WIDE - 8}'/>")
-        parts.append(f"<text x='{LEFT - 6}' y='{down}' text-anchor='end' dy='.35em'>{level:.1f}</text>")
-    ticks = [0, *SWEEP_EPS] if marks else [0, round(most / 2), most]
-    for at in ticks:
-        across = place(at, 0).split(",")[0]
-        parts.append(f"<text x='{across}' y='{HIGH - BELOW + 14}' text-anchor='middle'>{at:g}</text>")
-    parts.append(f"<text x='{(LEFT + WIDE) / 2}' y='{HIGH - 4}' text-anchor='middle'>{escape(x)}</text>")
-    for (name, line), colour in zip(lines.items(), COLOURS, strict=False):
-        parts.append(f"<polyline points='{' '.join(place(*p) for p in line)}' stroke='{colour}'/>")
-        for at, value in line if marks else line[-1:]:
-            across, down = place(at, value).split(",")
-            parts.append(
-                f"<circle cx='{across}' cy='{down}' r='3.5' fill='{colour}'>"
-                f"<title>{escape(name)}: {value:.3f} at {at:g}</title></circle>"
-            )
+def chart(lines: dict[str, list[tuple[float, float]]], x: str, y: str, *, until: float = 1.0) -> str:
+    """Lines over x, at least `until`, from 0 (or less, for a cosine) to 1, with their names where several."""
     keys = "".join(
-        f"<span style='--ink:{colour}'>{escape(name)}</span>"
-        for name, colour in zip(lines, COLOURS, strict=False)
+        f"<span style='--ink:{colour(number)}'>{escape(name)}</span>"
+        for number, name in enumerate(lines)
         if len(lines) > 1
     )
-    title = f"{escape(y)} over {escape(x)}"
     return (
         f"<figure class='chart'><figcaption>{escape(y)} <span class='keys'>{keys}</span></figcaption>"
-        f"<svg viewBox='0 0 {WIDE} {HIGH}' role='img' aria-label='{title}'>{''.join(parts)}</svg></figure>"
+        f"{svg_chart(lines, x, y, until=until)}</figure>"
     )
 
 
@@ -142,23 +103,17 @@ def _verdict(found: Result) -> str:
 
 def _figure(file: bytes, name: str) -> str:
     return (
-        f"<figure><img src='{address(file)}' alt='{escape(name)}'>"
+        f"<figure><img src='{data_url(file)}' alt='{escape(name)}'>"
         f"<figcaption>{escape(name)}</figcaption></figure>"
     )
-
-
-def _png(view: Image.Image) -> bytes:
-    held = io.BytesIO()
-    view.save(held, "PNG")
-    return held.getvalue()
 
 
 def _slider(clean: Pixels, adversarial: Pixels) -> str:
     """Both images on top of each other, split by a slider."""
     return (
         "<figure class='slider'><div class='both' style='--cut:50%'>"
-        f"<img src='{address(png(clean))}' alt='clean'>"
-        f"<img class='over' src='{address(png(adversarial))}' alt='adversarial'></div>"
+        f"<img src='{data_url(encoded(clean))}' alt='clean'>"
+        f"<img class='over' src='{data_url(encoded(adversarial))}' alt='adversarial'></div>"
         "<label>before <input type='range' min='0' max='100' value='50' "
         "aria-label='before and after' title='Slide between the clean and the adversarial image' "
         "oninput=\"this.closest('figure').firstChild.style.setProperty('--cut', this.value + '%')\"> "
@@ -168,7 +123,7 @@ def _slider(clean: Pixels, adversarial: Pixels) -> str:
 
 def _downloads(clean: Pixels, adversarial: Pixels) -> str:
     links = (
-        f"<a class='download' download='{name}.png' href='{address(png(pixels))}' "
+        f"<a class='download' download='{name}.png' href='{data_url(encoded(pixels))}' "
         f"title='The {name} image, pixel by pixel as the model saw it'>Download {name}.png</a>"
         for name, pixels in (("adversarial", adversarial), ("clean", clean))
     )

@@ -13,10 +13,11 @@ import gradio as gr
 
 from robvit.app import draw
 from robvit.app.models import KNOWN, OFF, SECRET, PlaygroundModel
-from robvit.app.request import AttackRequest, InputImage, Result, png
+from robvit.app.request import AttackRequest, InputImage, Result
 from robvit.app.script import python_script
 from robvit.app.session import Playground, VisitorLeft
 from robvit.data import open_data
+from robvit.drawing.images import encoded, pixels
 from robvit.errors import InputError, RobvitError
 
 SHOWN = 12  # bundled images to choose from
@@ -41,8 +42,7 @@ def bundled_images() -> list[InputImage]:
     found = []
     for place, name in enumerate(images.names):
         x, y = images[place]
-        pixels = (x * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
-        found.append(InputImage(png(pixels), name, images.classes[int(y)]))
+        found.append(InputImage(encoded(pixels(x)), name, images.classes[int(y)]))
     return found
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from PIL import Image
 
 from robvit.app.models import OFF, SECRET
 from robvit.attacks import ATTACKS
 from robvit.data.decode import fit, read_image
-from robvit.report.contact_sheet import Pixels
+from robvit.drawing.images import Pixels
 from robvit.report.gallery import GalleryItem
 
 
@@ -109,16 +107,3 @@ class Sweep:
 
     measure: str
     lines: dict[str, list[tuple[float, float]]]
-
-
-def png(pixels: Pixels) -> bytes:
-    """An image (H W 3) as a PNG file."""
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, "PNG")
-    return held.getvalue()
-
-
-def pixels_of(x: torch.Tensor) -> Pixels:
-    """The first image of a batch, rounded to grey levels: (1 3 H W) in [0,1] to uint8 (H W 3)."""
-    levels: Pixels = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
-    return levels

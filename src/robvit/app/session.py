@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 
 from robvit.app.compute import run_attack, run_sweep
 from robvit.app.models import PlaygroundModel
-from robvit.app.request import AttackRequest, InputImage, Result, Step, Sweep, png
+from robvit.app.request import AttackRequest, InputImage, Result, Step, Sweep
 from robvit.data.decode import ImageError, fit, read_image
+from robvit.drawing.images import encoded
 from robvit.errors import InputError, RobvitError
 from robvit.registry import unknown
 
@@ -81,7 +82,7 @@ class Playground:
             raise ImageError(f"it has {len(data) / 1e6:.1f} MB, at most {most} MB are taken; make it smaller")
         pixels = read_image(data, max_pixels=self.limits.upload_pixels)
         side = min(KEPT_SIDE, *pixels.shape[-2:])
-        return InputImage(png(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
+        return InputImage(encoded(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
 
     def attack(self, request: AttackRequest) -> Iterator[Step | Result]:
         """The attack step by step, then its result."""

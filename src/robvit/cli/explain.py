@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from robvit.cli.options import Adapters, Architecture, Fit, Head, ImageSize, ModelName, Seed, parse_settings
+from robvit.explanation.figures import NAMES
 
 if TYPE_CHECKING:
-    import torch
-
-    from robvit.backbones.model import Model
     from robvit.evaluation.record import Record
-    from robvit.explanation.inputs import Images
-
-# Named here, since the registry would load torch; a test compares them.
-FIGURES = (
-    "activations, massive, attention, attending, gaps, features, landscape, perturbation, accumulation, "
-    "segmentation, gates"
-)
 
 
 def explain(
@@ -39,7 +30,7 @@ def explain(
     ),
     figure: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=f"Only this figure; may be repeated. There are {FIGURES}."),
+        typer.Option(metavar="NAME", help=f"Only this figure; may be repeated: {', '.join(NAMES)}."),
     ] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens: every figure also shows the hardened model.")
@@ -71,41 +62,34 @@ def explain(
 ) -> None:
     """Draw what a model does with images, clean and attacked: attention, activations, features, gradients.
 
-    Every figure is a PNG and stands in the report, where charts are read with the mouse and reliefs are
+    Every figure is a PNG and stands in the report, where charts are read with the mouse and surfaces are
     turned. What needs tokens, adapters, a head or a second model is left out where there is none.
     """
     from robvit.attacks import ATTACKS
     from robvit.explanation.explain import explain as draw
-    from robvit.explanation.inputs import names_for, open_images
-    from robvit.explanation.subject import Subject, attack_for
+    from robvit.explanation.subject import attack_for
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.threat import Threat
 
-    parts: dict[str, Any] = {"head": head, "adapters": adapters, "arch": arch, "img_size": img_size}
-    explained = load(model, **parts)
-    size = explained.input_size[0]
-    dataset = open_images(images, size, fit)
-    classes = names_for(dataset, explained.classes, getattr(explained.head, "names", []))
-    hardened = load(model, **parts, tokens=tokens) if tokens else None
+    explained = load(model, head=head, adapters=adapters, arch=arch, img_size=img_size)
     attack = attack or attack_for(explained)
-    settings = parse_settings(setting or [], ATTACKS.entry(attack).facts["defaults"], attack)
-    subject = Subject(
-        explained,
-        dataset.x,
-        Threat.parse(norm, eps),
-        dataset.names,
-        _truth(dataset, explained),
-        classes=classes,
-        hardened=hardened,
-        beside=load(beside, img_size=size) if beside else None,
-        attack=attack,
-        settings=settings,
-        seed=seed,
-    )
-    command = " ".join(["robvit", *sys.argv[1:]])
-    with progress(f"explaining {model}", total=len(figure or FIGURES.split(", "))) as advance:
-        record = draw(subject, out, figures=figure, data=" ".join(images), command=command, report=advance)
+    with progress(f"explaining {model}", total=len(figure or NAMES)) as advance:
+        record = draw(
+            explained,
+            images,
+            figures=figure,
+            threat=Threat.parse(norm, eps),
+            attack=attack,
+            settings=parse_settings(setting or [], ATTACKS.entry(attack).facts["defaults"], attack),
+            tokens=tokens,
+            beside=beside,
+            resize=fit,
+            seed=seed,
+            out=out,
+            command=" ".join(["robvit", *sys.argv[1:]]),
+            progress=advance,
+        )
     _tell(record, out)
 
 
@@ -117,9 +101,3 @@ def _tell(record: Record, out: Path) -> None:
         typer.echo(f"not drawn: {name}: {why}")
     typer.echo(f"written: {out}/report.html, {out}/record.json")
     typer.echo(f"next: open {out}/report.html")
-
-
-def _truth(dataset: Images, model: Model) -> torch.Tensor | None:
-    """The images' labels or masks, if they are what the model tells apart."""
-    wanted = "masks" if getattr(model.head, "kind", "") == "segmentation" else "labels"
-    return dataset.truth if (dataset.kind, len(dataset.classes)) == (wanted, model.classes) else None

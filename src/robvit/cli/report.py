@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from robvit.drawing.images import Pixels
     from robvit.evaluation.record import Record
     from robvit.report.adversarial_images import AdversarialImages
-    from robvit.report.contact_sheet import Pixels
 
 
 def report(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from robvit.evaluation.attack_shards import Job, attack_masks, craft, judge_clean, levels, shards
+from robvit.drawing.images import pixels, save_png
+from robvit.drawing.sheet import Pair, attack_sheet
+from robvit.evaluation.attack_shards import Job, attack_masks, craft, judge_clean, shards
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.record import Record, Table
-from robvit.files import written_whole
 from robvit.processes import processes
 from robvit.progress import Advance, silent
-from robvit.report.contact_sheet import Panel, attack_sheet
 
-SHOWN = 8  # panels on the sheet
+SHOWN = 8  # pairs on the sheet
 
 
 def attack_dataset(
@@ -66,19 +66,17 @@ def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
 
 
 def _write_images(job: Job, out: Path, record: Record) -> None:
-    panels: list[Panel] = []
+    pairs: list[Pair] = []
     alike = Counter(Path(name).with_suffix(".png") for name in job.images.names)
     for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
-        for place, pixels in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
+        for place, adv in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
             name = Path(some.names[place]).with_suffix(".png")
             if alike[name] > 1:  # a.jpg and a.png may lie side by side
                 name = Path(f"{some.names[place]}.png")
-            with written_whole(out / "images" / name) as aside:
-                Image.fromarray(pixels).save(aside, format="PNG")
-            if len(panels) < SHOWN:
-                clean = levels(some[place][0]).permute(1, 2, 0).numpy()
-                panels.append(Panel(clean, pixels, *_captions(job, record, len(panels))))
-    attack_sheet(panels, out / "sheet.png", title=f"{job.attack} within {job.threat}")
+            save_png(Image.fromarray(adv), out / "images" / name)
+            if len(pairs) < SHOWN:
+                pairs.append(Pair(pixels(some[place][0]), adv, *_captions(job, record, len(pairs))))
+    save_png(attack_sheet(pairs, title=f"{job.attack} within {job.threat}"), out / "sheet.png")
 
 
 def _captions(job: Job, record: Record, place: int) -> tuple[str, str, bool]:

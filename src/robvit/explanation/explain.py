@@ -1,85 +1,131 @@
-"""`robvit.explain`: all figures of a subject as PNG files, a page and a record."""
+"""`robvit.explain`: figures of what a model does with images, as PNG files, a page and a record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import torch
 
+from robvit.backbones.model import Model
+from robvit.defenses.pool import TokenPool, load_tokens
+from robvit.defenses.tokens import RobustTokens
+from robvit.drawing.images import save_png
 from robvit.errors import InputError, Unsupported
 from robvit.evaluation.record import Curve, Record, Table
-from robvit.explanation import FIGURES
-from robvit.explanation.drawing import charts, sheet
-from robvit.explanation.subject import Subject
-from robvit.explanation.surfaces import surfaces
-from robvit.files import written_whole
+from robvit.explanation.figures import NAMES
+from robvit.explanation.inputs import Source, open_inputs
+from robvit.explanation.subject import FIGURES, Subject
+from robvit.loading import load
+from robvit.progress import Advance, silent
 from robvit.report.figure import Figure
 from robvit.report.html import write_report
+from robvit.threat import Threat
 
-
-def _silent(*_: Any, **__: Any) -> None:
-    """Report to nobody."""
+for _name in NAMES:
+    import_module(f"robvit.explanation.figures.{_name}")
 
 
 def explain(
-    subject: Subject,
-    out: str | Path,
+    model: Model | str | Path,
+    images: Source,
     *,
     figures: Sequence[str] | None = None,
-    data: str = "",
+    threat: Threat = Threat("linf", 8 / 255),  # noqa: B008  # frozen
+    attack: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    labels: torch.Tensor | None = None,
+    tokens: RobustTokens | TokenPool | torch.Tensor | str | Path | None = None,
+    beside: Model | str | Path | None = None,
+    resize: str = "squash",
+    seed: int = 0,
+    out: str | Path | None = None,
     command: str = "",
-    report: Callable[..., None] = _silent,
+    progress: Advance = silent,
 ) -> Record:
-    """Draw figures into the folder `out`: a PNG for each, record.json and report.html.
+    """Draw what a model does with images, clean and attacked; returns the record of every curve.
 
-    Without names all are drawn for which nothing is missing; the record says which are left out and
-    why. A figure that is asked for by name and cannot be drawn is an error.
+    Args:
+        model: a Model, or what `robvit.load` takes.
+        images: (B 3 H W) in [0,1], a data set, or names: "photo.jpg", "sample:3", or a list of them.
+        figures: names of `robvit explain --help`; without them all for which nothing is missing, and the
+            record says which were left out and why. One that is named and cannot be drawn is an error.
+        threat: the budget of the attack.
+        attack: a name of `robvit attacks`; without one pgd on classes, feature on a model without a head,
+            segmentation on masks. It knows nothing of the tokens.
+        settings: of the attack, such as {"steps": 50}.
+        labels: (B,), or masks (B H W), of images given as a tensor; without them the clean prediction.
+        tokens: every figure also shows the model with these.
+        beside: a second model, a robust one say, in figures where it helps.
+        resize: "squash" or "crop", for images that are opened here.
+        seed: of the attack, and of what else is random.
+        out: a folder for a PNG of each figure, report.html and record.json; without it nothing is written.
+        command: how to repeat it, for the record.
+        progress: called after each figure.
     """
-    for name in figures or ():
-        FIGURES.entry(name)
-    plates, left_out = [], {}
-    for name in figures or [entry.name for entry in FIGURES]:
-        try:
-            plates.append(FIGURES[name](subject))
-        except Unsupported as error:
-            if figures:
-                raise
-            left_out[name] = str(error)
-        report(note=name)
-    if not plates:
-        raise InputError("no figure can be drawn: " + "; ".join(left_out.values()))
-    out = Path(out)
-    for plate in plates:
-        save_png(as_image(plate), out / f"{plate.name}.png")
-    record = _record(subject, plates, left_out)
-    record.data["spec"], record.command = data or "images", command
-    record.save(out / "record.json")
-    # The plates show the curves in their places.
-    write_report(replace(record, curves=[]), out / "report.html", plates=plates)
+    model = model if isinstance(model, Model) else load(str(model))
+    inputs = open_inputs(images, model.input_size[0], resize)
+    if isinstance(beside, str | Path):
+        beside = load(str(beside), img_size=model.input_size[0])
+    subject = Subject(
+        model,
+        inputs.x,
+        threat,
+        inputs.names,
+        inputs.truth_for(model) if labels is None else labels,
+        classes=inputs.classes_for(model),
+        hardened=None if tokens is None else _harden(model, tokens),
+        beside=beside,
+        attack=attack or "",
+        settings=dict(settings or {}),
+        seed=seed,
+    )
+    drawn, left_out = draw_figures(subject, figures, progress)
+    record = _record(subject, drawn, left_out)
+    record.data["spec"], record.command = inputs.spec, command
+    if out is not None:
+        for one in drawn:
+            save_png(one.image(), Path(out) / f"{one.name}.png")
+        record.save(Path(out) / "record.json")
+        # The figures show the curves in their places.
+        write_report(replace(record, curves=[]), Path(out) / "report.html", figures=drawn)
     return record
 
 
-def as_image(plate: Figure) -> Image.Image:
-    """The whole plate on paper: title, caption, image, reliefs and charts."""
-    parts = [] if plate.image is None else [plate.image]
-    parts += [surfaces(plate.surfaces)] if plate.surfaces else []
-    parts += [charts(plate.curves)] if plate.curves else []
-    return sheet(plate.title, plate.caption, parts)
+def draw_figures(
+    subject: Subject, names: Sequence[str] | None = None, progress: Advance = silent
+) -> tuple[list[Figure], dict[str, str]]:
+    """The named figures, or all that can be drawn, and why the others cannot be."""
+    entries = sorted(FIGURES, key=lambda entry: int(entry.facts["order"]))
+    if names:
+        entries = [FIGURES.entry(name) for name in names]
+    drawn, left_out = [], {}
+    for entry in entries:
+        try:
+            drawn.append(entry.value(subject))
+        except Unsupported as error:
+            if names:
+                raise
+            left_out[entry.name] = str(error)
+        progress(note=entry.name)
+    if not drawn:
+        raise InputError("no figure can be drawn: " + "; ".join(left_out.values()))
+    return drawn, left_out
 
 
-def save_png(image: Image.Image, path: Path, *, levels: int = 256) -> None:
-    """Write a PNG, whole or not at all; with fewer `levels` of each colour it is smaller."""
-    step = 255 / (levels - 1)
-    shown = image.point([round(round(value / step) * step) for value in range(256)] * 3)
-    with written_whole(path) as aside:
-        shown.save(aside, format="PNG", optimize=levels < 256)
+def _harden(model: Model, tokens: RobustTokens | TokenPool | torch.Tensor | str | Path) -> Model:
+    """The model with tokens; those that name the weights they belong to are checked."""
+    tokens = load_tokens(tokens) if isinstance(tokens, str | Path) else tokens
+    if not isinstance(tokens, torch.Tensor):
+        tokens.check(model)
+    return model.replace(tokens=tokens)
 
 
-def _record(subject: Subject, plates: list[Figure], left_out: dict[str, str]) -> Record:
-    model, task = subject.model, subject.task
+def _record(subject: Subject, drawn: list[Figure], left_out: dict[str, str]) -> Record:
+    model = subject.model
     return Record(
         kind="explain",
         model={
@@ -91,28 +137,28 @@ def _record(subject: Subject, plates: list[Figure], left_out: dict[str, str]) ->
         },
         data={"count": len(subject.x), "names": subject.names},
         trials=[],
-        tables=[_verdicts(subject)] if task == "classes" else [],
-        curves=[_named(plate, curve) for plate in plates for curve in plate.curves],
+        tables=[_predictions(subject)] if subject.task == "classes" else [],
+        curves=[_titled(one, curve) for one in drawn for curve in one.curves],
         protocol={
             "attack": subject.attack,
             "threat": str(subject.threat),
             **subject.settings,
-            "figures": [plate.name for plate in plates],
+            "figures": [one.name for one in drawn],
             "not drawn": left_out,
         },
     )
 
 
-def _named(plate: Figure, curve: Curve) -> Curve:
-    """The curve under the plate's title, by which a record's reader knows it."""
-    return replace(curve, title=f"{plate.title}: {curve.title}")
+def _titled(figure: Figure, curve: Curve) -> Curve:
+    """The curve under the figure's title, by which a record's reader knows it."""
+    return replace(curve, title=f"{figure.title}: {curve.title}")
 
 
-def _verdicts(subject: Subject) -> Table:
-    """What is there, and what each model says of each image."""
-    said = {view.name: subject.said(view.model, view.x).tolist() for view in subject.views()}
+def _predictions(subject: Subject) -> Table:
+    """What is there, and what each model predicts for each image."""
+    pred = {view.name: subject.predict(view.model, view.x).tolist() for view in subject.views()}
     rows = []
     for place, name in enumerate(subject.names):
         truth = "–" if subject.truth is None else subject.class_name(int(subject.truth[place]))
-        rows.append([name, truth, *(subject.class_name(each[place]) for each in said.values())])
-    return Table("What the model says", ["image", "truth", *said], rows)
+        rows.append([name, truth, *(subject.class_name(each[place]) for each in pred.values())])
+    return Table("Predictions", ["image", "truth", *pred], rows)

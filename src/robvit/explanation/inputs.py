@@ -1,48 +1,81 @@
-"""Single images by what people call them: a file, or a number in a data set."""
+"""The images to explain: tensors, a data set, files, or numbers in a data set."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import UNLABELLED
 from robvit.data.imagenet import class_names
 from robvit.errors import DataError, InputError
 
+Source = ImageDataset | torch.Tensor | str | Path | Sequence[str | Path]
+
 
 @dataclass(frozen=True)
-class Images:
-    """Images x (B 3 H W) in [0,1], their names, and labels (B,) or masks (B H W) where all have them."""
+class Inputs:
+    """Images x (B 3 H W) in [0,1], their names, and labels (B,) or masks (B H W) where all have them.
+
+    `kind` is "labels", "masks" or "none"; `spec` says what was opened.
+    """
 
     x: torch.Tensor
-    names: list[str]
-    truth: torch.Tensor | None
-    kind: str
-    classes: list[str]
+    names: list[str] = field(default_factory=list)
+    truth: torch.Tensor | None = None
+    kind: str = "none"
+    classes: list[str] = field(default_factory=list)
+    spec: str = "images"
+
+    def truth_for(self, model: Model) -> torch.Tensor | None:
+        """The labels or masks, if they are what the model tells apart."""
+        wanted = "masks" if getattr(model.head, "kind", "") == "segmentation" else "labels"
+        return self.truth if (self.kind, len(self.classes)) == (wanted, model.classes) else None
+
+    def classes_for(self, model: Model) -> list[str]:
+        """What a model's classes are called, as far as anything tells: its head, the data, or ImageNet."""
+        for known in (getattr(model.head, "names", []), self.classes):
+            if len(known) == model.classes:
+                return list(known)
+        return class_names() if model.classes == len(class_names()) else []
 
 
-def open_images(specs: list[str], size: int, resize: str = "squash") -> Images:
-    """Images from "photo.jpg", or "sample:3" for one of a data set's judging part, counted from 0."""
+def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
+    """Images at this size from a tensor, a data set, "photo.jpg", "sample:3" or a list of such names.
+
+    "sample:3" is one of a data set's judging part, counted from 0.
+    """
+    if isinstance(images, torch.Tensor):
+        return Inputs(images)
+    if isinstance(images, ImageDataset):
+        dataset = images if images.size else images.sized(size, resize)
+        return _stacked([(dataset, place) for place in range(len(dataset))], "a data set")
+    specs = [str(one) for one in ([images] if isinstance(images, str | Path) else images)]
     if not specs:
         raise InputError("expected at least one image, a file or DATA:NUMBER such as sample:3")
-    found = [_image(spec, size, resize) for spec in specs]
-    pairs = [images[place] for images, place in found]
-    kinds = {images.kind for images, _ in found}
+    return _stacked([_find(spec, size, resize) for spec in specs], " ".join(map(_without_folders, specs)))
+
+
+def _stacked(found: list[tuple[ImageDataset, int]], spec: str) -> Inputs:
+    """Images of one or several data sets; labels and classes only where all agree in them."""
+    pairs = [dataset[place] for dataset, place in found]
+    kinds = {dataset.kind for dataset, _ in found}
     classes = found[0][0].classes
-    alike = len(kinds) == 1 and all(images.classes == classes for images, _ in found)
+    alike = len(kinds) == 1 and all(dataset.classes == classes for dataset, _ in found)
     kind = kinds.pop() if alike else "none"
     truth = torch.stack([torch.as_tensor(y) for _, y in pairs]) if kind != "none" else None
     if truth is not None and kind == "labels" and bool((truth == UNLABELLED).any()):
         truth, kind = None, "none"
-    names = [images.names[place] for images, place in found]
-    return Images(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [])
+    names = [dataset.names[place] for dataset, place in found]
+    return Inputs(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [], spec)
 
 
-def _image(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
-    """The set that holds an image, and its place there."""
+def _find(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
+    """The data set that holds an image, and its place there."""
     if Path(spec).expanduser().is_file():
         return open_data(spec, size=size, resize=resize), 0
     data, _, number = spec.rpartition(":")
@@ -51,15 +84,12 @@ def _image(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
             f"expected an image's file, or DATA:NUMBER such as sample:3, got {spec!r}; "
             "`robvit data list` names the data sets"
         )
-    images = open_data(data, size=size, resize=resize, check=False)
-    if int(number) >= len(images):
-        raise DataError(f"{data} has {len(images)} images, numbered from 0, got {number}")
-    return images, int(number)
+    dataset = open_data(data, size=size, resize=resize, check=False)
+    if int(number) >= len(dataset):
+        raise DataError(f"{data} has {len(dataset)} images, numbered from 0, got {number}")
+    return dataset, int(number)
 
 
-def names_for(images: Images, classes: int, head_names: list[str]) -> list[str]:
-    """What a model's classes are called, as far as anything tells: its head, the data, or ImageNet."""
-    for known in (head_names, images.classes):
-        if len(known) == classes:
-            return known
-    return class_names() if classes == len(class_names()) else []
+def _without_folders(spec: str) -> str:
+    """The spec without the folders in which its file or folder lies: records are shown to others."""
+    return ":".join(Path(part).name for part in spec.split(":"))

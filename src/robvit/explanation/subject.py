@@ -1,15 +1,11 @@
-"""What is explained, and the registry of figures: from a subject to a plate.
-
-To add a figure, write a function under `@figure(name, title=..., caption=...)` in a file of this folder and
-name it in the help of `robvit explain`. A figure that the subject lacks something for raises `Unsupported`
-and says which option brings it.
-"""
+"""What is explained, the registry of figures, and the decorator that files one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +17,7 @@ from robvit.registry import Registry
 from robvit.report.figure import Figure
 from robvit.threat import Threat
 
-DEFAULTS = {"classes": "pgd", "features": "feature", "pixels": "segmentation"}
+ATTACK_FOR = {"classes": "pgd", "features": "feature", "pixels": "segmentation"}
 STEPS = 20
 SHOWN = 3  # images in a figure with several tiles for each
 
@@ -35,7 +31,7 @@ def task_of(model: Model) -> str:
 
 def attack_for(model: Model) -> str:
     """The attack for what a model returns."""
-    return DEFAULTS[task_of(model)]
+    return ATTACK_FOR[task_of(model)]
 
 
 class View(NamedTuple):
@@ -50,9 +46,9 @@ class View(NamedTuple):
 class Subject:
     """A model and images (B 3 H W) in [0,1], and everything that a figure may compare.
 
-    `truth` are labels (B,) or masks (B H W); where they are missing, what the model says of the clean
+    `truth` are labels (B,) or masks (B H W); where they are missing, the model's prediction on the clean
     image stands for them. `hardened` is the same model with tokens; the attack does not know them.
-    `beside` is another model for figures that put two side by side. The attack is made when it is first
+    `beside` is another model for figures that put two side by side. The attack is run when it is first
     needed; left open, it is the one for what the model returns.
     """
 
@@ -74,10 +70,10 @@ class Subject:
         if len(self.names) != len(self.x):
             raise InputError(f"expected a name for each of {len(self.x)} images, got {len(self.names)}")
         self.attack = self.attack or attack_for(self.model)
-        wanted = ATTACKS.entry(self.attack).facts["task"]
-        if wanted != self.task:
+        task = ATTACKS.entry(self.attack).facts["task"]
+        if task != self.task:
             raise InputError(
-                f"{self.attack} attacks {wanted}, {self.model.name} returns {self.task}; "
+                f"{self.attack} attacks {task}, {self.model.name} returns {self.task}; "
                 f"choose another attack, {attack_for(self.model)} say, or another head"
             )
         if self.beside is not None and self.beside.classes != self.model.classes:
@@ -101,33 +97,28 @@ class Subject:
 
     def attacked(self, model: Model) -> torch.Tensor:
         """The images (B 3 H W), attacked on a model: whole grey levels within the threat."""
-        made = run(
-            self.attack,
-            self.function(model),
-            self.x,
-            self.target,
-            self.threat,
-            victim=self.function(model),
-            **self.settings,
+        attacked = self.output(model)
+        outcome = run(
+            self.attack, attacked, self.x, self.target, self.threat, victim=attacked, **self.settings
         )
-        return eight_bit(self.x, made.adv, self.threat)
+        return eight_bit(self.x, outcome.adv, self.threat)
 
-    def function(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+    def output(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
         """What of a model is attacked: its output, or its features where it has no head."""
         return model.features if self.task == "features" else model
 
     @cached_property
     def target(self) -> torch.Tensor | None:
-        """What the attack leads away from: truth, or what the model says; nothing for features."""
+        """What the attack leads away from: truth, or the clean prediction; nothing for features."""
         if self.task == "features":
             return None
-        return self.said(self.model, self.x) if self.truth is None else self.truth
+        return self.predict(self.model, self.x) if self.truth is None else self.truth
 
     @torch.no_grad()
-    def said(self, model: Model, x: torch.Tensor) -> torch.Tensor:
+    def predict(self, model: Model, x: torch.Tensor) -> torch.Tensor:
         """The predicted labels (B,) or masks (B H W)."""
-        said: torch.Tensor = model(x).argmax(1)
-        return said
+        pred: torch.Tensor = model(x).argmax(1)
+        return pred
 
     def views(self) -> Iterator[View]:
         """The model on clean and on attacked images, and the same with tokens, if there are any."""
@@ -139,30 +130,35 @@ class Subject:
 
     def models(self) -> dict[str, Model]:
         """The model, and the one beside it, by name."""
+        name = shown_name(self.model)
         if self.beside is None:
-            return {self.model.name: self.model}
-        other = self.beside.name if self.beside.name != self.model.name else f"{self.beside.name}, the other"
-        return {self.model.name: self.model, other: self.beside}
+            return {name: self.model}
+        other = shown_name(self.beside)
+        return {name: self.model, other if other != name else f"{other}, the other": self.beside}
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
+
+
+def shown_name(model: Model) -> str:
+    """What a model is called in a figure: a checkpoint by its file, wherever it lies."""
+    return Path(model.name).name
 
 
 FigureFunction = Callable[[Subject], Figure]
 FIGURES: Registry[FigureFunction] = Registry("figure")
 
 
-def figure(
-    name: str, *, title: str, caption: str
-) -> Callable[[Callable[[Subject], dict[str, Any]]], FigureFunction]:
-    """Decorator that files a figure; its body returns the plate's image, curves and reliefs by name."""
+def figure(*, title: str, caption: str, order: int) -> Callable[[FigureFunction], FigureFunction]:
+    """Decorator that files a figure under its file's name; a report shows figures by rising `order`."""
 
-    def decorate(body: Callable[[Subject], dict[str, Any]]) -> FigureFunction:
+    def decorate(body: FigureFunction) -> FigureFunction:
+        name = body.__module__.rpartition(".")[2]
+
         def draw(subject: Subject) -> Figure:
-            return Figure(name, title, caption, **body(subject))
+            return replace(body(subject), name=name, title=title, caption=caption)
 
         draw.__doc__ = body.__doc__
-        FIGURES.add(name, title=title, caption=caption)(draw)
-        return draw
+        return FIGURES.add(name, title=title, caption=caption, order=order)(draw)
 
     return decorate

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from robvit.drawing.images import Pixels
 from robvit.errors import InputError
 from robvit.evaluation.record import Record, Trial
-from robvit.report.contact_sheet import Pixels
 from robvit.report.gallery import GalleryItem, Map
 
 Original = Callable[[int], Pixels]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -12,9 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from robvit.drawing.images import Pixels, data_url, encoded, heat
+from robvit.drawing.perturbation import amplification, amplified
 from robvit.errors import InputError
 from robvit.evaluation.record import Record, Trial
-from robvit.report.contact_sheet import Pixels
 from robvit.report.summary import AttackerSummary, Labels, clean_of, outcome, trial_name
 
 MOST = 1000  # images on one page
@@ -122,8 +121,7 @@ def factor(exhibit: GalleryItem) -> int:
     """How much the difference is amplified, so that its largest value just fills the range; 0 for none."""
     if exhibit.clean is None or exhibit.adversarial is None:
         return 0
-    most = int(np.abs(exhibit.adversarial.astype(int) - exhibit.clean).max())
-    return max(1, 127 // most) if most else 1
+    return amplification([(exhibit.clean, exhibit.adversarial)])
 
 
 class Small:
@@ -157,13 +155,13 @@ class Small:
 def views(exhibit: GalleryItem) -> list[Image.Image | None]:
     """Clean, attacked and amplified difference, then attention on both where there are maps of it."""
     clean, attacked = exhibit.clean, exhibit.adversarial
-    shown = [clean, attacked, None]
-    if clean is not None and attacked is not None:
-        difference = factor(exhibit) * (attacked.astype(int) - clean)
-        shown[2] = np.clip(128 + difference, 0, 255).astype(np.uint8)
-        if exhibit.attention is not None:
-            shown += map(_heat, (clean, attacked), exhibit.attention)
-    return [None if pixels is None else Image.fromarray(pixels) for pixels in shown]
+    shown = [None if pixels is None else Image.fromarray(pixels) for pixels in (clean, attacked)]
+    if clean is None or attacked is None:
+        return [*shown, None]
+    shown.append(Image.fromarray(amplified(clean, attacked, factor(exhibit))))
+    if exhibit.attention is not None:
+        shown += map(heat, exhibit.attention, shown[:2])
+    return shown
 
 
 def _ways(side: int) -> Iterator[tuple[int, int | None]]:
@@ -178,26 +176,9 @@ def _address(image: Image.Image | None, side: int, quality: int | None, *, noise
         return ""
     if max(image.size) > side:
         # Averaging would cancel the noise of a difference and make it look weaker than it is.
-        way = Image.Resampling.NEAREST if noise else Image.Resampling.LANCZOS
+        filter_ = Image.Resampling.NEAREST if noise else Image.Resampling.LANCZOS
         scale = side / max(image.size)
         size = tuple(max(1, round(edge * scale)) for edge in image.size)
-        image = image.resize((size[0], size[1]), way)
-    held = io.BytesIO()
-    if quality is None:
-        image.save(held, "WEBP", lossless=True, method=2)
-    else:
-        image.save(held, "WEBP", quality=quality, method=2)
-    return "data:image/webp;base64," + base64.b64encode(held.getvalue()).decode()
-
-
-def _heat(image: Pixels, seen: Map) -> Pixels:
-    """Where the model looks: the image in grey, dark where attention is low, warm where it is high."""
-    span = float(seen.max() - seen.min())
-    level = (seen - seen.min()) / span if span > 0 else np.zeros_like(seen)
-    height, width = image.shape[:2]
-    small = Image.fromarray((level * 255).astype(np.uint8))
-    weight = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), dtype=float)[..., None] / 255
-    grey = image.mean(axis=2, keepdims=True)
-    warm = np.array([255.0, 176.0, 32.0]) * (0.35 + 0.65 * grey / 255)
-    blended: Pixels = (0.35 * grey * (1 - weight) + warm * weight).astype(np.uint8)
-    return blended
+        image = image.resize((size[0], size[1]), filter_)
+    setting = {"lossless": True} if quality is None else {"quality": quality}
+    return data_url(encoded(image, "WEBP", method=2, **setting), "WEBP")

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from robvit.drawing.images import data_url
 from robvit.errors import InputError
 from robvit.evaluation.claims import LADDER
 from robvit.evaluation.record import Curve, Record, Table
@@ -41,7 +40,7 @@ from robvit.report.summary import (
     title,
 )
 
-SCRIPTS = ("charts.js", "relief.js", "gallery.js", "page.js")
+SCRIPTS = ("charts.js", "surface.js", "gallery.js", "page.js")
 _NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*(e[-+]?\d+)?\s?(%|s|dB|±.*|\(.*\))?")
 
 
@@ -51,12 +50,12 @@ def write_report(
     *,
     exhibits: Sequence[Iterable[GalleryItem]] = (),
     images: Sequence[Path] = (),
-    plates: Sequence[Figure] = (),
+    figures: Sequence[Figure] = (),
 ) -> None:
     """Write one page for a record or several; `exhibits` holds each record's images, in their order.
 
     At most a thousand of them are shown, so that the page stays under fifteen megabytes. `images` are
-    PNG files that stand in the page as they are, such as a sheet; `plates` are figures of the first record.
+    PNG files that stand in the page as they are, such as a sheet; `figures` are of the first record.
     """
     records = [records] if isinstance(records, Record) else list(records)
     if not records:
@@ -68,7 +67,7 @@ def write_report(
         _part(f"r{i}", record, exhibits[i] if exhibits else (), 1 / max(1, shown))
         for i, record in enumerate(records)
     ]
-    parts[0]["plates"] = [_plate(f"r0-{plate.name}", plate) for plate in plates]
+    parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
     held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
     page = _environment().get_template("page.html").render(**held, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
@@ -96,7 +95,7 @@ def _part(key: str, record: Record, exhibits: Iterable[GalleryItem], room: float
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
         "tables": [table for table in record.tables if table.title != LADDER],
         "gallery": shown if shown.items else None,
-        "plates": [],
+        "figures": [],
         "model": facts(record.model),
         "data": facts(record.data),
         "protocol": facts(record.protocol),
@@ -116,17 +115,14 @@ def _drawn(key: str, curve: Curve) -> dict[str, Any]:
     return {"key": key, "curve": curve, "data": finite(data)}
 
 
-def _plate(key: str, plate: Figure) -> dict[str, Any]:
-    """A figure whose image is in the page and whose charts and reliefs are drawn there."""
-    held = io.BytesIO()
-    if plate.image is not None:
-        plate.image.save(held, "PNG")
+def _figure(key: str, figure: Figure) -> dict[str, Any]:
+    """A figure whose tiles are in the page and whose charts and surfaces are drawn there."""
     return {
         "key": key,
-        "plate": plate,
-        "image": "data:image/png;base64," + base64.b64encode(held.getvalue()).decode(),
-        "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(plate.curves)],
-        "reliefs": [finite(asdict(surface)) for surface in plate.surfaces],
+        "figure": figure,
+        "grid": figure.grid and figure.grid.data(),
+        "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(figure.curves)],
+        "surfaces": [finite(surface.data()) for surface in figure.surfaces],
     }
 
 
@@ -210,7 +206,7 @@ def _environment() -> Environment:
 
 
 def _png(file: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+    return data_url(file.read_bytes())
 
 
 def _static(name: str) -> Markup:

@@ -61,7 +61,7 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".copy").forEach(prepareCopy);
   document.querySelectorAll(".sortable").forEach(prepareSorting);
   document.querySelectorAll(".chart").forEach(chart);
-  document.querySelectorAll(".plate").forEach(plate);
+  document.querySelectorAll(".figure").forEach(surfaces);
   document.querySelectorAll(".gallery").forEach(gallery);
 });
 addEventListener("beforeprint", () => {

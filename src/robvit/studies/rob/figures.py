@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from robvit.evaluation.record import Curve, Record, Table
-from robvit.explanation.activations import largest_activations
+from robvit.explanation.figures.activations import largest_activations
 from robvit.studies.common import Request, study, study_record
 from robvit.studies.rob.common import PAPER, Effort, attacked, backbone, learned, mean, parts
 

@@ -14,12 +14,11 @@ from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.tokens import RobustTokens
+from robvit.drawing.grid import Grid, Row, Tile, draw_grid
+from robvit.drawing.images import coloured_mask, photo, save_png
 from robvit.errors import DataError
 from robvit.evaluation.masks import pixel_counts, score_of
 from robvit.evaluation.record import Record, Table
-from robvit.explanation.drawing import Row, grid, photo
-from robvit.explanation.masks import coloured_mask
-from robvit.files import written_whole
 from robvit.progress import progress
 from robvit.studies.common import Request, study, study_record
 from robvit.studies.rob.common import PAPER, Effort, backbone, given, learned, parts, random_like
@@ -146,8 +145,7 @@ def draw_panels(found: Masks, path: Path) -> None:
         "tokens, attacked",
     )
     rows = [
-        Row("", [photo(s) if s.ndim == 3 else coloured_mask(s, found.classes) for s in shown])
+        Row([Tile(photo(s) if s.ndim == 3 else coloured_mask(s, found.classes)) for s in shown])
         for shown in zip(*(found.first[name] for name in columns), strict=True)
     ]
-    with written_whole(path) as aside:
-        grid(rows, columns).save(aside, format="PNG")
+    save_png(draw_grid(Grid(rows, columns)), path)

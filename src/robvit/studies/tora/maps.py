@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from robvit.drawing.images import save_png
 from robvit.evaluation.record import Curve, Record, Table
-from robvit.explanation.gates import gate_maps, gate_sheet
+from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.studies.common import Request, study, study_record
 from robvit.studies.tora.common import Effort, subject, trained
 from robvit.studies.tora.paper import PAPER
@@ -36,8 +37,7 @@ def attention(
         for name, sign in (("accuracy", 1), ("robustness", -1))
         for t, m in found.items()
     }
-    request.out.mkdir(parents=True, exist_ok=True)
-    gate_sheet(x[:4], few, request.out / "gates.png")
+    save_png(gate_sheet(x[:4], few), request.out / "gates.png")
     means = {f"{t:g}": m.mean((1, 2, 3)).tolist() for t, m in found.items()}
     spread = {f"{t:g}, spread over patches": m.std((2, 3)).mean(1).tolist() for t, m in found.items()}
     columns = ["trade-off", *(f"block {i + 1}" for i in range(model.depth))]

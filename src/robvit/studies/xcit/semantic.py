@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 
 from robvit.attacks import pgd
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
+from robvit.drawing.grid import Grid, Row, Tile, draw_grid
+from robvit.drawing.images import photo, save_png
+from robvit.drawing.perturbation import grey_perturbation, rescaled_perturbation
 from robvit.evaluation.metrics import interval
 from robvit.evaluation.record import Record, Table
-from robvit.explanation.drawing import Row, grid, photo
-from robvit.explanation.gradients import accumulate_gradient, grey_perturbation, noise, rescaled_perturbation
-from robvit.files import written_whole
+from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.studies.common import Request, study, study_record
@@ -135,9 +135,9 @@ def shown(
     grey = {name: grey_perturbation(x, made, eps=eps) for name, made in adv.items()}
     few = range(min(SHOWN, len(x)))
     names = [images.classes[label] for label in images.labels[: len(few)]]
-    tiles = [Row("image", [photo(x[i]) for i in few], names)]
-    tiles += [Row(name, [photo(made[i]) for i in few]) for name, made in grey.items()]
-    _save(request, "fig11.png", grid(tiles, [""] * len(few)))
+    tiles = [Row([Tile(photo(x[i]), names[i]) for i in few], "image")]
+    tiles += [Row([Tile(photo(made[i])) for i in few], name) for name, made in grey.items()]
+    save_png(draw_grid(Grid(tiles)), request.out / "fig11.png")
     rows: list[list[Any]] = []
     for name, made in grey.items():
         follow = [correlation(edges(a), edges(b)) for a, b in zip(x, made, strict=True)]
@@ -197,8 +197,9 @@ def accumulated(
         "mean probability",
     ]
     few = range(min(2 * SHOWN, len(target)))
-    tiles = [Row(name, [photo(drawn[i]) for i in few]) for name, drawn in made.items()]
-    _save(request, "fig12.png", grid(tiles, [images.classes[int(target[i])] for i in few]))
+    tiles = [Row([Tile(photo(drawn[i])) for i in few], name) for name, drawn in made.items()]
+    classes = [images.classes[int(target[i])] for i in few]
+    save_png(draw_grid(Grid(tiles, classes)), request.out / "fig12.png")
     note = (
         "What a network sees in its own drawing is what the ascent optimised; the other network is the "
         "independent judge. The thesis shows images only."
@@ -220,9 +221,3 @@ def _seen(model: Model, x: torch.Tensor, target: torch.Tensor) -> tuple[str, flo
         logits = torch.cat([model(part) for part in x.split(BATCH)])
     sure = logits.softmax(1).gather(1, target[:, None]).mean()
     return _share(logits.argmax(1) == target), float(sure)
-
-
-def _save(request: Request, name: str, image: Image.Image) -> None:
-    request.out.mkdir(parents=True, exist_ok=True)
-    with written_whole(request.out / name) as aside:
-        image.save(aside, format="PNG")

@@ -1,26 +1,25 @@
-// Reliefs: heights over a floor on a canvas, turned by dragging or by the arrow keys; those of a plate turn together.
+// Surfaces: heights over a floor on a canvas, turned by dragging or by the arrow keys; those of a figure turn together.
+// Their data, with `look` for the first view and the colours, are those of robvit/drawing/surfaces.py.
 
-const FIRST_VIEW = { turn: -0.62, tilt: 0.5 };
-const RISE = 1.15; // the height of the box; its floor is 2 wide and deep
-const LOW_COLOUR = [13, 107, 134], HIGH_COLOUR = [214, 84, 20];
-
-/** From the page's blue to its orange as heights rise. */
-function shade(height) {
-  const share = Math.min(1, Math.max(0, height));
-  return `rgb(${LOW_COLOUR.map((low, i) => Math.round(low + (HIGH_COLOUR[i] - low) * share)).join(" ")})`;
-}
-
-function plate(section) {
-  const view = { ...FIRST_VIEW };
-  const drawn = [...section.querySelectorAll(".relief")].map((figure) => relief(figure, view, () => drawn.forEach((draw) => draw())));
+function surfaces(section) {
+  const view = {};
+  const drawn = [...section.querySelectorAll(".surface")].map((figure) => surface(figure, view, () => drawn.forEach((draw) => draw())));
   document.getElementById("theme").addEventListener("click", () => drawn.forEach((draw) => draw()));
 }
 
-function relief(figure, view, redrawAll) {
+function surface(figure, view, redrawAll) {
   const canvas = figure.querySelector("canvas"), data = readJson(figure.querySelector("script"));
+  const { turn: firstTurn, tilt: firstTilt, rise, low: lowest, high: highest } = data.look;
+  Object.assign(view, { turn: firstTurn, tilt: firstTilt });
   const tip = make("div", { className: "tip", hidden: true });
   canvas.after(tip);
   let tips = [];
+
+  /** From blue to orange as heights rise. */
+  function shade(height) {
+    const share = Math.min(1, Math.max(0, height));
+    return `rgb(${lowest.map((low, i) => Math.round(low + (highest[i] - low) * share)).join(" ")})`;
+  }
 
   const spot = (column, row) => [2 * column / Math.max(data.columns - 1, 1) - 1, 2 * row / Math.max(data.rows - 1, 1) - 1];
   const depth = (x, y) => x * Math.sin(view.turn) + y * Math.cos(view.turn);
@@ -28,9 +27,9 @@ function relief(figure, view, redrawAll) {
   /** Maps places of a box of width and depth 2 and height 1 to the canvas. */
   function projection(width, height) {
     const cos = Math.cos(view.turn), sin = Math.sin(view.turn), flat = Math.sin(view.tilt), up = Math.cos(view.tilt);
-    const room = 2.84 * flat + RISE * up + 0.12; // of floor, heights and names, in units of scale
+    const room = 2.84 * flat + rise * up + 0.12; // of floor, heights and names, in units of scale
     const scale = Math.min(width / 3.3, (height - 30) / room), middle = height - (1.42 * flat + 0.2) * scale;
-    return (x, y, z) => [width / 2 + scale * (x * cos - y * sin), middle - scale * (RISE * z * up - (x * sin + y * cos) * flat)];
+    return (x, y, z) => [width / 2 + scale * (x * cos - y * sin), middle - scale * (rise * z * up - (x * sin + y * cos) * flat)];
   }
 
   function draw() {
@@ -74,24 +73,27 @@ function relief(figure, view, redrawAll) {
     pen.textBaseline = "middle";
     const front = depth(0, 1) > 0 ? 1 : -1, side = depth(1, 0) > 0 ? 1 : -1;
     const [xs, ys] = [data.x_ends ?? [0, data.columns - 1], data.y_ends ?? [0, data.rows - 1]];
+    /** Text whose part `before` stands left of x, moved to where all of it is on the canvas. */
+    const label = (text, x, y, before) => {
+      const wide = pen.measureText(text).width, left = x - before * wide;
+      pen.textAlign = "left";
+      pen.fillText(text, Math.max(0, Math.min(left, (canvas.clientWidth || 480) - wide)), y);
+    };
     const beside = (text, edge, outside) => {
       const [x, y] = at(...outside, 0);
-      pen.textAlign = x > at(...edge, 0)[0] ? "left" : "right";
-      pen.fillText(text, x, y);
+      label(text, x, y, x > at(...edge, 0)[0] ? 0 : 1);
     };
     [[-0.9, short(xs[0])], [0, data.x], [0.9, short(xs[1])]].forEach(([share, text]) => beside(text, [share, front], [share, 1.12 * front]));
     [[-0.9, short(ys[0])], [0, data.y], [0.9, short(ys[1])]].forEach(([share, text]) => beside(text, [side, share], [1.12 * side, share]));
     const left = corners.reduce((a, b) => (at(...a, 0)[0] <= at(...b, 0)[0] ? a : b));
     path(pen, [at(...left, 0), at(...left, 1)]);
     pen.stroke();
-    pen.textAlign = "right";
     for (const tick of roundTicks(0, data.reach, 4)) {
       const [x, y] = at(...left, tick / data.reach);
-      pen.fillText(short(tick), x - 6, y);
+      label(short(tick), x - 6, y, 1);
     }
     const [x, y] = at(...left, 1);
-    pen.textAlign = "center";
-    pen.fillText(data.z, Math.max(x, 40), y - 16);
+    label(data.z, x, y - 16, 0.5);
   }
 
   function drawStems(pen, at) {
@@ -160,7 +162,7 @@ function relief(figure, view, redrawAll) {
     else read(event);
   });
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
-  canvas.addEventListener("dblclick", () => { Object.assign(view, FIRST_VIEW); redrawAll(); });
+  canvas.addEventListener("dblclick", () => { Object.assign(view, { turn: firstTurn, tilt: firstTilt }); redrawAll(); });
   canvas.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: [0.1, 0], ArrowRight: [-0.1, 0], ArrowUp: [0, 0.08], ArrowDown: [0, -0.08] }[event.key];
     if (!move) return;

@@ -1,19 +1,19 @@
-"""The loss around an image: along the way that the attack took, and along a random one."""
+"""The loss around an image: along the direction of the attack, and along a random one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from robvit.attacks.losses import LOSSES
 from robvit.backbones.model import Model
+from robvit.drawing.surfaces import Surface
 from robvit.evaluation.record import Curve
 from robvit.explanation.subject import Subject, figure
-from robvit.report.figure import Surface
+from robvit.report.figure import Figure
 
 POINTS = 19  # along each direction: both the image and the end of the attack are among them
 ATTACK, RANDOM = (-1.0, 2.0), (-1.5, 1.5)  # how far, in lengths of the attack
@@ -35,7 +35,7 @@ def loss_landscape(
 ) -> torch.Tensor:
     """The loss of one image (3 H W) over multiples of two moves from it: (points points).
 
-    Rows go along `other`, from -1.5 to 1.5 of it; columns along the attack's way, from -1 (away from it)
+    Rows go along `other`, from -1.5 to 1.5 of it; columns along the attack, from -1 (away from it)
     over 0 (the image) to 2. `loss` takes images (B 3 H W), clamped to [0,1], to (B,).
     """
     along, across = torch.linspace(*ATTACK, points), torch.linspace(*RANDOM, points)
@@ -62,25 +62,25 @@ def loss_of(subject: Subject, model: Model) -> Loss:
 
 
 @figure(
-    "landscape",
     title="The loss around the first image",
-    caption="Compare how steeply the loss climbs along the attack and along a random way of the same length.",
+    caption="Compare how steeply the loss climbs along the attack and along a random step of that length.",
+    order=70,
 )
-def landscape(subject: Subject) -> dict[str, Any]:
+def landscape(subject: Subject) -> Figure:
     """The model, with tokens and the one beside it, each around its own attack; one scale for all."""
     kinds = {"features": "1 - cosine to the clean features"}
     loss_name = kinds.get(subject.task, "cross-entropy")
-    found = {}
+    losses = {}
     for name, model in _models(subject).items():
         adv = subject.attacked(model)[0] if model is subject.beside else subject.adv[0]
         other = random_like((adv - subject.x[0])[None], subject.seed)[0]
-        found[name] = loss_landscape(loss_of(subject, model), subject.x[0], adv, other, points=POINTS)
-    reach = max(float(values.max()) for values in found.values())
+        losses[name] = loss_landscape(loss_of(subject, model), subject.x[0], adv, other, points=POINTS)
+    reach = max(float(values.max()) for values in losses.values())
     surfaces = [
         Surface(
             name,
             "along the attack",
-            "random way",
+            "random direction",
             loss_name,
             POINTS,
             POINTS,
@@ -89,20 +89,20 @@ def landscape(subject: Subject) -> dict[str, Any]:
             x_ends=ATTACK,
             y_ends=RANDOM,
         )
-        for name, values in found.items()
+        for name, values in losses.items()
     ]
     middle = POINTS // 2
     zero = round(-ATTACK[0] / (ATTACK[1] - ATTACK[0]) * (POINTS - 1))
-    along = {name: _points(ATTACK, values[middle]) for name, values in found.items()}
-    across = {name: _points(RANDOM, values[:, zero]) for name, values in found.items()}
+    along = {name: _points(ATTACK, values[middle]) for name, values in losses.items()}
+    across = {name: _points(RANDOM, values[:, zero]) for name, values in losses.items()}
     unit = "lengths of the attack from the image"
-    return {
-        "surfaces": surfaces,
-        "curves": [
+    return Figure(
+        surfaces=surfaces,
+        curves=[
             Curve("along the attack", unit, loss_name, along),
-            Curve("along a random way", unit, loss_name, across),
+            Curve("along a random direction", unit, loss_name, across),
         ],
-    }
+    )
 
 
 def _models(subject: Subject) -> dict[str, Model]:

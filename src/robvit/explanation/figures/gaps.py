@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from robvit.attention.hooks import watch
 from robvit.attention.saturation import histogram, score_gaps
 from robvit.backbones.model import Model
 from robvit.evaluation.record import Curve
-from robvit.explanation.attention import spread
+from robvit.explanation.figures.attention import spread
 from robvit.explanation.subject import Subject, figure
+from robvit.report.figure import Figure
 
 MOST = 12  # blocks shown
 TAIL = 0.995  # the share of all gaps that the axis covers
@@ -26,18 +25,18 @@ def gaps(model: Model, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @figure(
-    "gaps",
     title="The gap before the softmax, block by block",
     caption="Rows far to the right are all but one-hot: their softmax passes hardly any gradient on.",
+    order=50,
 )
-def gap_histograms(subject: Subject) -> dict[str, Any]:
+def gap_histograms(subject: Subject) -> Figure:
     """A histogram a block over all images, heads and rows; what lies beyond the axis is left out."""
-    found = {view.name: gaps(view.model, view.x) for view in subject.views()}
-    blocks = len(next(iter(found.values())))
+    by_view = {view.name: gaps(view.model, view.x) for view in subject.views()}
+    blocks = len(next(iter(by_view.values())))
     curves = []
     for block in (int(name) for name in spread([str(i) for i in range(blocks)], MOST)):
-        everything = torch.cat([each[block] for each in found.values()]).double()
+        everything = torch.cat([each[block] for each in by_view.values()]).double()
         top = float(everything.sort().values[int(TAIL * (len(everything) - 1))])
-        lines = {name: histogram(each[block], top) for name, each in found.items()}
+        lines = {name: histogram(each[block], top) for name, each in by_view.items()}
         curves.append(Curve(f"block {block + 1}", "gap", "fraction of rows", lines))
-    return {"curves": curves}
+    return Figure(curves=curves)
