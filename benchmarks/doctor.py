@@ -34,7 +34,7 @@ def subjects() -> dict[str, tuple[object, tuple[str, ...]]]:
     net, mean, std = mini.net, mini.mean, mini.std
     found = {"robvit-mini": (mini, ()), "robvit-mini-robust": (robvit.load("robvit-mini-robust"), ())}
     found["plain timm ViT"] = (plain_timm, ())
-    return found | {p.name: (p.value(mini), p.facts["caught_by"]) for p in PATIENTS}
+    return found | {p.name: (p.value(mini), p.info.caught_by) for p in PATIENTS}
 
 
 def main() -> None:

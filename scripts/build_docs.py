@@ -321,12 +321,12 @@ def _studies() -> str:
         "study takes `--model`, `--data` and `--images`; its own settings, with their defaults, are given "
         "with `--set`.",
     ]
-    entries = sorted(STUDIES, key=lambda entry: (entry.facts["paper"], entry.name))
-    for paper, studies in groupby(entries, key=lambda entry: entry.facts["paper"]):
+    entries = sorted(STUDIES, key=lambda entry: (entry.info.paper, entry.name))
+    for paper, studies in groupby(entries, key=lambda entry: entry.info.paper):
         lines += ["", f"## {paper}", "", "| study | what it repeats | settings |", "|---|---|---|"]
         for entry in studies:
-            settings = ", ".join(f"`{k}={_plain(k, v)}`" for k, v in entry.facts["defaults"].items())
-            lines.append(f"| `{entry.name}` | {_cell(entry.facts['title'])} | {settings} |")
+            settings = ", ".join(f"`{k}={_plain(k, v)}`" for k, v in entry.info.defaults.items())
+            lines.append(f"| `{entry.name}` | {_cell(entry.info.title)} | {settings} |")
     return "\n".join(lines) + "\n"
 
 

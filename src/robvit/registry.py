@@ -1,15 +1,16 @@
-"""Named things that plug in, and loud errors for names nobody knows."""
+"""Named things that plug in, what is known about each, and loud errors for names nobody knows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 from robvit.errors import UnknownName
 
 T = TypeVar("T")
+Info = TypeVar("Info")
 
 
 def unknown(kind: str, name: str, known: list[str], hint: str = "") -> UnknownName:
@@ -20,37 +21,56 @@ def unknown(kind: str, name: str, known: list[str], hint: str = "") -> UnknownNa
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class NoInfo:
+    """For things of which the name says all."""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T, Info]):
     """A registered thing with what is known about it."""
 
     name: str
     value: T
-    facts: dict[str, Any] = field(default_factory=dict)
+    info: Info
 
 
-class Registry(Generic[T]):
-    """A table of named things, in the order in which they were added."""
+class Registry(Generic[T, Info]):
+    """A table of named things, in the order in which they were added.
 
-    def __init__(self, kind: str) -> None:
+    `info` makes, from keywords, what an entry tells about its thing: mostly a frozen dataclass.
+    """
+
+    def __init__(self, kind: str, info: Callable[..., Info]) -> None:
         self.kind = kind
-        self._entries: dict[str, Entry[T]] = {}
+        self._info = info
+        self._entries: dict[str, Entry[T, Info]] = {}
 
-    def add(self, name: str | None = None, /, **facts: Any) -> Callable[[T], T]:
+    def add(self, name: str | None = None, /, **info: Any) -> Callable[[T], T]:
         """Decorator that files a function under its own name, or the one given."""
 
         def file(value: T) -> T:
             key = name or getattr(value, "__name__", "")
             if not key or key in self._entries:
                 raise ValueError(f"{self.kind} {key!r} is nameless or already there; choose another name")
-            self._entries[key] = Entry(key, value, facts)
+            self._entries[key] = Entry(key, value, self._info(**info))
             return value
 
         return file
 
-    def entry(self, name: str) -> Entry[T]:
+    def entry(self, name: str) -> Entry[T, Info]:
+        """The thing of that name and what is known about it."""
         if name not in self._entries:
             raise unknown(self.kind, name, list(self._entries))
         return self._entries[name]
+
+    def info(self, name: str) -> Info:
+        """What is known about the thing of that name."""
+        return self.entry(name).info
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in the order in which they were added."""
+        return list(self._entries)
 
     def __getitem__(self, name: str) -> T:
         return self.entry(name).value
@@ -58,7 +78,7 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def __iter__(self) -> Iterator[Entry[T]]:
+    def __iter__(self) -> Iterator[Entry[T, Info]]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:

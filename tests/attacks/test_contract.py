@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, run
-from robvit.attacks.core import draw, misclassified
+from robvit.attacks.core import misclassified, per_image_uniform
 from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.threat import NORMS, Threat
 
 SIDE = 6
 # What needs attention inside is asked the same in tests/test_aas.py.
-EVERY = [(e.name, norm) for e in ATTACKS if not e.facts["needs"] for norm in e.facts["norms"]]
+EVERY = [(e.name, norm) for e in ATTACKS if not e.info.needs for norm in e.info.norms]
 every = pytest.mark.parametrize(("name", "norm"), EVERY)
-CLASSIFIERS = [(name, norm) for name, norm in EVERY if ATTACKS.entry(name).facts["task"] == "classes"]
+CLASSIFIERS = [(name, norm) for name, norm in EVERY if ATTACKS.info(name).task == "classes"]
 EPS = {"linf": 0.1, "l2": 0.6, "l1": 3.0}
 
 
@@ -52,7 +52,7 @@ class Segmenter(nn.Module):
 
 def prepared(name: str, count: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """A model for the attack's task, images, and the labels the model gives them."""
-    model = Segmenter() if ATTACKS.entry(name).facts["task"] == "pixels" else tiny()
+    model = Segmenter() if ATTACKS.info(name).task == "pixels" else tiny()
     return model, images(count), labelled(model, images(count))
 
 
@@ -68,7 +68,7 @@ def labelled(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def quick(name: str) -> dict[str, object]:
-    return dict(ATTACKS.entry(name).facts["quick"])
+    return dict(ATTACKS.info(name).check.quick)
 
 
 @every
@@ -99,7 +99,7 @@ def test_inside_the_budget_and_the_world_untouched(name, norm):
 
 @every
 def test_batches_do_not_matter_and_the_same_seed_gives_the_same(name, norm):
-    if ATTACKS.entry(name).facts["batch_coupled"]:
+    if ATTACKS.info(name).batch_coupled:
         pytest.skip("documented to depend on the batch")
     (model, x, y), threat = prepared(name, 4), Threat(norm, EPS[norm])
     together = ATTACKS[name](model, x, y, threat, seed=3, **quick(name))
@@ -118,8 +118,8 @@ def test_batches_do_not_matter_and_the_same_seed_gives_the_same(name, norm):
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_any_model_shape_and_budget(name, norm, data):
-    facts = ATTACKS.entry(name).facts
-    if facts["batch_coupled"]:
+    info = ATTACKS.info(name)
+    if info.batch_coupled:
         pytest.skip("documented to leave the smallest budgets, which the certificate refuses")
     eps = data.draw(st.sampled_from([0.0, 1e-4, 0.05, 1.0, 30.0]))
     fill = data.draw(st.sampled_from(["black", "white", "random", "both"]))
@@ -127,7 +127,7 @@ def test_any_model_shape_and_budget(name, norm, data):
     classes = data.draw(st.sampled_from([2, 3, 5]))
     torch.manual_seed(data.draw(st.integers(0, 9)))
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 8), nn.ReLU(), nn.Linear(8, classes))
-    if facts["task"] == "pixels":
+    if info.task == "pixels":
         model = nn.Sequential(nn.Conv2d(3, classes, 1))
     x = {
         "black": torch.zeros(count, 3, side, side),
@@ -183,11 +183,11 @@ def test_broken_images_leave_the_batch_unless_kept():
 
 def test_draws_differ_by_image_seed_and_purpose_only():
     x = images(3)
-    numbers = draw(x, 0, "start")
-    assert torch.equal(numbers[1:2], draw(x[1:2], 0, "start"))
+    numbers = per_image_uniform(x, 0, "start")
+    assert torch.equal(numbers[1:2], per_image_uniform(x[1:2], 0, "start"))
     assert not torch.equal(numbers[0], numbers[1])
     for seed, purpose in ((1, "start"), (0, "other")):
-        assert not torch.equal(numbers, draw(x, seed, purpose))
+        assert not torch.equal(numbers, per_image_uniform(x, seed, purpose))
 
 
 def test_a_run_reports_what_happened():

@@ -25,7 +25,7 @@ from robvit.attacks import (
     misclassified,
     pgd,
     run,
-    segmentation,
+    segpgd,
 )
 from robvit.attacks import losses as L
 from robvit.errors import BrokenAttack, InputError
@@ -212,10 +212,10 @@ def test_a_run_can_return_images_that_survive_saving():
 def test_segmentation_attacks_turn_pixels(weighted):
     model, x = Segmenter().eval(), images(3)
     y = labelled(model, x)
-    adv = segmentation(model, x, y, Threat("linf", 0.3), steps=10, weighted=weighted)
+    adv = segpgd(model, x, y, Threat("linf", 0.3), steps=10, weighted=weighted)
     assert float((model(adv).argmax(1) == y).float().mean()) < 0.6
     with pytest.raises(InputError, match="a label a pixel"):
-        segmentation(model, x, y[:, 0], LINF)
+        segpgd(model, x, y[:, 0], LINF)
 
 
 # Ensembles, randomness, stand-ins, transfer

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from robvit.attacks import ATTACKS
+from robvit.attacks.core import supported
 from robvit.threat import Threat
 
 EPS = {"linf": 0.03, "l2": 0.3, "l1": 0.4}  # from mid-grey none of them meets the box
@@ -31,21 +32,16 @@ def setting() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def oracle(name: str) -> dict[str, object]:
-    return dict(ATTACKS.entry(name).facts["oracle"])
+    return dict(ATTACKS.info(name).check.oracle)
 
 
 def tolerance(name: str, norm: str) -> float:
-    stated = ATTACKS.entry(name).facts["tolerance"]
-    return stated[norm] if isinstance(stated, dict) else stated
+    return ATTACKS.info(name).check.tolerance_in(norm)
 
 
 def of_kind(kind: str) -> list[tuple[str, str]]:
-    chosen = [
-        e
-        for e in ATTACKS
-        if e.facts["kind"] == kind and e.facts["task"] == "classes" and not e.facts["needs"]
-    ]
-    return [(e.name, norm) for e in chosen for norm in e.facts["norms"]]
+    chosen = [e for e in ATTACKS if e.info.kind == kind and e.info.task == "classes" and not e.info.needs]
+    return [(e.name, norm) for e in chosen for norm in e.info.norms]
 
 
 @pytest.mark.parametrize(("name", "norm"), of_kind("budget"))
@@ -56,7 +52,9 @@ def test_a_budget_attack_reaches_the_best_margin(name, norm, kept):
     model, weight = linear(2, 0.1 if kept else 10.0)
     clean = model(x)[:, 1] - model(x)[:, 0]
     best = EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
-    adv = ATTACKS[name](model, x, y, Threat(norm, EPS[norm]), early_stop=not kept, **oracle(name))
+    adv = ATTACKS[name](
+        model, x, y, Threat(norm, EPS[norm]), **oracle(name), **supported(name, early_stop=not kept)
+    )
     rise = (model(adv)[:, 1] - model(adv)[:, 0] - clean) / best
     assert bool((rise <= 1 + 1e-4).all()), "more than the budget allows"
     assert bool((rise >= 1 - tolerance(name, norm)).all()), rise

@@ -12,6 +12,7 @@ import robvit
 from helpers.networks import small_net
 from helpers.planted import planted
 from robvit.attacks import ATTACKS, Count, certify, find_scales, pgd, run
+from robvit.attacks.core import supported
 from robvit.attacks.scales import OBJECTIVES, Scaled, View, lpips, unit
 from robvit.attention.hooks import attention_layers, watch
 from robvit.backbones.model import Model
@@ -21,7 +22,7 @@ from robvit.threat import NORMS, Threat
 
 LINF = Threat("linf", 8 / 255)
 FAMILIES = ["vit", "deit", "dinov2", "swin", "levit", "cait", "xcit"]
-SCALING = [e.name for e in ATTACKS if e.facts["needs"] == "attention"]
+SCALING = [e.name for e in ATTACKS if e.info.needs == "attention"]
 
 
 def small(family: str, count: int = 3) -> tuple[Model, torch.Tensor, torch.Tensor]:
@@ -44,7 +45,7 @@ def test_where_softmax_underflows_plain_pgd_fails_and_scaled_pgd_succeeds(settin
     assert "ZeroGradient" in plain.warnings
     assert plain.robust_accuracy == 1
     assert run("aas", net, x, y, threat, steps=8, **settings).robust_accuracy == 0
-    assert run("scale", net, x, y, threat, steps=8).robust_accuracy == 0
+    assert run("aas_uniform", net, x, y, threat, steps=8).robust_accuracy == 0
     assert run("pgd", planted(10.0)[0], x, y, threat, steps=8).robust_accuracy == 0  # it was the softmax
 
 
@@ -133,16 +134,16 @@ def test_finding_scales_costs_what_it_needs_and_every_pass_is_counted():
     assert (found.forward, found.backward) == (counted.forward, counted.backward) == (34 * 3, 30 * 3)
 
 
-@pytest.mark.parametrize("base", ["pgd", "fgsm", "cw", "dlr", "gama", "apgd_ce"])
+@pytest.mark.parametrize("base", ["pgd", "fgsm", "pgd_margin", "pgd_dlr", "gama", "apgd_ce"])
 def test_at_scale_one_it_is_the_base_attack_bit_for_bit(base):
     model, x, y = small("vit")
-    settings = {"steps": 3} if base != "fgsm" else {}
+    settings = supported(base, steps=3)
     ones = [1.0] * len(attention_layers(model))
-    expected = ATTACKS[base](model, x, y, LINF, early_stop=False, seed=5, **settings)
+    expected = ATTACKS[base](model, x, y, LINF, seed=5, **settings, **supported(base, early_stop=False))
     assert torch.equal(
         ATTACKS["aas"](model, x, y, LINF, base=base, scales=ones, seed=5, **settings), expected
     )
-    made = ATTACKS["scale"](model, x, y, LINF, base=base, factors=1.0, seed=5, **settings)
+    made = ATTACKS["aas_uniform"](model, x, y, LINF, base=base, factors=1.0, seed=5, **settings)
     assert torch.equal(made, expected)
 
 
@@ -152,7 +153,7 @@ def test_every_family_is_attacked_and_left_as_it_was(name, family):
     model, x, y = small(family, 2)
     model.train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    adv = ATTACKS[name](model, x, y, LINF, **ATTACKS.entry(name).facts["quick"])
+    adv = ATTACKS[name](model, x, y, LINF, **ATTACKS.info(name).check.quick)
     certify(x, adv, LINF)
     assert not torch.equal(adv, x)
     assert model.training
@@ -167,7 +168,7 @@ def test_it_keeps_to_every_norm_and_repeats_itself(name, norm):
     model, x, y = small("vit")
     threat, quick = (
         Threat(norm, {"linf": 0.1, "l2": 0.6, "l1": 3.0}[norm]),
-        ATTACKS.entry(name).facts["quick"],
+        ATTACKS.info(name).check.quick,
     )
     adv = ATTACKS[name](model, x, y, threat, **quick)
     certify(x, adv, threat)
@@ -185,7 +186,7 @@ def test_images_are_crafted_to_the_end_and_judged_unscaled():
     assert (flipped(x).argmax(1) != y).any()
     adv = ATTACKS["aas"](model, x, y, LINF, scales=[-3.0] * len(attention_layers(model)), steps=3)
     assert (adv != x).flatten(1).any(1).all()
-    outcome = run("scale", model, x, y, LINF, factors=0.5, steps=3)
+    outcome = run("aas_uniform", model, x, y, LINF, factors=0.5, steps=3)
     assert torch.equal(outcome.success, model(outcome.adv).argmax(1) != y)
 
 
@@ -193,8 +194,8 @@ def test_of_several_factors_the_one_that_fools_the_unscaled_model_most_is_kept()
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=12).arrays()
     factors = (10.0, 0.5, 1e-5)
-    hits = [int(run("scale", model, x, y, LINF, factors=f, steps=3).success.sum()) for f in factors]
-    assert int(run("scale", model, x, y, LINF, factors=factors, steps=3).success.sum()) == max(hits)
+    hits = [int(run("aas_uniform", model, x, y, LINF, factors=f, steps=3).success.sum()) for f in factors]
+    assert int(run("aas_uniform", model, x, y, LINF, factors=factors, steps=3).success.sum()) == max(hits)
     assert len(set(hits)) > 1
 
 

@@ -30,7 +30,7 @@ def large() -> torch.Tensor:
 
 def test_they_are_the_fifteen() -> None:
     assert len(NAMES) == 15
-    groups = [entry.facts["group"] for entry in CORRUPTIONS]
+    groups = [entry.info.group for entry in CORRUPTIONS]
     assert [groups.count(group) for group in ("noise", "blur", "weather", "digital")] == [3, 4, 4, 4]
 
 

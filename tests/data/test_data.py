@@ -505,5 +505,5 @@ class TestHub:
 
 def test_every_data_set_says_what_it_is_and_how_to_ask_for_it() -> None:
     for entry in DATASETS:
-        assert entry.facts["about"]
-        assert re.split("[:?]", entry.facts["example"])[0] == entry.name
+        assert entry.info.about
+        assert re.split("[:?]", entry.info.example)[0] == entry.name

@@ -63,7 +63,7 @@ def test_broken_defences_are_caught_by_name(
     name: str, mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     patient = PATIENTS.entry(name)
-    first = patient.facts["caught_by"][0]
+    first = patient.info.caught_by[0]
     assert status(patient.value(mini), images, first) == "red"
     assert status(mini, images, first) == "green"
 

@@ -51,7 +51,7 @@ def test_a_foundation_model_with_a_head_passes() -> None:
 def test_every_check_named_for_a_defence_turns_red(name: str) -> None:
     patient = PATIENTS.entry(name)
     torch.manual_seed(0)
-    named = patient.facts["caught_by"]
+    named = patient.info.caught_by
     record = doctor(
         patient.value(robvit.load("robvit-mini")), open_data("sample", limit=16), effort=SMALL, checks=named
     )
@@ -68,5 +68,5 @@ def test_attention_that_saturates_opens_the_aas_gap() -> None:
 
 
 def test_every_check_that_can_be_red_has_a_patient() -> None:
-    caught = {check for patient in PATIENTS for check in patient.facts["caught_by"]}
+    caught = {check for patient in PATIENTS for check in patient.info.caught_by}
     assert caught | NEVER_RED == {check.name for check in CHECKS}

@@ -220,7 +220,7 @@ def smaller(arguments: list[str]) -> list[str]:
     if names == ["reproduce"]:
         if given["name"] is None:
             return exchanged
-        added += _settings(STUDIES.entry(given["name"]).facts["defaults"])
+        added += _settings(STUDIES.info(given["name"]).defaults)
         added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
         added += ["--data", "sample"] if given["data"] is None else []
     if names == ["explain"] and not given["figure"]:
@@ -228,7 +228,7 @@ def smaller(arguments: list[str]) -> list[str]:
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
-        added += _settings(ATTACKS.entry(given["attack"]).facts["defaults"])
+        added += _settings(ATTACKS.info(given["attack"]).defaults)
     if names == ["train", "tora"]:
         added += _settings(["trades", "fusion_epochs"])
     return exchanged + added

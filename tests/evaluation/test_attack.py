@@ -227,7 +227,7 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
         app, ["train", "head", "robvit-mini", data, "--kind", "segmentation", "--out", head]
     )
     assert trained.exit_code == 0, trained.output
-    words = f"attack robvit-mini {data} --head {head} --batch 2 --attack segmentation --set steps=10"
+    words = f"attack robvit-mini {data} --head {head} --batch 2 --attack segpgd --set steps=10"
     arguments = [*words.split(" "), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -258,10 +258,10 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
 
 def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
-    with pytest.raises(DataError, match=r"pgd needs labels, these images have masks .*segmentation"):
+    with pytest.raises(DataError, match=r"pgd needs labels, these images have masks .*segpgd"):
         Job("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
-    with pytest.raises(DataError, match="segmentation needs masks, these images have labels"):
-        Job("segmentation", LINF, {}, model, "", open_data("sample", limit=2))
+    with pytest.raises(DataError, match="segpgd needs masks, these images have labels"):
+        Job("segpgd", LINF, {}, model, "", open_data("sample", limit=2))
 
 
 def test_a_job_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:

@@ -242,18 +242,18 @@ def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: py
     assert table.rows[0][1] == held.classes[int(held.truth[0])]
     text = (tmp_path / "report.html").read_text()
     for name in drawn:
-        assert FIGURES.entry(name).facts["title"] in text
+        assert FIGURES.info(name)["title"] in text
     assert text.count("<canvas") == 4 + 3  # massive: four views; landscape: three models
     assert "unnamed set" not in text
 
 
 def test_titles_are_short_and_captions_one_sentence() -> None:
     for entry in FIGURES:
-        caption = entry.facts["caption"]
+        caption = entry.info.caption
         assert caption.endswith(".")
         assert caption.count(".") == 1
         assert 40 < len(caption) < 120
-        assert len(entry.facts["title"]) < 60
+        assert len(entry.info.title) < 60
 
 
 def test_gates_are_drawn_where_there_are_adapters() -> None:
@@ -278,7 +278,7 @@ def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
     model = model.replace(head=head)
     held = open_inputs(["shapes:0", "shapes:1"], 32)
     subject = Subject(model, held.x, truth=held.truth, settings={"steps": 2})
-    assert subject.attack == "segmentation"
+    assert subject.attack == "segpgd"
     assert FIGURES["segmentation"](subject).grid is not None
     assert "pixels" in repr(Subject(model, held.x).task)
     with pytest.raises(Unsupported, match="--head"):

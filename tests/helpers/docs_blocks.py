@@ -92,9 +92,9 @@ def check_command(text: str, whole: bool) -> None:
         given = command.make_parser(Context(command, info_name=names[-1])).parse_args(list(arguments))[0]
     settings = given.get("setting") or []
     if names == ["reproduce"] and given.get("name"):
-        parse_settings(settings, STUDIES.entry(given["name"]).facts["defaults"], given["name"])
+        parse_settings(settings, STUDIES.info(given["name"]).defaults, given["name"])
     if names == ["attack"] and given.get("attack") in ATTACKS:
-        parse_settings(settings, ATTACKS.entry(given["attack"]).facts["defaults"], given["attack"])
+        parse_settings(settings, ATTACKS.info(given["attack"]).defaults, given["attack"])
     if names == ["train", "recipe"] and not given["name"].endswith(".yaml"):
         load_recipe(given["name"], **changes_of(settings))
     if names == ["train", "tora"]:

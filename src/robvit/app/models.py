@@ -44,11 +44,11 @@ class PlaygroundModel:
         return [
             entry.name
             for entry in ATTACKS
-            if entry.facts["kind"] == "budget"
-            and (entry.name == "fgsm" or "steps" in entry.facts["defaults"])
-            and "queries" not in entry.facts["defaults"]  # the ensembles take minutes
-            and not (entry.facts["needs"] or entry.facts["batch_coupled"])
-            and entry.facts["task"] in (("classes", "features") if self.classes else ("features",))
+            if entry.info.kind == "budget"
+            and (entry.name == "fgsm" or "steps" in entry.info.defaults)
+            and "queries" not in entry.info.defaults  # the ensembles take minutes
+            and not (entry.info.needs or entry.info.batch_coupled)
+            and entry.info.task in (("classes", "features") if self.classes else ("features",))
         ]
 
     @property

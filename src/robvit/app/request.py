@@ -41,14 +41,14 @@ class AttackRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The attack's settings; a limit on PSNR would make the budget mean something else."""
-        known = ATTACKS.entry(self.attack).facts["defaults"]
+        known = ATTACKS.info(self.attack).defaults
         wanted = {"steps": self.steps, "psnr": None}
         return {name: value for name, value in wanted.items() if name in known}
 
     @property
     def on_features(self) -> bool:
         """Whether the attack needs no classes."""
-        return bool(ATTACKS.entry(self.attack).facts["task"] == "features")
+        return ATTACKS.info(self.attack).task == "features"
 
     @property
     def measure(self) -> str:

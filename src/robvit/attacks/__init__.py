@@ -7,16 +7,16 @@ threat's ball and in [0,1]. A new attack is one new file in this folder.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from robvit.attacks.aas import aas, scale
+from robvit.attacks.aas import aas, aas_uniform
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
-from robvit.attacks.core import ATTACKS, attack, frozen, misclassified
+from robvit.attacks.core import ATTACKS, AttackCheck, AttackInfo, attack, frozen, misclassified
 from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
 from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
-from robvit.attacks.pgd import cw, dlr, fgsm, gama, pgd
+from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.run import Count, Outcome, certify, run
 from robvit.attacks.sanity import (
@@ -27,7 +27,7 @@ from robvit.attacks.sanity import (
     ZeroGradient,
 )
 from robvit.attacks.scales import find_scales
-from robvit.attacks.segmentation import segmentation
+from robvit.attacks.segpgd import segpgd
 from robvit.attacks.square import square
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
@@ -36,6 +36,8 @@ for _found in iter_modules(__path__):  # files nobody names above file their att
 __all__ = [
     "ATTACKS",
     "LOSSES",
+    "AttackCheck",
+    "AttackInfo",
     "AttackWarning",
     "Count",
     "Outcome",
@@ -44,6 +46,7 @@ __all__ = [
     "SoftmaxOutput",
     "ZeroGradient",
     "aas",
+    "aas_uniform",
     "apgd",
     "apgd_ce",
     "apgd_dlr",
@@ -52,9 +55,7 @@ __all__ = [
     "autoattack",
     "bpda",
     "certify",
-    "cw",
     "cw_l2",
-    "dlr",
     "eight_bit",
     "eot",
     "fab",
@@ -67,9 +68,10 @@ __all__ = [
     "gama",
     "misclassified",
     "pgd",
+    "pgd_dlr",
+    "pgd_margin",
     "run",
-    "scale",
-    "segmentation",
+    "segpgd",
     "square",
     "worst_of",
 ]

@@ -11,12 +11,16 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Model, attack, misclassified
+from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, check_settings, misclassified, supported
 from robvit.attacks.pgd import pgd
 from robvit.attacks.scales import Scaled, find_scales, free_blocks, network_of
-from robvit.registry import unknown
+from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
+RESERVED = {
+    "early_stop": "every image is attacked to the full objective",
+    "targeted": "scales are found by what leads away from the labels",
+}
 FACTORS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the paper's, for one factor for all blocks
 
 
@@ -31,13 +35,12 @@ def craft_scaled(
     settings: dict[str, Any] | None = None,
 ) -> torch.Tensor:
     """Images (B 3 H W) that attack `base` makes on the scaled model, each to its full objective."""
-    known = ATTACKS.entry(base).facts["defaults"]
-    for name in settings or {}:
-        if name not in known:
-            raise unknown(f"setting of {base}", name, list(known))
-    given = {**(settings or {}), "early_stop": False}
-    if "judge" in known:
-        given.setdefault("judge", model)
+    given = dict(settings or {})
+    check_settings(base, given)
+    for name in RESERVED:
+        if name in given:
+            raise InputError(f"{name} can't be set where attention is scaled: {RESERVED[name]}; leave it out")
+    given = supported(base, judge=model) | given | supported(base, early_stop=False)
     return ATTACKS[base](Scaled(model, scales), x, y, threat, **given)
 
 
@@ -46,9 +49,10 @@ def craft_scaled(
     norms=NORMS,
     paper="CVPR 2024",
     like=pgd.__name__,
+    without=tuple(RESERVED),
     needs="attention",
     batch_coupled=True,
-    quick={"steps": 3, "scale_steps": 2},
+    check=AttackCheck({"steps": 3, "scale_steps": 2}),
 )
 def aas(
     model: Model,
@@ -94,11 +98,12 @@ def aas(
     norms=NORMS,
     paper="CVPR 2024",
     like=pgd.__name__,
+    without=tuple(RESERVED),
     needs="attention",
     batch_coupled=True,
-    quick={"steps": 3, "factors": (1.0, 0.01)},
+    check=AttackCheck({"steps": 3, "factors": (1.0, 0.01)}),
 )
-def scale(
+def aas_uniform(
     model: Model,
     x: torch.Tensor,
     y: torch.Tensor | None,
@@ -113,16 +118,16 @@ def scale(
 ) -> torch.Tensor:
     """Another attack, `base`, on the model with one factor for all blocks. x (B 3 H W) in [0,1], y (B,).
 
-    Of several factors the one is kept that fools the judge, the unscaled model, most often in the batch.
+    Of several factors the one is kept that makes the judge, the unscaled model, err most in the batch.
     """
     free = free_blocks(blocks, network_of(model))
-    best, most = x, -1
+    best, most_successes = x, -1
     for factor in [factors] if isinstance(factors, int | float) else factors:
         scales = torch.where(free, float(factor), 1.0)
         adv = craft_scaled(
             model, x, y, threat, scales=scales, base=base, settings={**settings, **(options or {})}
         )
-        hits = int(misclassified((judge or model)(adv), y).sum()) if isinstance(factors, Sequence) else 0
-        if hits > most:
-            best, most = adv, hits
+        successes = int(misclassified((judge or model)(adv), y).sum()) if isinstance(factors, Sequence) else 0
+        if successes > most_successes:
+            best, most_successes = adv, successes
     return best

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
-from robvit.attacks.core import Best, Model, Objective, attack, draw, gradient, misclassified, needed, take
+from robvit.attacks.best import Best, take
+from robvit.attacks.core import (
+    AttackCheck,
+    Model,
+    Objective,
+    attack,
+    gradient,
+    per_image_uniform,
+    require_labels,
+    succeeded,
+    variant,
+)
 from robvit.attacks.losses import Loss, dlr_targeted, objective_of
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -101,6 +111,7 @@ def climb(
     start: torch.Tensor,
     rows: torch.Tensor,
     steps: int,
+    targeted: bool = False,
 ) -> torch.Tensor:
     """Climb from `start` (b 3 H W) for the given rows of x; the points of the highest objective found.
 
@@ -128,8 +139,8 @@ def climb(
             best_value=torch.where(record, value, state.best_value),
         )
         if best is not None:
-            broken = misclassified(output, y if y is None else y[state.rows])
-            keep = best.offer(state.rows, state.point, value, broken)
+            success = succeeded(output, y if y is None else y[state.rows], targeted)
+            keep = best.offer(state.rows, state.point, value, success)
             state = state if keep is None else take(state, keep)
         if k == steps or not len(state.rows):
             break
@@ -186,6 +197,7 @@ def search(
     steps: int,
     seed: int,
     purpose: str,
+    targeted: bool = False,
 ) -> None:
     """One climb from a random point for the survivors of `best`; in L1 through larger budgets first."""
     rows = best.survivors()
@@ -196,7 +208,7 @@ def search(
     for number, (factor, part) in enumerate(stages):
         wide = replace(threat, eps=factor * threat.eps)
         if point is None:
-            point = wide.random(x[rows], draw(x[rows], seed, purpose))
+            point = wide.random(x[rows], per_image_uniform(x[rows], seed, purpose))
         last = number == len(stages) - 1
         point = climb(
             model,
@@ -208,10 +220,11 @@ def search(
             start=wide.project(x[rows], point),
             rows=rows,
             steps=max(1, round(part * steps)),
+            targeted=targeted,
         )
 
 
-@attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 5})
+@attack(kind="budget", norms=NORMS, paper="2003.01690", check=AttackCheck({"steps": 5}))
 def apgd(
     model: Model,
     x: torch.Tensor,
@@ -221,17 +234,19 @@ def apgd(
     steps: int = 100,
     restarts: int = 1,
     loss: str | Loss = "cross_entropy",
+    targeted: bool = False,
     early_stop: bool = True,
     seed: int = 0,
 ) -> torch.Tensor:
     """Auto-PGD on any loss. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     Steps start at twice the budget and halve where they stop to pay. In L1 steps are sparse, and three
-    tenths of them each are spent in three and two times the budget on the way to it.
+    tenths of them each are spent in three and two times the budget on the way to it. If `targeted`, y are
+    the classes wanted: the loss falls, and an image is done when it is classified as its target.
     """
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
-    best, objective = Best(x, early_stop), objective_of(loss, y)
+    best, objective = Best(x, early_stop), objective_of(loss, y, targeted)
     for restart in range(restarts):
         search(
             model,
@@ -243,39 +258,16 @@ def apgd(
             steps=steps,
             seed=seed,
             purpose=f"apgd {restart}",
+            targeted=targeted,
         )
     return best.adv
 
 
-@attack(kind="budget", norms=NORMS, paper="2003.01690", like="apgd", quick={"steps": 5})
-def apgd_ce(
-    model: Model,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    threat: Threat,
-    *,
-    loss: str | Loss = "cross_entropy",
-    **settings: Any,
-) -> torch.Tensor:
-    """`apgd` on cross-entropy. x (B 3 H W) in [0,1], y (B,)."""
-    return apgd(model, x, y, threat, loss=loss, **settings)
+apgd_ce = variant("apgd", "apgd_ce", "cross-entropy", paper="2003.01690", loss="cross_entropy")
+apgd_dlr = variant("apgd", "apgd_dlr", "the difference of logits ratio", paper="2003.01690", loss="dlr")
 
 
-@attack(kind="budget", norms=NORMS, paper="2003.01690", like="apgd", quick={"steps": 5})
-def apgd_dlr(
-    model: Model,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    threat: Threat,
-    *,
-    loss: str | Loss = "dlr",
-    **settings: Any,
-) -> torch.Tensor:
-    """`apgd` on the difference of logits ratio. x (B 3 H W) in [0,1], y (B,)."""
-    return apgd(model, x, y, threat, loss=loss, **settings)
-
-
-@attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"steps": 5, "targets": 2})
+@attack(kind="budget", norms=NORMS, paper="2003.01690", check=AttackCheck({"steps": 5, "targets": 2}))
 def apgd_t(
     model: Model,
     x: torch.Tensor,
@@ -292,7 +284,7 @@ def apgd_t(
 
     A model of fewer classes has fewer targets.
     """
-    labels, best = needed(y, "apgd_t"), Best(x, early_stop)
+    labels, best = require_labels(y, "apgd_t"), Best(x, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for rank, wanted in enumerate(wrong.unbind(1)):

@@ -1,4 +1,4 @@
-"""What every attack shares: the contract, the frozen model, the draws, and the best image so far."""
+"""What every attack shares: the contract, the registry, the frozen model, draws and gradients."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
 
 from robvit.errors import InputError, check_images
-from robvit.registry import Registry
+from robvit.registry import Registry, unknown
 from robvit.threat import Threat
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 Attack = Callable[..., torch.Tensor]
 F = TypeVar("F", bound=Attack)
-S = TypeVar("S")
-
-ATTACKS: Registry[Attack] = Registry("attack")
 
 
 class Objective(Protocol):
@@ -32,68 +29,134 @@ class Objective(Protocol):
     def __call__(self, output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True)
+class AttackCheck:
+    """How the tests try an attack: settings of a quick run, and settings against a linear model.
+
+    There it must come within `tolerance`, one number or one a norm, of the best there is.
+    """
+
+    quick: dict[str, Any] = field(default_factory=dict)
+    oracle: dict[str, Any] = field(default_factory=dict)
+    tolerance: float | dict[str, float] = 0.05
+
+    def tolerance_in(self, norm: str) -> float:
+        """The tolerance of one norm."""
+        return self.tolerance[norm] if isinstance(self.tolerance, dict) else self.tolerance
+
+
+@dataclass(frozen=True)
+class AttackInfo:
+    """What is known about an attack.
+
+    kind: "budget" (inside a given budget) or "minimum" (the smallest perturbation).
+    norms: those it works in.
+    paper: where it comes from.
+    defaults: its settings and their defaults.
+    task: what the model returns: "classes", "features" (then there are no labels) or "pixels".
+    gradients: whether it needs them.
+    needs: what the model must have inside, such as "attention".
+    batch_coupled: whether results depend on the batch.
+    check: how the tests try it.
+    """
+
+    kind: str
+    norms: tuple[str, ...]
+    paper: str
+    defaults: dict[str, Any]
+    task: str = "classes"
+    gradients: bool = True
+    needs: str = ""
+    batch_coupled: bool = False
+    check: AttackCheck = field(default_factory=AttackCheck)
+
+
+ATTACKS: Registry[Attack, AttackInfo] = Registry("attack", AttackInfo)
+
+
 def attack(
     *,
     kind: str,
     norms: tuple[str, ...],
     paper: str,
-    gradients: bool = True,
     like: str = "",
-    tolerance: float | dict[str, float] = 0.05,
-    quick: dict[str, Any] | None = None,
-    oracle: dict[str, Any] | None = None,
-    task: str = "classes",
-    needs: str = "",
-    batch_coupled: bool = False,
+    without: tuple[str, ...] = (),
+    **info: Any,
 ) -> Callable[[F], F]:
     """Decorator that files an attack and holds its promises to the caller.
 
     The body sees checked images on which it may not write by accident, a model in eval mode whose
     parameters need no gradients, and no autograd but where it asks for it; afterwards every
-    submodule's mode and every parameter are as they were. kind is "budget" or "minimum"; `like`
-    names the attack to which it passes on the settings it does not name itself. On a linear model it
-    comes within `tolerance`, one number or one a norm, of the best there is, with the settings `oracle`
-    if there are any; `quick` are settings for a first try.
-    `task` says what the model returns: "classes", "features" (then there are no labels) or "pixels";
-    `needs` what it must have inside, such as "attention"; `batch_coupled` that results depend on the batch.
+    submodule's mode and every parameter are as they were.
+
+    kind, norms, paper, **info: fields of `AttackInfo`; its defaults are those of the body's keywords.
+    like: the attack to which the body passes on the settings it does not name itself,
+    without: but for these.
     """
 
     def decorate(body: F) -> F:
-        @functools.wraps(body)
-        def guarded(
-            model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, **settings: Any
-        ) -> torch.Tensor:
-            check_images(x)
-            if threat.norm not in norms:
-                raise InputError(f"{body.__name__} works in {', '.join(norms)}, got {threat.norm}")
-            if kind == "budget" and not math.isfinite(threat.eps):
-                raise InputError(
-                    f"{body.__name__} needs a finite eps, got {threat.eps}; fab and cw_l2 search without one"
-                )
-            # Tensors made in inference mode can't take part in autograd; a clone made outside can.
-            with torch.inference_mode(False), torch.no_grad(), frozen(model):
-                labels = None if y is None else y.detach().to(x.device).clone()
-                return body(model, x.detach().clone(), labels, threat, **settings).detach()
-
         keywords = inspect.signature(body).parameters.values()
-        passed_on = ATTACKS.entry(like).facts["defaults"] if like else {}
+        passed_on = {k: v for k, v in ATTACKS.info(like).defaults.items() if k not in without} if like else {}
         defaults = passed_on | {p.name: p.default for p in keywords if p.kind is p.KEYWORD_ONLY}
-        ATTACKS.add(
-            kind=kind,
-            norms=norms,
-            paper=paper,
-            gradients=gradients,
-            defaults=defaults,
-            tolerance=tolerance,
-            quick=quick or {},
-            oracle=oracle or {},
-            task=task,
-            needs=needs,
-            batch_coupled=batch_coupled,
-        )(guarded)
+        guarded = _guarded(body, kind, norms)
+        ATTACKS.add(kind=kind, norms=norms, paper=paper, defaults=defaults, **info)(guarded)
         return cast(F, guarded)
 
     return decorate
+
+
+def _guarded(body: Attack, kind: str, norms: tuple[str, ...]) -> Attack:
+    """The body behind the checks and the frozen model that `attack` promises."""
+
+    @functools.wraps(body)
+    def guarded(
+        model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, **settings: Any
+    ) -> torch.Tensor:
+        check_images(x)
+        name = body.__name__
+        if threat.norm not in norms:
+            raise InputError(f"{name} works in {', '.join(norms)}, got {threat.norm}")
+        if kind == "budget" and not math.isfinite(threat.eps):
+            raise InputError(f"{name} needs a finite eps, got {threat.eps}; fab and cw_l2 search without one")
+        # Tensors made in inference mode can't take part in autograd; a clone made outside can.
+        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+            labels = None if y is None else y.detach().to(x.device).clone()
+            return body(model, x.detach().clone(), labels, threat, **settings).detach()
+
+    return guarded
+
+
+def variant(base: str, name: str, about: str, *, paper: str, **defaults: Any) -> Attack:
+    """File the attack `base` a second time, under another name and with other defaults."""
+    info = ATTACKS.info(base)
+
+    def body(
+        model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, **settings: Any
+    ) -> torch.Tensor:
+        return ATTACKS[base](model, x, y, threat, **{**defaults, **settings})
+
+    parameters = inspect.signature(ATTACKS[base]).parameters.values()
+    own = [p.replace(default=defaults.get(p.name, p.default)) for p in parameters]
+    body.__name__ = body.__qualname__ = name
+    body.__doc__ = f"`{base}` on {about}. x (B 3 H W) in [0,1], y (B,)."
+    body.__dict__["__signature__"] = inspect.Signature(own, return_annotation=torch.Tensor)
+    guarded = _guarded(body, info.kind, info.norms)
+    ATTACKS.add(**{**vars(info), "paper": paper, "defaults": info.defaults | defaults})(guarded)
+    return guarded
+
+
+def check_settings(name: str, settings: dict[str, Any]) -> None:
+    """Refuse settings that the attack of that name does not have."""
+    known = list(ATTACKS.info(name).defaults)
+    for setting in settings:
+        if setting not in known:
+            raise unknown(f"setting of {name}", setting, known)
+
+
+def supported(attack: str | Attack, **settings: Any) -> dict[str, Any]:
+    """Those of the settings that an attack has, given by its name or as a function."""
+    known = ATTACKS.info(attack).defaults if isinstance(attack, str) else inspect.signature(attack).parameters
+    return {setting: value for setting, value in settings.items() if setting in known}
 
 
 def modules_of(model: object) -> list[nn.Module]:
@@ -127,7 +190,7 @@ def frozen(model: object) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def draw(x: torch.Tensor, seed: int, purpose: str, *shape: int) -> torch.Tensor:
+def per_image_uniform(x: torch.Tensor, seed: int, purpose: str, *shape: int) -> torch.Tensor:
     """Uniform numbers in [0,1) for each image: (B *shape), by default of the images' own shape.
 
     They depend on the seed, the purpose and the image alone, so batches of any make-up draw alike.
@@ -150,14 +213,14 @@ def gradient(
         output = model(leaf)
         value = objective(output)
         total = value.sum()
-    return output.detach(), value.detach(), slope(total, leaf)
+    return output.detach(), value.detach(), input_gradient(total, leaf)
 
 
-def slope(total: torch.Tensor, leaf: torch.Tensor, again: bool = False) -> torch.Tensor:
-    """The gradient of one number for the images `leaf` and nothing else; `again` keeps the graph."""
+def input_gradient(total: torch.Tensor, leaf: torch.Tensor, keep_graph: bool = False) -> torch.Tensor:
+    """The gradient of one number for the images `leaf` and nothing else."""
     grad = None
     if total.requires_grad:
-        (grad,) = torch.autograd.grad(total, leaf, retain_graph=again, allow_unused=True)
+        (grad,) = torch.autograd.grad(total, leaf, retain_graph=keep_graph, allow_unused=True)
     if grad is None:
         raise InputError(
             "the model's output must follow from its input through autograd, got no gradient at all; "
@@ -177,103 +240,16 @@ def misclassified(output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
     return (output.argmax(1) != y) & ~output.isnan().any(1)
 
 
-def needed(y: torch.Tensor | None, name: str) -> torch.Tensor:
+def succeeded(output: torch.Tensor, y: torch.Tensor | None, targeted: bool = False) -> torch.Tensor:
+    """Which images an attack brought where it wanted (B,): misclassified, or if targeted classified as y."""
+    if not targeted or y is None:
+        return misclassified(output, y)
+    return (output.argmax(1) == y) & ~output.isnan().any(1)
+
+
+def require_labels(y: torch.Tensor | None, name: str) -> torch.Tensor:
     """The labels (B,) of an attack that can't do without them."""
     if y is None or y.ndim != 1 or y.is_floating_point():
         got = "none" if y is None else f"{y.dtype} {tuple(y.shape)}"
         raise InputError(f"{name} needs labels, one whole number an image, got {got}")
     return y
-
-
-def take(state: S, keep: torch.Tensor) -> S:
-    """The same dataclass with the rows `keep` of all its tensors."""
-    record = cast(Any, state)
-    return cast(S, replace(record, **{f.name: getattr(record, f.name)[keep] for f in fields(record)}))
-
-
-class Best:
-    """The best image found so far for each row: a fooling one before others, then the higher value."""
-
-    def __init__(self, x: torch.Tensor, early_stop: bool = True) -> None:
-        self.adv = x.clone()
-        self.value = torch.full((len(x),), -math.inf, device=x.device, dtype=x.dtype)
-        self.broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        self.early_stop = early_stop
-
-    def offer(
-        self, rows: torch.Tensor, point: torch.Tensor, value: torch.Tensor, broken: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Keep what is better; then the positions still to be attacked, or None if that is all of them."""
-        was = self.broken[rows]
-        better = (broken & ~was) | ((broken == was) & (value > self.value[rows]))
-        self.adv[rows] = torch.where(better.view(-1, 1, 1, 1), point, self.adv[rows])
-        self.value[rows] = torch.where(better, value.to(self.value), self.value[rows])
-        self.broken[rows] = was | broken
-        if not self.early_stop or not bool(broken.any()):
-            return None
-        return (~broken).nonzero()[:, 0]
-
-    def survivors(self) -> torch.Tensor:
-        """The rows that are still to be attacked."""
-        return (~self.broken | (not self.early_stop)).nonzero()[:, 0]
-
-
-class Nearest:
-    """The nearest fooling image found so far for each row, for attacks that look for the smallest change.
-
-    With `early_stop` and a finite budget a row is done as soon as it is misclassified inside the budget.
-    """
-
-    def __init__(self, x: torch.Tensor, threat: Threat, early_stop: bool = True) -> None:
-        self.x, self.threat, self.early_stop = x, threat, early_stop
-        self.adv = x.clone()
-        self.size = torch.full((len(x),), math.inf, device=x.device, dtype=x.dtype)
-
-    @property
-    def _endless(self) -> bool:
-        return not self.early_stop or not math.isfinite(self.threat.eps)
-
-    def offer(self, rows: torch.Tensor, point: torch.Tensor, broken: torch.Tensor) -> torch.Tensor | None:
-        """Keep what is nearer; then the positions still to be attacked, or None if that is all of them."""
-        size = self.threat.size(point - self.x[rows])
-        better = broken & (size < self.size[rows])
-        self.adv[rows] = torch.where(better.view(-1, 1, 1, 1), point, self.adv[rows])
-        self.size[rows] = torch.where(better, size, self.size[rows])
-        if self._endless:
-            return None
-        inside = self.size[rows] <= self.threat.eps
-        return (~inside).nonzero()[:, 0] if bool(inside.any()) else None
-
-    def survivors(self) -> torch.Tensor:
-        """The rows that are still to be attacked."""
-        return ((self.size > self.threat.eps) | self._endless).nonzero()[:, 0]
-
-    def halfway(self, rows: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        """Random points (b 3 H W) half as far as the nearest so far, or as the budget if that is less."""
-        grey = torch.full_like(self.x[rows], 0.5)
-        unit = (replace(self.threat, eps=0.5, psnr=None).random(grey, uniform) - grey) / 0.5
-        far = self.size[rows].clamp_max(min(self.threat.eps, 1e3)) / 2
-        return (self.x[rows] + far.view(-1, 1, 1, 1) * unit).clamp(0, 1)
-
-    def finish(
-        self, judge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], halvings: int
-    ) -> torch.Tensor:
-        """The result: nearer still by halving the way from the original, `judge(rows, point)` deciding.
-
-        An image whose nearest lies outside the budget is projected into it. Without `early_stop` and a
-        finite budget the direction is followed to the edge of the budget: what lies just across
-        one model's boundary says little about another model.
-        """
-        if not math.isfinite(self.threat.eps):
-            rows = self.size.isfinite().nonzero()[:, 0]
-            x, good, bad = self.x[rows], self.adv[rows], self.x[rows]
-            for _ in range(halvings if len(rows) else 0):
-                middle = (good + bad) / 2
-                broken = judge(rows, middle).view(-1, 1, 1, 1)
-                good, bad = torch.where(broken, middle, good), torch.where(broken, bad, middle)
-            shorter = (self.threat.size(good - x) <= self.size[rows]).view(-1, 1, 1, 1)
-            self.adv[rows] = torch.where(shorter, good, self.adv[rows])
-        elif not self.early_stop:
-            stretch = (self.threat.eps / self.threat.size(self.adv - self.x).clamp_min(1e-30)).clamp_min(1)
-            self.adv = self.x + (self.adv - self.x) * stretch.view(-1, 1, 1, 1)
-        return self.threat.project(self.x, self.adv)

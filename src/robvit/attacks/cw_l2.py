@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attacks.core import Model, Nearest, attack, gradient, misclassified, needed
+from robvit.attacks.best import Nearest
+from robvit.attacks.core import AttackCheck, Model, attack, gradient, misclassified, require_labels
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
 from robvit.threat import Threat
@@ -20,8 +21,7 @@ RATES = (0.9, 0.999)  # Adam's, of its two averages
     kind="minimum",
     norms=("l2",),
     paper="1608.04644",
-    quick={"steps": 8, "searches": 2},
-    oracle={"steps": 100, "searches": 6},
+    check=AttackCheck({"steps": 8, "searches": 2}, {"steps": 100, "searches": 6}),
 )
 def cw_l2(
     model: Model,
@@ -45,25 +45,25 @@ def cw_l2(
     """
     if steps < 1 or searches < 1:
         raise InputError(f"steps and searches must be at least 1, got {steps} and {searches}")
-    labels, found = needed(y, "cw_l2"), Nearest(x, threat, early_stop)
+    labels, nearest = require_labels(y, "cw_l2"), Nearest(x, threat, early_stop)
     low, high = torch.zeros(len(x)).to(x), torch.full((len(x),), torch.inf).to(x)
     trade = torch.full_like(low, weight)
     for _ in range(searches):
-        rows = found.survivors()
+        rows = nearest.survivors()
         if not len(rows):
             break
-        won = _minimise(model, x, labels, found, rows, trade[rows], steps, rate, confidence)
-        high[rows] = torch.where(won, trade[rows], high[rows])
-        low[rows] = torch.where(won, low[rows], trade[rows])
+        succeeded = _minimise(model, x, labels, nearest, rows, trade[rows], steps, rate, confidence)
+        high[rows] = torch.where(succeeded, trade[rows], high[rows])
+        low[rows] = torch.where(succeeded, low[rows], trade[rows])
         trade = torch.where(high.isfinite(), (low + high) / 2, 10 * low)
-    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), 4)
+    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), 4)
 
 
 def _minimise(
     model: Model,
     x: torch.Tensor,
     y: torch.Tensor,
-    found: Nearest,
+    nearest: Nearest,
     rows: torch.Tensor,
     trade: torch.Tensor,
     steps: int,
@@ -74,7 +74,7 @@ def _minimise(
     original, labels = x[rows], y[rows]
     point = original
     first, second = torch.zeros_like(point), torch.zeros_like(point)
-    won = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
+    succeeded = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     for step in range(1, steps + 2):
 
         def cost(output: torch.Tensor) -> torch.Tensor:
@@ -84,14 +84,14 @@ def _minimise(
             output = model(point)
         else:
             output, _, grad = gradient(model, point, cost)
-        broken = misclassified(output, labels)
-        found.offer(rows, point, broken)
-        won |= broken
+        success = misclassified(output, labels)
+        nearest.offer(rows, point, success)
+        succeeded |= success
         if step > steps:
-            return won
-        slope = grad + 2 * (point - original)
-        first = RATES[0] * first + (1 - RATES[0]) * slope
-        second = RATES[1] * second + (1 - RATES[1]) * slope.square()
+            return succeeded
+        descent = grad + 2 * (point - original)
+        first = RATES[0] * first + (1 - RATES[0]) * descent
+        second = RATES[1] * second + (1 - RATES[1]) * descent.square()
         ahead = first / (1 - RATES[0] ** step) / ((second / (1 - RATES[1] ** step)).sqrt() + 1e-8)
         point = (point - rate * (1 - step / (steps + 1)) * ahead).clamp(0, 1)
-    return won
+    return succeeded

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Best, Model, attack, misclassified, needed
+from robvit.attacks.best import Best
+from robvit.attacks.core import (
+    ATTACKS,
+    AttackCheck,
+    Model,
+    attack,
+    misclassified,
+    require_labels,
+    supported,
+)
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
@@ -18,7 +27,9 @@ RAND = ("apgd_ce", "apgd_dlr")
 FAR, PACE = 1.25, 3.0  # when "fast" gives up: FAB beyond so many budgets, Square at so many times its pace
 
 
-@attack(kind="budget", norms=NORMS, paper="2003.01690", quick={"settings": {"pgd": {"steps": 3}}})
+@attack(
+    kind="budget", norms=NORMS, paper="2003.01690", check=AttackCheck({"settings": {"pgd": {"steps": 3}}})
+)
 def worst_of(
     model: Model,
     x: torch.Tensor,
@@ -37,19 +48,16 @@ def worst_of(
     itself if none is given: an image leaves once the judge errs on it. With a judge, or without
     `early_stop`, each attack runs to its full objective whatever the model thinks.
     """
-    labels, best = needed(y, "worst_of"), Best(x, early_stop or judge is not None)
+    labels, best = require_labels(y, "worst_of"), Best(x, early_stop or judge is not None)
     for name in attacks:
         rows = best.survivors()
         if not len(rows):
             break
-        given = {
-            "seed": seed,
-            "early_stop": early_stop and judge is None,
-            **(settings or {}).get(name, {}),
-        }
-        made = ATTACKS[name](model, x[rows], labels[rows], threat, **given)
-        output = (judge or model)(made)
-        best.offer(rows, made, margin(output, labels[rows]), misclassified(output, labels[rows]))
+        given = supported(name, seed=seed, early_stop=early_stop and judge is None)
+        given |= (settings or {}).get(name, {})
+        adv = ATTACKS[name](model, x[rows], labels[rows], threat, **given)
+        output = (judge or model)(adv)
+        best.offer(rows, adv, margin(output, labels[rows]), misclassified(output, labels[rows]))
     return best.adv
 
 
@@ -57,8 +65,7 @@ def worst_of(
     kind="budget",
     norms=NORMS,
     paper="2003.01690",
-    quick={"steps": 4, "targets": 2, "queries": 8},
-    oracle={"queries": 50},
+    check=AttackCheck({"steps": 4, "targets": 2, "queries": 8}, {"queries": 50}),
 )
 def autoattack(
     model: Model,

@@ -13,12 +13,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from robvit.attacks.apgd import likeliest_wrong
-from robvit.attacks.core import Model, Nearest, attack, draw, misclassified, needed, slope, take
+from robvit.attacks.best import Nearest, take
+from robvit.attacks.core import (
+    AttackCheck,
+    Model,
+    attack,
+    input_gradient,
+    misclassified,
+    per_image_uniform,
+    require_labels,
+)
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
 OVERSHOOT = 1.05  # past the linearised boundary, so that the real one is crossed
-BACKWARD = 0.9  # of the way from the original to a point that fools: where the search goes on
+BACKWARD = 0.9  # of the way from the original to an adversarial point: where the search goes on
 BIAS = 0.1  # the most that the projection of the original weighs
 HALVINGS = 6  # of the segment from the original, at the end
 SETTLED = 0.2  # of the steps, after which the nearest point comes only a few per cent nearer
@@ -32,7 +41,7 @@ class _State:
     wanted: torch.Tensor  # (b c): the classes whose boundaries are looked at
 
 
-@attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
+@attack(kind="minimum", norms=NORMS, paper="1907.02044", check=AttackCheck({"steps": 4, "targets": 2}))
 def fab(
     model: Model,
     x: torch.Tensor,
@@ -49,14 +58,14 @@ def fab(
 
     A step takes a backward pass for each of the `targets` likeliest wrong classes.
     """
-    labels, found = needed(y, "fab"), Nearest(x, threat, early_stop)
+    labels, nearest = require_labels(y, "fab"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
-        _approach(model, x, labels, threat, found, wrong, steps, seed, restart)
-    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
+        _approach(model, x, labels, threat, nearest, wrong, steps, seed, restart)
+    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
 
 
-@attack(kind="minimum", norms=NORMS, paper="1907.02044", quick={"steps": 4, "targets": 2})
+@attack(kind="minimum", norms=NORMS, paper="1907.02044", check=AttackCheck({"steps": 4, "targets": 2}))
 def fab_t(
     model: Model,
     x: torch.Tensor,
@@ -75,12 +84,12 @@ def fab_t(
     With `give_up` a class is left after a fifth of the steps by images whose nearest point so far lies
     farther than so many budgets.
     """
-    labels, found = needed(y, "fab_t"), Nearest(x, threat, early_stop)
+    labels, nearest = require_labels(y, "fab_t"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for wanted in wrong.split(1, dim=1):
-            _approach(model, x, labels, threat, found, wanted, steps, seed, restart, give_up)
-    return found.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
+            _approach(model, x, labels, threat, nearest, wanted, steps, seed, restart, give_up)
+    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
 
 
 def _approach(
@@ -88,7 +97,7 @@ def _approach(
     x: torch.Tensor,
     y: torch.Tensor,
     threat: Threat,
-    found: Nearest,
+    nearest: Nearest,
     wanted: torch.Tensor,
     steps: int,
     seed: int,
@@ -98,20 +107,22 @@ def _approach(
     """n steps from the original, or from a random point on a restart: n + 1 forward, n backward passes."""
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
-    rows = found.survivors()
-    start = x[rows] if restart == 0 else found.halfway(rows, draw(x[rows], seed, f"fab {restart}"))
+    rows = nearest.survivors()
+    start = (
+        x[rows] if restart == 0 else nearest.halfway(rows, per_image_uniform(x[rows], seed, f"fab {restart}"))
+    )
     state = _State(rows, x[rows], start, wanted[rows])
     for step in range(steps + 1):
         if give_up is not None and step == round(SETTLED * steps):
-            state = take(state, (found.size[state.rows] <= give_up * threat.eps).nonzero()[:, 0])
+            state = take(state, (nearest.dist[state.rows] <= give_up * threat.eps).nonzero()[:, 0])
         if not len(state.rows):
             return
         output, gap, grad = _boundary(model, state, y[state.rows], threat, last=step == steps)
-        broken = misclassified(output, y[state.rows])
-        keep = found.offer(state.rows, state.point, broken)
+        success = misclassified(output, y[state.rows])
+        keep = nearest.offer(state.rows, state.point, success)
         if keep is not None:
-            state, gap, grad, broken = take(state, keep), gap[keep], grad[keep], broken[keep]
-        state = replace(state, point=_step(state, threat, gap, grad, broken))
+            state, gap, grad, success = take(state, keep), gap[keep], grad[keep], success[keep]
+        state = replace(state, point=_step(state, threat, gap, grad, success))
 
 
 def _boundary(
@@ -126,30 +137,30 @@ def _boundary(
     gap, grad = gaps[:, 0].detach(), torch.zeros_like(state.point)
     if last:
         return output, gap, grad
-    nearest = torch.full_like(gap, math.inf)
+    least = torch.full_like(gap, math.inf)
     for total, column in zip(totals, gaps.detach().unbind(1), strict=True):
-        normal = slope(total, leaf, again=total is not totals[-1])
+        normal = input_gradient(total, leaf, keep_graph=total is not totals[-1])
         # The steepest small move shows how fast the gap can change in this norm.
         speed = (threat.steepest(normal, 0.1) * normal).flatten(1).sum(1) / 0.1
-        distance = column.abs() / speed.clamp_min(1e-30)
-        nearer = distance < nearest
-        nearest = torch.where(nearer, distance, nearest)
+        dist = column.abs() / speed.clamp_min(1e-30)
+        nearer = dist < least
+        least = torch.where(nearer, dist, least)
         gap = torch.where(nearer, column, gap)
         grad = torch.where(nearer.view(-1, 1, 1, 1), normal, grad)
     return output.detach(), gap, grad
 
 
 def _step(
-    state: _State, threat: Threat, gap: torch.Tensor, grad: torch.Tensor, broken: torch.Tensor
+    state: _State, threat: Threat, gap: torch.Tensor, grad: torch.Tensor, success: torch.Tensor
 ) -> torch.Tensor:
-    """Between the projections of the point, or of one further back if it fools, and of the original."""
+    """Between the projections of the point, or of one further back after a success, and of the original."""
     back = state.x + BACKWARD * (state.point - state.x)
-    base = torch.where(broken.view(-1, 1, 1, 1), back, state.point)
+    base = torch.where(success.view(-1, 1, 1, 1), back, state.point)
     ends = torch.cat([base, state.x])
     normal = torch.cat([grad, grad])
     rise = -torch.cat([gap, gap]) - (normal * (ends - torch.cat([state.point] * 2))).flatten(1).sum(1)
     move = threat.onto_plane(ends, normal, rise)
-    near, far = threat.size(move).chunk(2)
-    weight = (near / (near + far).clamp_min(1e-30)).clamp_max(BIAS).view(-1, 1, 1, 1)
+    point_dist, x_dist = threat.size(move).chunk(2)
+    weight = (point_dist / (point_dist + x_dist).clamp_min(1e-30)).clamp_max(BIAS).view(-1, 1, 1, 1)
     first, second = (ends + OVERSHOOT * move).chunk(2)
     return ((1 - weight) * first + weight * second).clamp(0, 1)

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from robvit.attacks.core import Best, Model, attack, draw, slope
+from robvit.attacks.best import Best
+from robvit.attacks.core import AttackCheck, Model, attack, input_gradient, per_image_uniform
 from robvit.attacks.losses import Loss, objective_of
 from robvit.attacks.pgd import ascend
 from robvit.attacks.pixels import eight_bit
@@ -21,7 +22,13 @@ from robvit.threat import NORMS, Threat
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet; the published code's for every model
 
 
-@attack(kind="budget", norms=NORMS, paper="ECCV 2024", task="features", quick={"steps": 3, "rounded": False})
+@attack(
+    kind="budget",
+    norms=NORMS,
+    paper="ECCV 2024",
+    task="features",
+    check=AttackCheck({"steps": 3, "rounded": False}),
+)
 def feature(
     model: Model,
     x: torch.Tensor,
@@ -34,7 +41,6 @@ def feature(
     loss: str | Loss = "cosine",
     psnr: float | None = 40.0,
     rounded: bool = True,
-    early_stop: bool = False,
     seed: int = 0,
 ) -> torch.Tensor:
     """Drive features away from the clean ones. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D); no labels.
@@ -50,7 +56,9 @@ def feature(
     size = 2.5 * threat.eps / steps if step_size is None else step_size
     best = Best(x, early_stop=False)
     for restart in range(restarts):
-        start = bound.random(x, draw(x, seed, f"feature {restart}"))  # at x itself the cosine is flat
+        start = bound.random(
+            x, per_image_uniform(x, seed, f"feature {restart}")
+        )  # at x itself the cosine is flat
         ascend(
             model,
             x,
@@ -66,7 +74,12 @@ def feature(
 
 
 @attack(
-    kind="budget", norms=("linf",), paper="ECCV 2024", task="features", quick={"steps": 3}, batch_coupled=True
+    kind="budget",
+    norms=("linf",),
+    paper="ECCV 2024",
+    task="features",
+    batch_coupled=True,
+    check=AttackCheck({"steps": 3}),
 )
 def feature_reference(
     model: Model,
@@ -80,7 +93,6 @@ def feature_reference(
     axis: int = 1,
     pixels: bool = False,
     nearest: bool = False,
-    early_stop: bool = False,
     seed: int = 0,
 ) -> torch.Tensor:
     """The published code's feature attack, choice by choice. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D).
@@ -98,15 +110,15 @@ def feature_reference(
     mean, std = (torch.tensor(v).to(x).view(1, 3, 1, 1) for v in statistics)
     clean, target = (x - mean) / std, model(x)
     low, high = clean.aminmax()
-    uniform = draw(x, seed, "feature_reference").clamp(1e-6, 1 - 1e-6)
+    uniform = per_image_uniform(x, seed, "feature_reference").clamp(1e-6, 1 - 1e-6)
     point = clean + 0.01 * 2**0.5 * torch.erfinv(2 * uniform - 1)
     for _ in range(steps):
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            seen = leaf * std + mean
-            error = F.mse_loss(seen, x)
-            cost = F.cosine_similarity(model(seen), target, dim=axis).mean() + error
-        step = point - step_size * slope(cost, leaf).sign()
+            pixels_now = leaf * std + mean
+            error = F.mse_loss(pixels_now, x)
+            cost = F.cosine_similarity(model(pixels_now), target, dim=axis).mean() + error
+        step = point - step_size * input_gradient(cost, leaf).sign()
         point = (clean + (step - clean).clamp(-threat.eps, threat.eps)).clamp(low, high)
         if stop is not None and bool(error >= stop):
             break

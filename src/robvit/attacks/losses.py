@@ -10,22 +10,24 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from robvit.attacks.core import Objective
+from robvit.attacks.core import Objective, require_labels
 from robvit.errors import IGNORE, InputError
-from robvit.registry import Registry
+from robvit.registry import NoInfo, Registry
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-LOSSES: Registry[Loss] = Registry("loss")
+LOSSES: Registry[Loss, NoInfo] = Registry("loss", NoInfo)
 
 
-def objective_of(loss: str | Loss, target: torch.Tensor | None) -> Objective:
-    """A loss, by name or as a callable, bound to the targets of a batch."""
+def objective_of(loss: str | Loss, target: torch.Tensor | None, targeted: bool = False) -> Objective:
+    """A loss, by name or as a callable, bound to the targets of a batch; its negative if `targeted`."""
     function = LOSSES[loss] if isinstance(loss, str) else loss
     if target is None:
         raise InputError(
             "this attack needs labels or another target an image, got none; label-free is: feature"
         )
+    if targeted:
+        require_labels(target, "a targeted attack")
 
     def objective(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
         value = function(output, target[rows])
@@ -33,7 +35,7 @@ def objective_of(loss: str | Loss, target: torch.Tensor | None) -> Objective:
             raise InputError(
                 f"a loss must return ({len(output)},), one number an image, got {tuple(value.shape)}"
             )
-        return value
+        return -value if targeted else value
 
     return objective
 

@@ -1,4 +1,4 @@
-"""Ascent with fixed steps: fgsm, pgd and its relatives cw, dlr and gama. Defines no loss.
+"""Ascent with fixed steps: fgsm, pgd, its variants on other losses, and gama. Defines no loss.
 
 Papers: FGSM 1412.6572, PGD 1706.06083, momentum 1710.06081, the margin 1608.04644, GAMA 2011.14969.
 """
@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from robvit.attacks import losses
-from robvit.attacks.core import Best, Model, Objective, attack, draw, gradient, misclassified, needed, take
+from robvit.attacks.best import Best, take
+from robvit.attacks.core import (
+    AttackCheck,
+    Model,
+    Objective,
+    attack,
+    gradient,
+    per_image_uniform,
+    require_labels,
+    succeeded,
+    variant,
+)
 from robvit.attacks.losses import Loss, objective_of
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -44,12 +54,13 @@ def ascend(
     size: Callable[[int], float],
     momentum: float = 0.0,
     rank: Objective | None = None,
+    targeted: bool = False,
 ) -> None:
     """Climb from `start` for the survivors of `best`, which keeps what is found.
 
     One pass serves to judge a point and to leave it: n steps take n + 1 forward and n backward
     passes, and the last point is judged too. `rank` compares the points of one climb where the
-    objective changes from step to step.
+    objective changes from step to step. y are labels to leave, or the classes wanted if `targeted`.
     """
     rows = best.survivors()
     state = _State(rows, x[rows], start[rows], torch.zeros_like(x[rows]))
@@ -62,9 +73,9 @@ def ascend(
             value, grad = goal(output), torch.zeros_like(state.point)
         else:
             output, value, grad = gradient(model, state.point, goal)
-        broken = misclassified(output, y if y is None else y[state.rows])
+        success = succeeded(output, y if y is None else y[state.rows], targeted)
         worth = rank(output, state.rows, step) if rank else value
-        keep = best.offer(state.rows, state.point, worth, broken)
+        keep = best.offer(state.rows, state.point, worth, success)
         if keep is not None:
             state, grad = take(state, keep), grad[keep]
         velocity = grad
@@ -94,13 +105,14 @@ def _search(
     seed: int,
     rank: Objective | None = None,
     corner: bool = False,
+    targeted: bool = False,
 ) -> torch.Tensor:
     """`ascend` from one start after the other, on survivors only."""
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
     best = Best(x, early_stop)
     for restart in range(restarts):
-        noise = draw(x, seed, f"start {restart}")
+        noise = per_image_uniform(x, seed, f"start {restart}")
         start = threat.random(x, noise.round() if corner else noise) if random_start or restart else x
         ascend(
             model,
@@ -114,6 +126,7 @@ def _search(
             size=size,
             momentum=momentum,
             rank=rank,
+            targeted=targeted,
         )
     return best.adv
 
@@ -126,12 +139,12 @@ def fgsm(
     threat: Threat,
     *,
     loss: str | Loss = "cross_entropy",
-    early_stop: bool = True,
     seed: int = 0,
 ) -> torch.Tensor:
     """One steepest step of the whole budget. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
-    It is the one attack that does not judge its result: one forward and one backward pass.
+    It is the one attack that does not judge its result: one forward and one backward pass, no early
+    stop, and nothing for the seed to decide.
     """
     objective = objective_of(loss, y)
     rows = torch.arange(len(x), device=x.device)
@@ -139,7 +152,7 @@ def fgsm(
     return threat.project(x, x + threat.steepest(grad, threat.eps))
 
 
-@attack(kind="budget", norms=NORMS, paper="1706.06083", quick={"steps": 3})
+@attack(kind="budget", norms=NORMS, paper="1706.06083", check=AttackCheck({"steps": 3}))
 def pgd(
     model: Model,
     x: torch.Tensor,
@@ -152,13 +165,15 @@ def pgd(
     random_start: bool = True,
     momentum: float = 0.0,
     loss: str | Loss = "cross_entropy",
+    targeted: bool = False,
     early_stop: bool = True,
     seed: int = 0,
 ) -> torch.Tensor:
     """Projected gradient ascent. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     An image leaves the batch as soon as it is misclassified; not without `early_stop`; of the others
-    the point of the highest loss is returned. The default step is 2.5 eps / steps.
+    the point of the highest loss is returned. The default step is 2.5 eps / steps. If `targeted`, y are
+    the classes wanted: the loss falls, and an image is done when it is classified as its target.
     """
     size = 2.5 * threat.eps / max(steps, 1) if step_size is None else step_size
     return _search(
@@ -166,7 +181,7 @@ def pgd(
         x,
         y,
         threat,
-        objective=objective_of(loss, y),
+        objective=objective_of(loss, y, targeted),
         steps=steps,
         size=lambda _: size,
         restarts=restarts,
@@ -174,40 +189,19 @@ def pgd(
         momentum=momentum,
         early_stop=early_stop,
         seed=seed,
+        targeted=targeted,
     )
 
 
-@attack(kind="budget", norms=NORMS, paper="1608.04644", like="pgd", quick={"steps": 3})
-def cw(
-    model: Model,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    threat: Threat,
-    *,
-    steps: int = 100,
-    loss: str | Loss = "margin",
-    **settings: Any,
-) -> torch.Tensor:
-    """`pgd` on Carlini and Wagner's margin of logits. x (B 3 H W) in [0,1], y (B,)."""
-    return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
+pgd_margin = variant(
+    "pgd", "pgd_margin", "Carlini and Wagner's margin of logits", paper="1608.04644", steps=100, loss="margin"
+)
+pgd_dlr = variant(
+    "pgd", "pgd_dlr", "the difference of logits ratio", paper="2003.01690", steps=100, loss="dlr"
+)
 
 
-@attack(kind="budget", norms=NORMS, paper="2003.01690", like="pgd", quick={"steps": 3})
-def dlr(
-    model: Model,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    threat: Threat,
-    *,
-    steps: int = 100,
-    loss: str | Loss = "dlr",
-    **settings: Any,
-) -> torch.Tensor:
-    """`pgd` on the difference of logits ratio. x (B 3 H W) in [0,1], y (B,)."""
-    return pgd(model, x, y, threat, steps=steps, loss=loss, **settings)
-
-
-@attack(kind="budget", norms=NORMS, paper="2011.14969", quick={"steps": 4})
+@attack(kind="budget", norms=NORMS, paper="2011.14969", check=AttackCheck({"steps": 4}))
 def gama(
     model: Model,
     x: torch.Tensor,
@@ -226,7 +220,7 @@ def gama(
     linearly to zero over the first quarter of the steps. Steps of twice the budget from a corner of
     the ball are divided by ten after 60 % and again after 85 % of them, as the paper does for 100.
     """
-    labels = needed(y, "gama")
+    labels = require_labels(y, "gama")
     clean = model(x).softmax(1)
 
     def guided(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from robvit.attacks.compiled import Compiled
-from robvit.attacks.core import ATTACKS, Attack, Model, frozen, misclassified
+from robvit.attacks.core import ATTACKS, Attack, Model, check_settings, frozen, succeeded, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import Autocast, check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
 from robvit.errors import BrokenAttack, InputError, check_images, check_labels
-from robvit.registry import unknown
 from robvit.threat import Threat
 
 
@@ -133,7 +132,9 @@ def run(
     """Attack images x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
 
     Images that are misclassified from the start are left as they are. y may be None, or a target that is
-    no label, for attacks whose objective needs none; then nothing counts as a success.
+    no label, for attacks whose objective needs none; then nothing counts as a success. Of an attack that is
+    `targeted`, y are the classes wanted: success is to be classified so, and what is so from the start is
+    left as it is.
 
     attack: a registered name, or a function of the same signature.
     model: any callable from images to outputs; the attack differentiates it.
@@ -160,9 +161,7 @@ def run(
     judged = search if victim is None and source is model else Count(victim or model)
     judge = eot(judged, samples)
     if victim is not None:
-        settings = {"early_stop": False, **settings}
-        if isinstance(attack, str) and "judge" in ATTACKS.entry(attack).facts["defaults"]:
-            settings = {"judge": judge, **settings}
+        settings = supported(attack, early_stop=False, judge=judge) | settings
     work = _Attack(function, settings, threat, search, judge, victim is not None, eight_bit)
     names: set[str] = set()
     parts = []
@@ -177,9 +176,9 @@ def run(
             adv, output = work.on(some, labels, clean)
             if victim is None and precision != "fp32":
                 names |= work.confirm(judged, some, labels, clean, adv, output)
-            wrong, success = (misclassified(said, labels) for said in (clean, output))
+            before, success = (work.success(logits, labels) for logits in (clean, output))
             distance = threat.size(adv - some)
-            parts.append((adv, success, _predicted(output), ~wrong, _predicted(clean), distance))
+            parts.append((adv, success, _predicted(output), ~before, _predicted(clean), distance))
     counts = {search, judged}
     if any(count.nan_seen for count in counts):
         raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
@@ -234,8 +233,8 @@ class _Attack:
         rows = self._rows(y, clean)
         if not len(rows):
             return set()
-        claimed = misclassified(self.search(adv[rows]), _of(y, rows))
-        again = rows[claimed & ~misclassified(output[rows], _of(y, rows))]
+        claimed = self.success(self.search(adv[rows]), _of(y, rows))
+        again = rows[claimed & ~self.success(output[rows], _of(y, rows))]
         if not len(again):
             return set()
         adv[again] = self._images(full, x[again], _of(y, again))
@@ -244,8 +243,13 @@ class _Attack:
 
     def _rows(self, y: torch.Tensor | None, clean: torch.Tensor) -> torch.Tensor:
         """The images to attack: those that are still right, or all."""
-        wrong = misclassified(clean, y)
-        return torch.arange(len(wrong)) if self.transfer else (~wrong).nonzero()[:, 0]
+        if self.transfer:
+            return torch.arange(len(clean))
+        return (~self.success(clean, y)).nonzero()[:, 0]
+
+    def success(self, output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Which outputs are what the attack wants (B,)."""
+        return succeeded(output, y, bool(self.settings.get("targeted", False)))
 
     def _images(self, model: Model, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
         adv = self.function(model, x, y, self.threat, **self.settings)
@@ -260,11 +264,8 @@ def _known(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, bool
     """The attack's function and whether it uses gradients; settings it does not have are refused."""
     if not isinstance(attack, str):
         return attack, True
-    entry = ATTACKS.entry(attack)
-    for name in settings:
-        if name not in entry.facts["defaults"]:
-            raise unknown(f"setting of {attack}", name, list(entry.facts["defaults"]))
-    return entry.value, bool(entry.facts["gradients"])
+    check_settings(attack, settings)
+    return ATTACKS[attack], ATTACKS.info(attack).gradients
 
 
 def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> None:

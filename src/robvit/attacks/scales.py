@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from robvit.attacks import losses
-from robvit.attacks.core import Model, frozen, modules_of, needed
+from robvit.attacks.core import Model, frozen, modules_of, require_labels
 from robvit.attacks.run import Count
 from robvit.attention.hooks import SCALERS, attention_layers, scaled, watch
 from robvit.errors import InputError, Unsupported
@@ -38,7 +38,15 @@ class View:
 
 Objective = Callable[[View, View, torch.Tensor | None], torch.Tensor]
 
-OBJECTIVES: Registry[Objective] = Registry("objective for scales")
+
+@dataclass(frozen=True)
+class ObjectiveInfo:
+    """Whether an objective looks at features, beside the output."""
+
+    features: bool
+
+
+OBJECTIVES: Registry[Objective, ObjectiveInfo] = Registry("objective for scales", ObjectiveInfo)
 
 
 @OBJECTIVES.add(features=True)
@@ -59,19 +67,19 @@ def lpips(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
 @OBJECTIVES.add(features=False)
 def cross_entropy(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """Cross-entropy of the scaled model on untouched images."""
-    return losses.cross_entropy(seen.output, needed(y, "cross_entropy"))
+    return losses.cross_entropy(seen.output, require_labels(y, "cross_entropy"))
 
 
 @OBJECTIVES.add(features=False)
 def margin(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """The margin of the scaled model's logits on untouched images."""
-    return losses.margin(seen.output, needed(y, "margin"))
+    return losses.margin(seen.output, require_labels(y, "margin"))
 
 
 @OBJECTIVES.add(features=False)
 def gama(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """GAMA's guided margin of probabilities, away from those of the unscaled model."""
-    return losses.gama(seen.output, needed(y, "gama"), reference.output.softmax(1), GUIDE)
+    return losses.gama(seen.output, require_labels(y, "gama"), reference.output.softmax(1), GUIDE)
 
 
 @OBJECTIVES.add(features=False)
@@ -214,7 +222,7 @@ class _Search:
     ) -> None:
         self.model, self.net = model, network_of(model)
         entry = OBJECTIVES.entry(objective)
-        self.objective, self.uses_features = entry.value, bool(entry.facts["features"])
+        self.objective, self.uses_features = entry.value, entry.info.features
         self.steps, self.step_size, self.free, self.log, self.low = (
             steps,
             step_size,

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from robvit.attacks.core import Best, Model, attack, draw, misclassified, needed, take
+from robvit.attacks.best import Best, take
+from robvit.attacks.core import AttackCheck, Model, attack, misclassified, per_image_uniform, require_labels
 from robvit.attacks.losses import margin
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
@@ -39,10 +40,8 @@ class _State:
     norms=NORMS,
     paper="1912.00049",
     gradients=False,
-    quick={"steps": 30},
     # Windows suit images; the oracle's weights are white noise, of which they find less in L2 and L1.
-    oracle={"steps": 700},
-    tolerance={"linf": 0.1, "l2": 0.48, "l1": 0.2},
+    check=AttackCheck({"steps": 30}, {"steps": 700}, {"linf": 0.1, "l2": 0.48, "l1": 0.2}),
 )
 def square(
     model: Model,
@@ -63,7 +62,7 @@ def square(
     `give_up` an image is given up once even so many times the pace of its last 256 queries would not
     bring its margin to zero by the end; the search slows down, so a factor of a few loses little.
     """
-    labels, best = needed(y, "square"), Best(x, early_stop)
+    labels, best = require_labels(y, "square"), Best(x, early_stop)
     if steps < 1 or not 0 < area <= 1:
         raise InputError(f"steps must be at least 1 and area in (0,1], got {steps} and {area}")
     for restart in range(restarts):
@@ -87,7 +86,7 @@ def _search(
     if not len(rows):
         return
     start = _stripes if threat.norm == "linf" else _tiles
-    point = start(x[rows], threat, draw(x[rows], seed, purpose, 3, TILES**2 + x.shape[-1]))
+    point = start(x[rows], threat, per_image_uniform(x[rows], seed, purpose, 3, TILES**2 + x.shape[-1]))
     low = torch.full((len(rows),), -torch.inf, device=x.device, dtype=x.dtype)
     state = _State(rows, x[rows], point, low, low, torch.empty(len(rows), 0, DRAWS, device=x.device))
     for step, side in enumerate(_sides(steps, area, x.shape[-2:])):
@@ -97,19 +96,19 @@ def _search(
                 state = _hopeful(state, (steps - step) / BLOCK, give_up)
                 if not len(state.rows):
                     return
-                numbers = draw(state.x, seed, f"{purpose} {step // BLOCK}", BLOCK, DRAWS)
+                numbers = per_image_uniform(state.x, seed, f"{purpose} {step // BLOCK}", BLOCK, DRAWS)
                 state = replace(state, numbers=numbers)
             propose = _paint if threat.norm == "linf" else _shift_mass
             point = propose(state.x, state.point, threat, side, state.numbers[:, place])
         output = model(point)
-        value, broken = margin(output, y[state.rows]), misclassified(output, y[state.rows])
+        value, success = margin(output, y[state.rows]), misclassified(output, y[state.rows])
         better = value > state.value
         state = replace(
             state,
             point=torch.where(better.view(-1, 1, 1, 1), point, state.point),
             value=torch.where(better, value, state.value),
         )
-        keep = best.offer(state.rows, point, value, broken)
+        keep = best.offer(state.rows, point, value, success)
         if keep is not None:
             state = take(state, keep)
             if not len(state.rows):

@@ -30,9 +30,9 @@ SURE = 0.05  # a difference counts if chance alone makes it less often
 
 @dataclass(frozen=True)
 class ScalingMethod:
-    """How scales come about: "aas" finds them on every batch unless they are given, "scale" tries factors.
+    """How scales come about: "aas" finds them on every batch unless given, "aas_uniform" tries factors.
 
-    `settings` are those of `find_scales`, or `factors` and `blocks` of the attack `scale`.
+    `settings` are those of `find_scales`, or `factors` and `blocks` of the attack `aas_uniform`.
     """
 
     name: str = "aas"
@@ -180,8 +180,8 @@ class _Arms:
         start = time.monotonic()
         given: dict[str, Any] = {"base": self.base, **self.settings}
         found = _Cost(0, 0, 0.0)
-        if self.way.name == "scale":
-            made, cost = self._run("scale", x, y, {**given, **self.way.settings}, self.seed)
+        if self.way.name == "aas_uniform":
+            made, cost = self._run("aas_uniform", x, y, {**given, **self.way.settings}, self.seed)
             return made.adv, cost
         values = self.way.scales
         if values is None:
@@ -236,9 +236,9 @@ def control_of(
     if base == "fgsm":
         kept = {k: v for k, v in settings.items() if k == "loss"}
         return "pgd", {"steps": 1, "step_size": threat.eps, "restarts": math.ceil(passes / 3), **kept}
-    known = ATTACKS.entry(base).facts["defaults"]
+    known = ATTACKS.info(base).defaults
     if not {"steps", "restarts"} <= set(known):
-        fit = ", ".join(e.name for e in ATTACKS if {"steps", "restarts"} <= set(e.facts["defaults"]))
+        fit = ", ".join(e.name for e in ATTACKS if {"steps", "restarts"} <= set(e.info.defaults))
         raise InputError(f"a control needs an attack with steps and restarts, got {base}; these have: {fit}")
     steps = int(settings.get("steps", known["steps"]))
     restarts = max(1, int(passes / (2 * steps + 1)))

@@ -24,9 +24,9 @@ from robvit.backbones.model import Model
 from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
-from robvit.registry import Registry
+from robvit.registry import NoInfo, Registry
 
-HEADS: Registry[type[FeatureHead]] = Registry("head")
+HEADS: Registry[type[FeatureHead], NoInfo] = Registry("head", NoInfo)
 FORMAT = "robvit-head-1"
 ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list}
 MOST_CLASSES = 100_000

@@ -61,7 +61,7 @@ def attack(
 ) -> None:
     """Attack every image of a data set and write images that still fool the model when read back.
 
-    Images with masks take a segmentation head and `--attack segmentation`; they are judged by mean IoU.
+    Images with masks take a segmentation head and `--attack segpgd`; they are judged by mean IoU.
     Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
@@ -120,7 +120,7 @@ def _check_classes(classifier: Model, images: ImageDataset) -> None:
 def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
     from robvit.attacks import ATTACKS
 
-    known = ATTACKS.entry(attack).facts["defaults"]
+    known = ATTACKS.info(attack).defaults
     return ({"seed": seed} if "seed" in known else {}) | parse_settings(given, known, attack)
 
 
@@ -149,8 +149,8 @@ def attacks() -> None:
     for column in ("attack", "norms", "paper", "settings"):
         table.add_column(column, no_wrap=column != "settings")
     for entry in ATTACKS:
-        settings = ", ".join(f"{k}={v}" for k, v in entry.facts["defaults"].items() if _plain(v))
-        table.add_row(entry.name, " ".join(entry.facts["norms"]), entry.facts["paper"], settings)
+        settings = ", ".join(f"{k}={v}" for k, v in entry.info.defaults.items() if _plain(v))
+        table.add_row(entry.name, " ".join(entry.info.norms), entry.info.paper, settings)
     Console().print(table)
     typer.echo("\nnext: robvit attack robvit-mini-robust sample --attack apgd_ce --set steps=20")
 

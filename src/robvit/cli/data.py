@@ -33,7 +33,7 @@ def list_sets() -> None:
 
     table = Table("ask for", "what it is", box=None, pad_edge=False)
     for entry in DATASETS:
-        table.add_row(entry.facts["example"], entry.facts["about"])
+        table.add_row(entry.info.example, entry.info.about)
     console = Console()
     console.print(table, markup=False)
     console.print("\nNext: robvit data show sample --out sheet.png", highlight=False)

@@ -47,7 +47,7 @@ def explain(
         str,
         typer.Option(
             help="An attack of `robvit attacks`; if left out pgd on classes, feature on a model without a "
-            "head, segmentation on masks."
+            "head, segpgd on masks."
         ),
     ] = "",
     norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
@@ -81,7 +81,7 @@ def explain(
             figures=figure,
             threat=Threat.parse(norm, eps),
             attack=attack,
-            settings=parse_settings(setting or [], ATTACKS.entry(attack).facts["defaults"], attack),
+            settings=parse_settings(setting or [], ATTACKS.info(attack).defaults, attack),
             tokens=tokens,
             beside=beside,
             resize=fit,

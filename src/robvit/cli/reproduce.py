@@ -47,7 +47,7 @@ def reproduce(
     if name is None:
         _list()
         return
-    known = STUDIES.entry(name).facts["defaults"]
+    known = STUDIES.info(name).defaults
     settings = parse_settings(setting or [], known, name)
     folder = out or Path("runs") / name
     request = Request(model, data, images, img_size, fit, seed, folder)
@@ -72,14 +72,14 @@ def _list() -> None:
     from robvit.studies import STUDIES
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    entries = sorted(STUDIES, key=lambda entry: (entry.facts["paper"], entry.name))
-    for paper, studies in groupby(entries, key=lambda entry: entry.facts["paper"]):
+    entries = sorted(STUDIES, key=lambda entry: (entry.info.paper, entry.name))
+    for paper, studies in groupby(entries, key=lambda entry: entry.info.paper):
         table = Table(box=None, pad_edge=False, show_header=False)
         for column in ("study", "what it repeats", "settings"):
             table.add_column(column, no_wrap=column == "study")
         for entry in studies:
-            settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in entry.facts["defaults"].items())
-            table.add_row(f"  {entry.name}", entry.facts["title"], f"[dim]{settings}[/dim]")
+            settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in entry.info.defaults.items())
+            table.add_row(f"  {entry.name}", entry.info.title, f"[dim]{settings}[/dim]")
         console.print(f"[bold]{paper}[/bold]", table, "")
     typer.echo("next: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32 --set steps=40")
 

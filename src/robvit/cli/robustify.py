@@ -200,7 +200,7 @@ def _attack(
     wanted = dict(base.settings) if name == base.name else {}
     wanted |= {} if steps is None else {"steps": steps}
     wanted |= {} if psnr is None else {"psnr": psnr or None}
-    known = ATTACKS.entry(name).facts["defaults"]
+    known = ATTACKS.info(name).defaults
     budget = own or eps
     threat = base.threat if budget is None else Threat.parse("linf", budget)
     return AttackSetting(name, threat, {k: v for k, v in wanted.items() if k in known}, base.seed)

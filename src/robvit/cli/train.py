@@ -178,5 +178,5 @@ def head(
     trained.save(out)
     typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")
     typer.echo(f"written: {out}")
-    resize = " --attack segmentation" if train.kind == "masks" else ""
+    resize = " --attack segpgd" if train.kind == "masks" else ""
     typer.echo(f"next: robvit attack {model} {data} --head {out}{resize}")

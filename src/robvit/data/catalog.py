@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,16 @@ from robvit.errors import IGNORE, DataError, InputError
 from robvit.files import read_text
 from robvit.registry import Registry, unknown
 
-DATASETS: Registry[Callable[..., Listing]] = Registry("data set")
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a data set is, in words for people, and a spec that opens it."""
+
+    about: str
+    example: str
+
+
+DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("data set", DatasetInfo)
 
 CORRUPTION = "corruption"  # the option that every set has
 ADE20K_CLASSES = 150
@@ -226,7 +235,7 @@ def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, s
     path = Path(text).expanduser()
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return DATASETS["folder"], text, {}
-    raise unknown(DATASETS.kind, name, [entry.name for entry in DATASETS], "Or give a folder of images.")
+    raise unknown(DATASETS.kind, name, DATASETS.names, "Or give a folder of images.")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:

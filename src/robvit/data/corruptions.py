@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,17 @@ from robvit.registry import Registry
 
 Change = Callable[[torch.Tensor, Any, float, torch.Generator], torch.Tensor]
 
-CORRUPTIONS: Registry[Change] = Registry("corruption")
+
+@dataclass(frozen=True)
+class CorruptionInfo:
+    """A corruption's group, and its strengths at five severities for small and for large images."""
+
+    group: str
+    small: tuple[Any, ...]
+    large: tuple[Any, ...]
+
+
+CORRUPTIONS: Registry[Change, CorruptionInfo] = Registry("corruption", CorruptionInfo)
 SEVERITIES = (1, 2, 3, 4, 5)
 
 _SIDES = {"small": 32, "large": 224}  # pixels the two tables were made for
@@ -49,7 +60,7 @@ def corrupt(x: torch.Tensor, name: str, severity: int, seed: int = 0) -> torch.T
     check_images(batch)
     side = min(batch.shape[-2:])
     table = min(_SIDES, key=lambda name: abs(math.log(side / _SIDES[name])))
-    strength, scale = entry.facts[table][severity - 1], side / _SIDES[table]
+    strength, scale = getattr(entry.info, table)[severity - 1], side / _SIDES[table]
     done = []
     for i, image in enumerate(batch.detach().cpu().float()):
         randomness = torch.Generator().manual_seed(seed + i)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from robvit.attacks import ATTACKS, certify, pgd
+from robvit.attacks.core import supported
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
@@ -69,24 +70,24 @@ class AttackSetting:
     @property
     def steps(self) -> int:
         """How many steps the attack takes."""
-        known = ATTACKS.entry(self.name).facts["defaults"]
+        known = ATTACKS.info(self.name).defaults
         return int(self.settings.get("steps", known.get("steps", 1)))
 
     @property
     def needs_labels(self) -> bool:
         """Whether it attacks the head's classes rather than the features."""
-        return bool(ATTACKS.entry(self.name).facts["task"] == "classes")
+        return ATTACKS.info(self.name).task == "classes"
 
     def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         """Adversarial images (B 3 H W), certified."""
-        function, facts = ATTACKS[self.name], ATTACKS.entry(self.name).facts
+        function = ATTACKS[self.name]
         if self.needs_labels:
             # Other models are to learn from these images: each is driven as far as the attack goes.
-            settings = {"early_stop": False, **self.settings}
+            settings = supported(self.name, early_stop=False) | self.settings
             adv = function(model, x, y, self.threat, seed=self.seed, **settings)
         else:
             adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
-        if not facts["batch_coupled"]:
+        if not ATTACKS.info(self.name).batch_coupled:
             certify(x, adv, self.threat)  # the published code's attack keeps no pixel budget
         return adv
 
@@ -98,9 +99,9 @@ class AttackSetting:
         `goal` holds what the tokens are to keep: features (B T D), or labels (B,) if it needs them.
         """
         if self.needs_labels:
-            settings = {"early_stop": False, **self.settings, "steps": steps}
+            settings = supported(self.name, early_stop=False) | self.settings | {"steps": steps}
             return ATTACKS[self.name](model, x, goal, self.threat, seed=seed, **settings)
-        known = ATTACKS.entry(self.name).facts["defaults"].get("psnr")
+        known = ATTACKS.info(self.name).defaults.get("psnr")
         bound = replace(self.threat, psnr=self.settings.get("psnr", known))
         return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", early_stop=False, seed=seed)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Model, draw
+from robvit.attacks.core import ATTACKS, Model, per_image_uniform
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.diagnosis.context import WHITE_BOX, CheckContext, Shot, name_of
@@ -154,7 +154,9 @@ def random_noise(context: CheckContext) -> Verdict:
     def make(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         best, value = x.clone(), torch.full((len(x),), -torch.inf, device=x.device)
         for i in range(draws):
-            corner = draw(x, context.seed, f"noise {i}").round()  # the corners of the ball are the farthest
+            corner = per_image_uniform(
+                x, context.seed, f"noise {i}"
+            ).round()  # the corners of the ball are the farthest
             point = context.threat.random(x, corner)
             found = LOSSES["margin"](model(point), y)
             better = found > value
@@ -192,7 +194,9 @@ def attention_scaling(context: CheckContext) -> Verdict:
     if context.attentive is None:
         return not_applicable("no attention layer within reach")
     common: dict[str, Any] = {"steps": context.effort.steps, "loss": "margin"}
-    shot = context.attack("scale", title=f"attention x{CALM:g}", after=context.white, factors=CALM, **common)
+    shot = context.attack(
+        "aas_uniform", title=f"attention x{CALM:g}", after=context.white, factors=CALM, **common
+    )
     shot = context.attack("aas", title="aas", after=shot, **common)
     control = context.attack(
         "pgd", title="restarts for control", after=context.white, restarts=3, seed=context.seed + 2, **common

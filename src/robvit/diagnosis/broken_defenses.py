@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,16 @@ from robvit.attacks.core import Model
 from robvit.attention.hooks import attention_layers, scaled
 from robvit.registry import Registry
 
-# A defence takes a sound model to a broken one; `caught_by` names the checks that must turn red.
-PATIENTS: Registry[Callable[[nn.Module], Model]] = Registry("patient")
+
+@dataclass(frozen=True)
+class DefenseInfo:
+    """What is known about a broken defence: the checks that must turn red."""
+
+    caught_by: tuple[str, ...]
+
+
+# A defence takes a sound model to a broken one.
+PATIENTS: Registry[Callable[[nn.Module], Model], DefenseInfo] = Registry("patient", DefenseInfo)
 
 
 class _Around(nn.Module):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from robvit.attacks.core import ATTACKS, Model, frozen, misclassified
+from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.run import Count, certify
@@ -187,8 +187,8 @@ class CheckContext:
         threat = threat or self.threat
         if title not in self.shots:
             body = ATTACKS[name]
-            given = {"seed": self.seed, **({"early_stop": False} if source else {}), **settings}
-            blind = ATTACKS.entry(name).facts["gradients"] and source is None and self.slope is None
+            given = {"seed": self.seed, **(supported(name, early_stop=False) if source else {}), **settings}
+            blind = ATTACKS.info(name).gradients and source is None and self.slope is None
 
             def make(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 return x if blind else body(model, x, y, threat, **given)

@@ -59,7 +59,7 @@ def doctor(
         seed=seed,
         batch=batch,
     )
-    total = sum(entry.facts["cost"] for entry in chosen)
+    total = sum(entry.info.cost for entry in chosen)
     findings = []
     for entry in chosen:
         verdict = entry.value(context)
@@ -67,7 +67,7 @@ def doctor(
         names = [] if bad is None else [data["names"][i] for i in bad.nonzero()[:, 0].tolist()]
         findings.append(Finding(entry.name, verdict.status, verdict.evidence, names))
         if report:
-            report(entry.facts["cost"] / total, note=entry.name)
+            report(entry.info.cost / total, note=entry.name)
     return _record(context, findings, data, {"name": name_of(model), "samples": samples})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -29,9 +30,17 @@ class Verdict(NamedTuple):
 
 Check = Callable[["CheckContext"], Verdict]
 
-# A check is one function under `@CHECKS.add(asks=..., cost=...)`: what it asks, in words for people, and
-# its usual cost in passes an image, by which the time left is told.
-CHECKS: Registry[Check] = Registry("check")
+
+@dataclass(frozen=True)
+class CheckInfo:
+    """What a check asks, in words for people, and its usual cost in passes an image."""
+
+    asks: str
+    cost: int
+
+
+# A check is one function under `@CHECKS.add(asks=..., cost=...)`.
+CHECKS: Registry[Check, CheckInfo] = Registry("check", CheckInfo)
 
 
 def not_applicable(why: str) -> Verdict:

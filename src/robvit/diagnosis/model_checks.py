@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attacks.core import draw, frozen
+from robvit.attacks.core import frozen, per_image_uniform
 from robvit.attacks.losses import LOSSES
 from robvit.attention.hooks import watch
 from robvit.diagnosis.context import AVERAGED, CheckContext
@@ -88,7 +88,7 @@ def gradients(context: CheckContext) -> Verdict:
     if context.slope is None:
         text = "autograd finds no way from the output to the image; use square, or bpda"
         return Verdict(RED, text, context.correct)
-    nearby = context.threat.random(context.x, draw(context.x, context.seed, "gradients"))
+    nearby = context.threat.random(context.x, per_image_uniform(context.x, context.seed, "gradients"))
     there = context.slopes("margin", nearby)
     assert there is not None
     found = torch.stack((context.slope, there)).flatten(2).abs()

@@ -69,10 +69,10 @@ class Job:
 
     def __post_init__(self) -> None:
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
-        task = "classes" if self.threat is None else ATTACKS.entry(self.attack).facts["task"]
+        task = "classes" if self.threat is None else ATTACKS.info(self.attack).task
         wanted = "masks" if per_pixel or task == "pixels" else "labels"
         if self.images.kind != wanted:
-            remedy = " (masks are attacked by segmentation)" if self.images.kind == "masks" else ""
+            remedy = " (masks are attacked by segpgd)" if self.images.kind == "masks" else ""
             raise DataError(f"{self.attack} needs {wanted}, these images have {self.images.kind}{remedy}")
         if self.compiler is not None:
             check_compiler(self.compiler)

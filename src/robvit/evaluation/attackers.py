@@ -74,7 +74,16 @@ class AttackerContext:
 
 
 Knowledge = Callable[[AttackerContext], list[Source]]
-ATTACKERS: Registry[Knowledge] = Registry("attacker")
+
+
+@dataclass(frozen=True)
+class AttackerInfo:
+    """What is known about an attacker: the scenario's title."""
+
+    scenario: str
+
+
+ATTACKERS: Registry[Knowledge, AttackerInfo] = Registry("attacker", AttackerInfo)
 
 
 @ATTACKERS.add("white-box", scenario="attacker knows everything")

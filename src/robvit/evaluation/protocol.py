@@ -26,7 +26,12 @@ from robvit.threat import NORMS, Threat, parse_number
 # What an attacker may know; how each of them works is in knowledge.py.
 ATTACKERS = ("white-box", "black-box", "no-tokens", "own-tokens", "leak")
 CONTROLS = ("no tokens", "random tokens")
-RESERVED = {"seed": "`seeds` of the protocol", "early_stop": "the runner", "judge": "the runner"}
+RESERVED = {
+    "seed": "`seeds` of the protocol",
+    "early_stop": "the runner",
+    "judge": "the runner",
+    "targeted": "calls of the attack itself, with the classes wanted: a protocol knows true labels",
+}
 
 Number = Annotated[float, BeforeValidator(parse_number)]
 
@@ -82,20 +87,20 @@ class Attack(Strict):
     @model_validator(mode="after")
     def _known(self) -> Attack:
         if self.attack not in ATTACKS:
-            raise _strange("attack", self.attack, [entry.name for entry in ATTACKS])
-        facts = ATTACKS.entry(self.attack).facts
-        if facts["task"] != "classes":
-            raise InputError(f"{self.attack} attacks {facts['task']}, a protocol judges classifiers")
+            raise _strange("attack", self.attack, ATTACKS.names)
+        info = ATTACKS.info(self.attack)
+        if info.task != "classes":
+            raise InputError(f"{self.attack} attacks {info.task}, a protocol judges classifiers")
         if self.attacker not in ATTACKERS:
             raise _strange("attacker", self.attacker, ATTACKERS)
-        if self.attacker == "black-box" and facts["gradients"]:
+        if self.attacker == "black-box" and info.gradients:
             raise InputError(f"a black-box attacker has no gradients, {self.attack} needs them; take square")
         for name, value in self.settings.items():
             if name in RESERVED:
                 raise InputError(f"settings.{name} is not for an attack to set but for {RESERVED[name]}")
-            if name not in facts["defaults"]:
-                raise _strange(f"setting of {self.attack}", name, facts["defaults"])
-            _check_setting(name, value, facts["defaults"][name])
+            if name not in info.defaults:
+                raise _strange(f"setting of {self.attack}", name, info.defaults)
+            _check_setting(name, value, info.defaults[name])
         return self
 
     def ready(self, seed: int) -> dict[str, Any]:
@@ -143,7 +148,7 @@ class Protocol(Strict):
             budget = entry.threat or self.threat
             if budget is None:
                 raise InputError(f"attacks.{place} ({entry.attack}) has no threat; give one, or one for all")
-            if budget.norm not in (norms := ATTACKS.entry(entry.attack).facts["norms"]):
+            if budget.norm not in (norms := ATTACKS.info(entry.attack).norms):
                 raise InputError(
                     f"attacks.{place}: {entry.attack} works in {', '.join(norms)}, not {budget.norm}"
                 )
@@ -153,7 +158,7 @@ class Protocol(Strict):
             raise InputError("survivors: controls are judged on all images; leave survivors or controls out")
         for name in (self.corruptions and self.corruptions.names) or ():
             if name not in CORRUPTIONS:
-                raise _strange("corruption", name, [entry.name for entry in CORRUPTIONS])
+                raise _strange("corruption", name, CORRUPTIONS.names)
         for control in self.controls:
             if control not in CONTROLS:
                 raise _strange("control", control, CONTROLS)

@@ -90,7 +90,7 @@ class Case:
 
     def scenario(self, attacker: str) -> str:
         """What a scenario is called; one attacker alone needs no name."""
-        known = ATTACKERS.entry(attacker).facts["scenario"]
+        known = ATTACKERS.info(attacker).scenario
         if self.rules.needs_tokens:
             return f"trained tokens, {known}"
         several = len({entry.attacker for entry in self.rules.attacks}) > 1

@@ -99,7 +99,7 @@ def draw_figures(
     subject: Subject, names: Sequence[str] | None = None, progress: Advance = silent
 ) -> tuple[list[Figure], dict[str, str]]:
     """The named figures, or all that can be drawn, and why the others cannot be."""
-    entries = sorted(FIGURES, key=lambda entry: int(entry.facts["order"]))
+    entries = sorted(FIGURES, key=lambda entry: int(entry.info.order))
     if names:
         entries = [FIGURES.entry(name) for name in names]
     drawn, left_out = [], {}

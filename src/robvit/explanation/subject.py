@@ -17,7 +17,7 @@ from robvit.registry import Registry
 from robvit.report.figure import Figure
 from robvit.threat import Threat
 
-ATTACK_FOR = {"classes": "pgd", "features": "feature", "pixels": "segmentation"}
+ATTACK_FOR = {"classes": "pgd", "features": "feature", "pixels": "segpgd"}
 STEPS = 20
 SHOWN = 3  # images in a figure with several tiles for each
 
@@ -70,7 +70,7 @@ class Subject:
         if len(self.names) != len(self.x):
             raise InputError(f"expected a name for each of {len(self.x)} images, got {len(self.names)}")
         self.attack = self.attack or attack_for(self.model)
-        task = ATTACKS.entry(self.attack).facts["task"]
+        task = ATTACKS.info(self.attack).task
         if task != self.task:
             raise InputError(
                 f"{self.attack} attacks {task}, {self.model.name} returns {self.task}; "
@@ -81,7 +81,7 @@ class Subject:
                 f"both models must tell the same classes apart, {self.model.name} has {self.model.classes}, "
                 f"{self.beside.name} {self.beside.classes}"
             )
-        known = ATTACKS.entry(self.attack).facts["defaults"]
+        known = ATTACKS.info(self.attack).defaults
         usual = {"steps": STEPS, "seed": self.seed}
         self.settings = {name: usual[name] for name in usual if name in known} | self.settings
 
@@ -146,7 +146,17 @@ def shown_name(model: Model) -> str:
 
 
 FigureFunction = Callable[[Subject], Figure]
-FIGURES: Registry[FigureFunction] = Registry("figure")
+
+
+@dataclass(frozen=True)
+class FigureInfo:
+    """What is known about a figure: its title and what it shows."""
+
+    title: str
+    caption: str
+
+
+FIGURES: Registry[FigureFunction, FigureInfo] = Registry("figure", FigureInfo)
 
 
 def figure(*, title: str, caption: str, order: int) -> Callable[[FigureFunction], FigureFunction]:

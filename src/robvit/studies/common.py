@@ -20,7 +20,18 @@ from robvit.loading import load
 from robvit.registry import Registry, unknown
 
 Study = Callable[..., Record]
-STUDIES: Registry[Study] = Registry("study")
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """What is known about a study: the paper, what of it is repeated, and settings with their defaults."""
+
+    paper: str
+    title: str
+    defaults: dict[str, Any]
+
+
+STUDIES: Registry[Study, StudyInfo] = Registry("study", StudyInfo)
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,9 @@ def reproduce(name: str, request: Request | None = None, /, **given: Any) -> Rec
     if request is not None and asked:
         raise InputError(f"give a request or its fields, not both; got {', '.join(asked)} as well")
     for key in settings:
-        if key not in entry.facts["defaults"]:
-            raise unknown(f"setting of {name}", key, list(entry.facts["defaults"]))
+        if key not in entry.info.defaults:
+            raise unknown(f"setting of {name}", key, list(entry.info.defaults))
     record = entry.value(request or Request(**asked), **settings)
     scale = f"{record.data['count']} images of {record.data['spec']}"
-    record.notes.insert(0, f"{entry.facts['title']}, after {entry.facts['paper']}. Scale: {scale}.")
+    record.notes.insert(0, f"{entry.info.title}, after {entry.info.paper}. Scale: {scale}.")
     return record

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Model, draw, frozen, gradient
+from robvit.attacks.core import ATTACKS, Model, frozen, gradient, per_image_uniform
 from robvit.attacks.losses import Loss as AttackLoss
 from robvit.attacks.losses import objective_of
 from robvit.threat import Threat
@@ -70,7 +70,7 @@ class InnerAttack:
                 loss=loss,
                 seed=self.seed,
             )
-        takes = ATTACKS.entry(inner.attack).facts["defaults"]
+        takes = ATTACKS.info(inner.attack).defaults
         ours = {
             "steps": inner.steps,
             "step_size": self.step_size,
@@ -113,7 +113,7 @@ def ascend(
 def _start(x: torch.Tensor, threat: Threat, kind: str, seed: int) -> torch.Tensor:
     if kind == "none":
         return x.detach().clone()
-    noise = draw(x, seed, "training")
+    noise = per_image_uniform(x, seed, "training")
     if kind == "tiny":
         normal = torch.erfinv(2 * noise.clamp(1e-6, 1 - 1e-6) - 1) * 2**0.5
         return threat.project(x, x + TINY * normal)

@@ -25,12 +25,12 @@ from robvit.attacks.losses import Loss as AttackLoss
 from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.files import read_tensors
-from robvit.registry import Registry, unknown
+from robvit.registry import NoInfo, Registry, unknown
 from robvit.training.inner_attack import InnerAttack
 
 LossFunction = Callable[..., torch.Tensor]
 
-LOSSES: Registry[Any] = Registry("training loss")
+LOSSES: Registry[Any, NoInfo] = Registry("training loss", NoInfo)
 
 
 class Loss(nn.Module):

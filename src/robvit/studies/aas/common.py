@@ -83,7 +83,7 @@ class Bench:
         with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
             for factor in (f for f in FACTORS if f != 1):
                 given: dict[str, Any] = {"factors": factor, "steps": steps, "seed": self.request.seed}
-                left[factor] = run("scale", self.model, x, y, self.threat, **given).robust_accuracy
+                left[factor] = run("aas_uniform", self.model, x, y, self.threat, **given).robust_accuracy
                 advance()
         return min(left, key=lambda f: left[f])
 
@@ -92,7 +92,7 @@ class Bench:
         given: dict[str, Any] = {"base": base, "factors": factor, "seed": self.request.seed}
         given |= {"steps": steps} if steps else {}
         broken = [
-            run("scale", self.model, x, y, self.threat, **given).success
+            run("aas_uniform", self.model, x, y, self.threat, **given).success
             for x, y in self.images.batches(self.batch)
         ]
         return percent((~torch.cat(broken)).tolist())

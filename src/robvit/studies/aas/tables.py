@@ -39,8 +39,8 @@ ATTACKS = {
     "FGSM": ("fgsm", 0),
     "PGD-20": ("pgd", 20),
     "PGD-100": ("pgd", 100),
-    "CW": ("cw", 100),
-    "DLR": ("dlr", 100),
+    "CW": ("pgd_margin", 100),
+    "DLR": ("pgd_dlr", 100),
     "GAMA": ("gama", 100),
 }
 

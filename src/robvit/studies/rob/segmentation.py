@@ -100,7 +100,7 @@ def segmentation(
 
 
 def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int) -> torch.Tensor:
-    made = run("segmentation", model, x, y, threat, victim=model, steps=steps, weighted=False)
+    made = run("segpgd", model, x, y, threat, victim=model, steps=steps, weighted=False)
     return eight_bit(x, made.adv, threat)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attacks.core import Best, Model, attack, draw
-from robvit.attacks.losses import objective_of, segpgd
+from robvit.attacks import losses
+from robvit.attacks.best import Best
+from robvit.attacks.core import AttackCheck, Model, attack, per_image_uniform
+from robvit.attacks.losses import objective_of
 from robvit.attacks.pgd import ascend
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
 
-@attack(kind="budget", norms=NORMS, paper="2207.12391", task="pixels", quick={"steps": 3})
-def segmentation(
+@attack(kind="budget", norms=NORMS, paper="2207.12391", task="pixels", check=AttackCheck({"steps": 3}))
+def segpgd(
     model: Model,
     x: torch.Tensor,
     y: torch.Tensor | None,
@@ -22,7 +24,6 @@ def segmentation(
     step_size: float | None = None,
     weighted: bool = True,
     restarts: int = 1,
-    early_stop: bool = False,
     seed: int = 0,
 ) -> torch.Tensor:
     """SegPGD. x (B 3 H W) in [0,1]; model(x) (B K H W); labels y (B H W), negative ones and 255 ignored.
@@ -38,7 +39,7 @@ def segmentation(
     plain = objective_of("pixel_cross_entropy", y)
 
     def favouring(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
-        return segpgd(output, y[rows], step / (2 * steps))
+        return losses.segpgd(output, y[rows], step / (2 * steps))
 
     best = Best(x, early_stop=False)
     for restart in range(restarts):
@@ -52,6 +53,6 @@ def segmentation(
             rank=plain,
             steps=steps,
             size=lambda _: size,
-            start=threat.random(x, draw(x, seed, f"segmentation {restart}")),
+            start=threat.random(x, per_image_uniform(x, seed, f"segmentation {restart}")),
         )
     return best.adv
