@@ -21,8 +21,9 @@ import torch
 import robvit
 from robvit.attacks import ATTACKS, Count, certify, frozen, misclassified
 from robvit.attacks.losses import cosine
+from robvit.budget import parse_number
 from robvit.files import cache_dir
-from robvit.threat import Threat, parse_number
+from robvit.threat import Threat
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 

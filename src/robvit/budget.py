@@ -1,9 +1,18 @@
-"""A norm and a budget in pixels as plain data, for records and pages that are read where no torch is."""
+"""A norm and a budget in pixels as plain data: what is one at all, and how it is read and written.
+
+No torch here: records and pages are read without it, and a command refuses what was mistyped at once.
+The geometry is in `robvit.threat`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+
+from robvit.errors import InputError
+
+NORMS = ("linf", "l2", "l1")
 
 
 @dataclass(frozen=True)
@@ -24,3 +33,31 @@ class Budget:
     def __str__(self) -> str:
         text = f"{self.norm} {self.amount}"
         return text if self.psnr is None else f"{text}, PSNR >= {self.psnr:g} dB"
+
+
+def check_budget(norm: str, eps: float, *, usable: bool = False) -> None:
+    """Refuse what is no norm, and what is no budget in pixels.
+
+    An infinite eps is for attacks that look for the smallest perturbation; with `usable` it is refused,
+    and so is zero.
+    """
+    if norm not in NORMS:
+        raise InputError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    most = 1.0 if norm == "linf" else math.inf
+    unlimited = eps == math.inf and not usable
+    if not unlimited and not (0 <= eps <= most and math.isfinite(eps) and (eps > 0 or not usable)):
+        least = "more than 0" if usable else "0 or more"
+        bound = "at most 1" if norm == "linf" else "finite"
+        raise InputError(f"eps is in pixels, {least} and {bound}, got {eps:g}; write 8/255")
+
+
+def parse_number(text: str | float) -> float:
+    """A number from text: "8/255", "0.03", "1e-3" or "inf"."""
+    try:
+        return float(text)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    try:
+        return float(Fraction(str(text).replace(" ", "")))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise InputError(f"expected a number such as 8/255 or 0.03, got {text!r}") from None

@@ -8,9 +8,14 @@
     |- WeightsUnavailable  no source has the weights
     |- CannotFetch         a file from elsewhere that did not come, or is another one
     |- DataError           a data set that is empty, broken or of another layout
+    |  |- ImageError       an image that cannot be decoded right (robvit.data.decode)
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder
     |- BrokenAttack        an attack left its budget or returned something that is not an image
+    |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting)
+    |- Diverged            training left the numbers (robvit.defenses.token_trainer)
+    |- NotInvariant        new tokens that change clean features too much (robvit.defenses.rotate)
+    |- OutOfTime           a request to the app that took too long (robvit.app.session)
 
 Every message says what was expected, what came, and what to do. Nothing here recovers.
 """

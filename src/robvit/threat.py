@@ -1,21 +1,21 @@
-"""Threat models: a norm and a budget in pixels, and all the geometry that depends on the norm.
+"""Threat models: a norm and a budget in pixels, and the geometry of its ball and of the box [0,1].
 
-This is the only file that asks which norm is meant. Every function works on each image of a
-batch by itself, so that results do not depend on how images are batched.
+What follows from the norm alone is here: sizes, projections, steepest moves, random points, planes. An
+attack asks for the norm only where its paper goes another way in it: Square's windows, and the rounding
+to grey levels, which L-inf bounds value by value. Every function works on each image of a batch by
+itself, so that results do not depend on how images are batched.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 
 import torch
 
-from robvit.budget import Budget
-from robvit.errors import InputError
+from robvit.budget import NORMS, Budget, check_budget, parse_number
 
-NORMS = ("linf", "l2", "l1")
+__all__ = ["NORMS", "Threat"]
 
 
 def _per_image(values: torch.Tensor) -> torch.Tensor:
@@ -45,10 +45,7 @@ class Threat:
     psnr: float | None = None
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise InputError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
-        if not self.eps >= 0:
-            raise InputError(f"eps must be zero or more, got {self.eps}; write 8/255 for eight grey levels")
+        check_budget(self.norm, self.eps)
 
     def __str__(self) -> str:
         return str(self.budget)
@@ -62,6 +59,26 @@ class Threat:
     def parse(cls, norm: str, eps: str) -> Threat:
         """A threat from text such as "8/255", "0.5" or "inf"."""
         return cls(norm, parse_number(eps))
+
+    @property
+    def sparse(self) -> bool:
+        """Whether changing few values by much is the way to go: in L1, where papers attack so."""
+        return self.norm == "l1"
+
+    def times(self, factor: float) -> Threat:
+        """The ball of `factor` times the budget; in L-inf no larger than the box."""
+        eps = factor * self.eps
+        return replace(self, eps=min(eps, 1.0) if self.norm == "linf" and math.isfinite(eps) else eps)
+
+    def mass(self, delta: torch.Tensor) -> torch.Tensor:
+        """What adds up over values to the norm, in L1 and L2: absolute values, squares. Any shape."""
+        assert self.norm != "linf"
+        return delta.abs() if self.norm == "l1" else delta.square()
+
+    def length(self, mass: torch.Tensor) -> torch.Tensor:
+        """The norm of what has this mass, in L1 and L2. Any shape."""
+        assert self.norm != "linf"
+        return mass if self.norm == "l1" else mass.clamp_min(0).sqrt()
 
     def size(self, delta: torch.Tensor) -> torch.Tensor:
         """The norm of each perturbation: (B 3 H W) -> (B,)."""
@@ -133,18 +150,6 @@ class Threat:
         solve = _fill_steepest_first if self.norm == "l1" else _fill_together
         rate = torch.ones_like(slope) if self.norm == "linf" else slope.abs()
         return (solve(slope.abs(), room, rate, rise.abs()) * slope.sign()).view_as(x)
-
-
-def parse_number(text: str | float) -> float:
-    """A number from text: "8/255", "0.03", "1e-3" or "inf"."""
-    try:
-        return float(text)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    try:
-        return float(Fraction(str(text).replace(" ", "")))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise InputError(f"expected a number such as 8/255 or 0.03, got {text!r}") from None
 
 
 def _project_l1_box(x: torch.Tensor, delta: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, run
+from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, pgd_margin, run
 from robvit.attacks.core import misclassified, per_image_uniform
 from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.threat import NORMS, Threat
@@ -135,7 +136,7 @@ def test_any_model_shape_and_budget(name, norm, data):
         "random": torch.rand(count, 3, side, side),
         "both": (torch.rand(count, 3, side, side) > 0.5).float(),
     }[fill]
-    threat = Threat(norm, eps)
+    threat = Threat(norm, min(eps, 1.0) if norm == "linf" else eps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroGradient)  # a dead ReLU is likely in a network this small
         result = run(name, model, x, model(x).argmax(1), threat, **quick(name))
@@ -169,16 +170,51 @@ def test_passes_are_counted_and_pgd_takes_no_more_than_it_must():
     assert (counted.forward, counted.backward) == (11 * len(x), 10 * len(x))
 
 
-def test_broken_images_leave_the_batch_unless_kept():
+def test_misclassified_images_leave_the_batch_with_early_stop():
     model, x = tiny(), images()
     y = labelled(model, x)
     passes = []
-    for keep in (False, True):
+    for early_stop in (True, False):
         counted = Count(model)
-        pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, early_stop=not keep)
+        pgd(counted, x, y, Threat("linf", 1.0), steps=10, restarts=2, early_stop=early_stop)
         passes.append(counted.forward)
     assert passes[0] < passes[1] / 3
     assert passes[1] == 22 * len(x)
+
+
+STOPPING = [e.name for e in ATTACKS if "early_stop" in e.info.defaults]
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_an_attack_that_takes_early_stop_honours_it(name):
+    model, x = tiny(), images()
+    y = labelled(model, x)
+    passes = []
+    for early_stop in (True, False):
+        counted, settings = Count(model), {**quick(name), "early_stop": early_stop}
+        ATTACKS[name](counted, x, y, Threat(ATTACKS.info(name).norms[0], 0.9), **settings)
+        passes.append(counted.forward)
+    assert passes[0] < passes[1]
+
+
+def test_attacks_that_have_no_early_stop_refuse_it():
+    model, x = tiny(), images()
+    y = labelled(model, x)
+    for name in {e.name for e in ATTACKS} - set(STOPPING):
+        with pytest.raises(UnknownName, match="early_stop"):
+            run(name, model, x, y, Threat("linf", 0.1), early_stop=False)
+    assert run("fgsm", model, x, y, Threat("linf", 0.1), victim=tiny(seed=1)).adv.shape == x.shape
+
+
+def test_a_variant_tells_its_own_defaults():
+    parameters = inspect.signature(pgd_margin).parameters
+    assert parameters["loss"].default == ATTACKS.info("pgd_margin").defaults["loss"] == "margin"
+    assert parameters["steps"].default == ATTACKS.info("pgd_margin").defaults["steps"] == 100
+    assert inspect.signature(pgd).parameters["loss"].default == "cross_entropy"
+    model, x = tiny(), images()
+    y, threat = labelled(model, x), Threat("l2", 0.1)
+    expected = pgd(model, x, y, threat, steps=3, loss="margin")
+    assert torch.equal(pgd_margin(model, x, y, threat, steps=3), expected)
 
 
 def test_draws_differ_by_image_seed_and_purpose_only():

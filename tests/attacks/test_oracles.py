@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from robvit.attacks import ATTACKS
+from robvit.attacks import ATTACKS, LOSSES, pgd, run
 from robvit.attacks.core import supported
+from robvit.errors import InputError, UnknownName
 from robvit.threat import Threat
 
 EPS = {"linf": 0.03, "l2": 0.3, "l1": 0.4}  # from mid-grey none of them meets the box
@@ -100,3 +101,58 @@ def test_a_minimum_attack_finds_the_nearest_boundary_along_the_box(name, norm, t
     adv = ATTACKS[name](model, x, y, threat, **oracle(name))
     assert bool((model(adv).argmax(1) != y).all())
     assert bool((threat.size(adv - x) <= 1.05 * best).all())
+
+
+def pulled(gap: float, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
+    """Three classes at mid-grey: 0 leads, 1 follows closely and ignores the image, 2 is `gap` behind and
+    follows the weights (n,): it wins exactly where they rise by the gap."""
+    first, second = linear(2, gap, seed)[1]
+    weight = second - first
+    layer = nn.Linear(len(weight), 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.stack([torch.zeros_like(weight), torch.zeros_like(weight), weight]))
+        layer.bias.copy_(torch.tensor([0.0, -0.01, -gap - 0.5 * float(weight.sum())]))
+    return nn.Sequential(nn.Flatten(), layer.requires_grad_(False)), weight
+
+
+TARGETED = [
+    e.name for e in ATTACKS if "targeted" in e.info.defaults and LOSSES.info(e.info.defaults["loss"]).targeted
+]
+
+
+@pytest.mark.parametrize("norm", DUAL)
+@pytest.mark.parametrize("name", TARGETED)
+def test_a_targeted_attack_reaches_its_class_where_it_can_be_reached(name, norm):
+    x, _ = setting()
+    wanted = torch.full((2,), 2)
+    model, weight = pulled(0.5)
+    nearest = 0.5 / float(weight.norm(p=DUAL[norm]))
+    for share, success in ((0.99, False), (1.1 / (1 - tolerance(name, norm)), True)):
+        adv = ATTACKS[name](model, x, wanted, Threat(norm, share * nearest), targeted=True)
+        assert bool(((model(adv).argmax(1) == wanted) == success).all())
+        outcome = run(name, model, x, wanted, Threat(norm, share * nearest), targeted=True)
+        assert torch.equal(outcome.adv, adv)
+        assert bool((outcome.success == success).all())
+    best = EPS[norm] * weight.norm(p=DUAL[norm])
+    adv = ATTACKS[name](model, x, wanted, Threat(norm, EPS[norm]), targeted=True, early_stop=False)
+    rise = (model(adv)[:, 2] - model(x)[:, 2]) / best
+    assert bool((rise <= 1 + 1e-4).all())
+    assert bool((rise >= 1 - tolerance(name, norm)).all()), rise
+
+
+def test_targets_are_classes_and_only_some_attacks_have_them():
+    assert set(TARGETED) == {"pgd", "pgd_margin", "apgd", "apgd_ce"}
+    (x, y), (model, _), threat = setting(), pulled(0.5), Threat("linf", 0.1)
+    for target in (None, torch.rand(2, 3)):
+        with pytest.raises(InputError, match=r"targeted.*label|needs labels"):
+            pgd(model, x, target, threat, targeted=True)
+    for name in ("pgd_dlr", "apgd_dlr"):
+        with pytest.raises(InputError, match="dlr does not lead to a class"):
+            ATTACKS[name](model, x, y, threat, targeted=True)
+    with pytest.raises(UnknownName, match="setting of square"):
+        run("square", model, x, y, threat, targeted=True)
+    already = torch.full((2,), 2)
+    moved = x + 0.05 * (pulled(0.5)[1].view_as(x[0])).sign()
+    outcome = run("pgd", model, moved, already, threat, targeted=True)
+    assert torch.equal(outcome.adv, moved), "what is classified as the target already is left alone"
+    assert bool(outcome.success.all())

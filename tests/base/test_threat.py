@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robvit.budget import parse_number
 from robvit.errors import InputError
-from robvit.threat import NORMS, Threat, parse_number
+from robvit.threat import NORMS, Threat
 
 
 def images(seed: int, count: int = 3, side: int = 4) -> torch.Tensor:
@@ -104,6 +105,13 @@ def test_text_and_bad_values():
     for norm, eps in (("l7", "1"), ("linf", "-1"), ("linf", "nan"), ("linf", "8/0")):
         with pytest.raises(InputError):
             Threat.parse(norm, eps)
+    for norm, eps in (("linf", 8), ("linf", 1.01), ("l2", -1), ("linf", math.nan), ("l1", math.nan)):
+        with pytest.raises(InputError, match=r"eps is in pixels, 0 or more and .*; write 8/255"):
+            Threat(norm, eps)
+    for norm, eps in (("linf", 1), ("l2", 8), ("l1", 800), *((norm, math.inf) for norm in NORMS)):
+        assert Threat(norm, eps).eps == eps, "fab and cw_l2 search without a bound"
+    assert Threat("linf", 0.75).times(2).eps == 1
+    assert Threat("l1", 12).times(3).eps == 36
     for strange in (None, [8], "9" * 400 + "/1", 10**400):
         with pytest.raises(InputError, match="expected a number"):
             parse_number(strange)

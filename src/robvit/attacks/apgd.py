@@ -117,9 +117,8 @@ def climb(
 
     Without `best`, nothing is kept and nobody leaves. n steps take n + 1 forward and n backward passes.
     """
-    sparse = threat.norm == "l1"
-    checks, last_check = _checks(steps, sparse), 0
-    state = _begin(x[rows], rows, start, threat, sparse)
+    checks, last_check = _checks(steps, threat.sparse), 0
+    state = _begin(x[rows], rows, start, threat)
     found = start.clone()
     for k in range(steps + 1):
         goal = partial(lambda s, k, output: objective(output, s.rows, k), state, k)
@@ -145,16 +144,16 @@ def climb(
         if k == steps or not len(state.rows):
             break
         if k in checks:
-            state = _sparsify(state, threat.eps) if sparse else _halve(state, k - last_check)
+            state = _sparsify(state, threat.eps) if threat.sparse else _halve(state, k - last_check)
             last_check = k
-        state = _step(state, threat, first=k == 0 or sparse)
+        state = _step(state, threat, first=k == 0 or threat.sparse)
     found[torch.isin(rows, state.rows)] = state.best
     return found
 
 
-def _begin(x: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, threat: Threat, sparse: bool) -> _State:
+def _begin(x: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, threat: Threat) -> _State:
     low = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
-    step = torch.full_like(low, threat.eps if sparse else 2 * threat.eps)
+    step = torch.full_like(low, threat.eps if threat.sparse else 2 * threat.eps)
     spread = _changed(x, start)
     share = (spread / x[0].numel() / 1.5).clamp(max=L1_SHARE)
     return _State(
@@ -203,10 +202,10 @@ def search(
     rows = best.survivors()
     if not len(rows):
         return
-    stages = L1_BUDGETS if threat.norm == "l1" else ((1.0, 1.0),)
+    stages = L1_BUDGETS if threat.sparse else ((1.0, 1.0),)
     point = None
     for number, (factor, part) in enumerate(stages):
-        wide = replace(threat, eps=factor * threat.eps)
+        wide = threat.times(factor)
         if point is None:
             point = wide.random(x[rows], per_image_uniform(x[rows], seed, purpose))
         last = number == len(stages) - 1

@@ -92,7 +92,7 @@ def autoattack(
     decides, never the one on which a point was chosen.
     """
     if version in ("standard", "fast"):
-        fast, sparse = version == "fast", threat.norm == "l1"
+        fast = version == "fast"
         return worst_of(
             model,
             x,
@@ -103,8 +103,8 @@ def autoattack(
             early_stop=early_stop,
             seed=seed,
             settings={
-                "apgd_ce": {"steps": steps, "restarts": 5 if sparse else 1},
-                "apgd_t": {"steps": steps, "targets": min(targets, 5) if sparse else targets},
+                "apgd_ce": {"steps": steps, "restarts": 5 if threat.sparse else 1},
+                "apgd_t": {"steps": steps, "targets": min(targets, 5) if threat.sparse else targets},
                 "fab_t": {"steps": steps, "targets": targets, "give_up": FAR if fast else None},
                 "square": {"steps": queries, "give_up": PACE if fast else None},
             },

@@ -6,17 +6,26 @@ B batch, T tokens, D width, K classes. Any callable of the same form serves as w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from robvit.attacks.core import Objective, require_labels
 from robvit.errors import IGNORE, InputError
-from robvit.registry import NoInfo, Registry
+from robvit.registry import Registry
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-LOSSES: Registry[Loss, NoInfo] = Registry("loss", NoInfo)
+
+@dataclass(frozen=True)
+class LossInfo:
+    """What is known about a loss: whether going down it leads to the class that is its target."""
+
+    targeted: bool = True
+
+
+LOSSES: Registry[Loss, LossInfo] = Registry("loss", LossInfo)
 
 
 def objective_of(loss: str | Loss, target: torch.Tensor | None, targeted: bool = False) -> Objective:
@@ -28,6 +37,10 @@ def objective_of(loss: str | Loss, target: torch.Tensor | None, targeted: bool =
         )
     if targeted:
         require_labels(target, "a targeted attack")
+        if isinstance(loss, str) and not LOSSES.info(loss).targeted:
+            raise InputError(
+                f"{loss} does not lead to a class wanted; take cross_entropy or margin, or apgd_t"
+            )
 
     def objective(output: torch.Tensor, rows: torch.Tensor, step: int, /) -> torch.Tensor:
         value = function(output, target[rows])
@@ -65,7 +78,7 @@ def best_other(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.scatter(1, target[:, None], -torch.inf).amax(1)
 
 
-@LOSSES.add()
+@LOSSES.add(targeted=False)  # constant where the class wanted is the last of three
 def dlr(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Difference of logits ratio (2003.01690): the margin over the gap from the first to the third logit.
 

@@ -168,7 +168,7 @@ def _paint(
 
 def _bump(side: int, threat: Threat) -> torch.Tensor:
     """Two adjacent bumps of opposite signs that fall off from their middle, faster in L1: (side side)."""
-    power = 4 if threat.norm == "l1" else 2
+    power = 4 if threat.sparse else 2
 
     def half(height: int, width: int) -> torch.Tensor:
         n = height // 2
@@ -182,18 +182,9 @@ def _bump(side: int, threat: Threat) -> torch.Tensor:
     return torch.cat([half(side, first), -half(side, side - first)], 1) if first else half(side, side)
 
 
-def _mass(delta: torch.Tensor, threat: Threat) -> torch.Tensor:
-    """What adds up over windows and channels: absolute values in L1, squares in L2."""
-    return delta.abs() if threat.norm == "l1" else delta.square()
-
-
-def _length(mass: torch.Tensor, threat: Threat) -> torch.Tensor:
-    return mass if threat.norm == "l1" else mass.clamp_min(0).sqrt()
-
-
 def _norm(delta: torch.Tensor, threat: Threat) -> torch.Tensor:
     """The norm of each channel: (b 3 H W) -> (b 3 1 1)."""
-    return _length(_mass(delta, threat).sum((2, 3), keepdim=True), threat).clamp_min(1e-12)
+    return threat.length(threat.mass(delta).sum((2, 3), keepdim=True)).clamp_min(1e-12)
 
 
 def _tiles(x: torch.Tensor, threat: Threat, numbers: torch.Tensor) -> torch.Tensor:
@@ -222,12 +213,11 @@ def _shift_mass(
     turned = (numbers[:, 4] < 0.5).long()[:, None, None]
     bump = flat[turned, i.clamp_min(0), j.clamp_min(0)][:, None] * here
     delta = point - x
-    unused = (threat.eps if threat.norm == "l1" else threat.eps**2) - _mass(delta, threat).sum(
-        (1, 2, 3), True
-    )
-    both = (_mass(delta, threat) * (here | there)).sum((2, 3), keepdim=True)
-    available = _length(both + unused.clamp_min(0) / x.shape[1], threat)
-    if threat.norm == "l1":  # more than there is: the projection then leaves the largest values only
+    mass, budget = threat.mass(delta), threat.mass(torch.tensor(threat.eps, dtype=torch.float64))
+    unused = float(budget) - mass.sum((1, 2, 3), True)
+    both = (mass * (here | there)).sum((2, 3), keepdim=True)
+    available = threat.length(both + unused.clamp_min(0) / x.shape[1])
+    if threat.sparse:  # more than there is: the projection then leaves the largest values only
         available = available * x.shape[1]
     old = delta * here
     fresh = _sign(numbers[:, 5:8])[:, :, None, None] * bump / _norm(bump, threat) + old / _norm(old, threat)

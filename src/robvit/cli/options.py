@@ -56,9 +56,9 @@ def parse_settings(given: list[str], known: dict[str, Any], owner: str) -> dict[
     """Settings from text such as steps=20: whole numbers, fractions, lists, true and false, or words."""
     import json
 
+    from robvit.budget import parse_number
     from robvit.errors import InputError
     from robvit.registry import unknown
-    from robvit.threat import parse_number
 
     settings: dict[str, Any] = {}
     for item in given:

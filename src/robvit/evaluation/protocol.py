@@ -7,7 +7,6 @@ attacker knows. Those of the package are in `protocols/`; anybody's own file doe
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Iterable
 from importlib import resources
@@ -17,11 +16,12 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from robvit.attacks import ATTACKS
+from robvit.budget import check_budget, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
 from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
-from robvit.threat import NORMS, Threat, parse_number
+from robvit.threat import Threat
 
 # What an attacker may know; how each of them works is in knowledge.py.
 ATTACKERS = ("white-box", "black-box", "no-tokens", "own-tokens", "leak")
@@ -56,12 +56,7 @@ class Budget(Strict):
 
     @model_validator(mode="after")
     def _in_range(self) -> Budget:
-        if self.norm not in NORMS:
-            raise _strange("norm", self.norm, NORMS)
-        most = 1.0 if self.norm == "linf" else math.inf
-        if not 0 < self.eps <= most or not math.isfinite(self.eps):
-            bound = "at most 1" if self.norm == "linf" else "finite"
-            raise InputError(f"eps is in pixels, more than 0 and {bound}, got {self.eps:g}; write 8/255")
+        check_budget(self.norm, self.eps, usable=True)
         return self
 
     def threat(self) -> Threat:

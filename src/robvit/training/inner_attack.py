@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -117,4 +116,4 @@ def _start(x: torch.Tensor, threat: Threat, kind: str, seed: int) -> torch.Tenso
     if kind == "tiny":
         normal = torch.erfinv(2 * noise.clamp(1e-6, 1 - 1e-6) - 1) * 2**0.5
         return threat.project(x, x + TINY * normal)
-    return (replace(threat, eps=2 * threat.eps) if kind == "wide" else threat).random(x, noise)
+    return (threat.times(2) if kind == "wide" else threat).random(x, noise)

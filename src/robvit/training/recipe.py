@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from robvit.budget import parse_number
 from robvit.data.augment import Augment
 from robvit.errors import InputError
 from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
-from robvit.threat import parse_number
 
 Number = Annotated[float, BeforeValidator(lambda v: parse_number(v) if isinstance(v, str) else v)]
 Positive = Annotated[Number, Field(gt=0)]
