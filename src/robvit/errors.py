@@ -15,7 +15,7 @@
     |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting)
     |- Diverged            training left the numbers (robvit.defenses.token_trainer)
     |- NotInvariant        new tokens that change clean features too much (robvit.defenses.rotate)
-    |- OutOfTime           a request to the app that took too long (robvit.app.session)
+    |- TimeLimit           a request to the app that took too long (robvit.app.session)
 
 Every message says what was expected, what came, and what to do. Nothing here recovers.
 """
