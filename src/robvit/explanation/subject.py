@@ -150,10 +150,11 @@ FigureFunction = Callable[[Subject], Figure]
 
 @dataclass(frozen=True)
 class FigureInfo:
-    """What is known about a figure: its title and what it shows."""
+    """What is known about a figure: its title, what it shows, and its place in a report."""
 
     title: str
     caption: str
+    order: int
 
 
 FIGURES: Registry[FigureFunction, FigureInfo] = Registry("figure", FigureInfo)
