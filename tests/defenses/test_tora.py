@@ -215,12 +215,12 @@ def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> No
     settings = {"steps": 4}
     found = gate_aware(twin, x, y, threat, **settings)
     joint = run("pgd", twin, x, y, threat, **settings)
-    assert bool((found.success | ~joint.success).all())
+    assert bool((found.outcome.success | ~joint.success).all())
     with torch.no_grad():
-        assert torch.equal(found.success, twin(found.adv).argmax(1) != y)
-    assert sum(found.broken_by.values()) == int(found.success.sum())
+        assert torch.equal(found.outcome.success, twin(found.outcome.adv).argmax(1) != y)
+    assert sum(found.broken_by.values()) == int(found.outcome.success.sum())
     assert list(found.broken_by)[:3] == ["joint", "accuracy head", "robustness head"]
-    assert float((found.adv - x).abs().max()) <= 1 / 255 + 1e-6
+    assert float((found.outcome.adv - x).abs().max()) <= 1 / 255 + 1e-6
 
 
 def test_pushing_the_gates_moves_them() -> None:

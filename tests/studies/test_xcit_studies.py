@@ -11,16 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
+import robvit.data.imagenet as imagenet
 import robvit.studies.xcit.common as bench
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluation.record import Budget, Record, Trial
+from robvit.evaluation.record import Record, Trial
+from robvit.evaluation.verdict import Verdict
 from robvit.loading import load
-from robvit.studies import STUDIES, Request, reproduce
-from robvit.studies.xcit import paper
-from robvit.studies.xcit.common import Claim, Effort, Row, Variant, claims_table
-from robvit.studies.xcit.semantic import correlation, edges
+from robvit.studies import STUDIES, StudyContext, reproduce
+from robvit.studies.judging import Attempt, attack_title
+from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, claims_of
+from robvit.studies.xcit.semantic import _published, correlation, edges
+from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
 from robvit.training.recipe import changes_of, load_recipe
 
 TABLES = [f"xcit-table{n}" for n in range(1, 9)]
@@ -31,30 +34,24 @@ TINY: dict[str, Any] = {"learn": 32, "epochs": 1, "steps": 1}
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks as they start, with the account that a training would give; attacks fail."""
 
-    def trained(request: Request, effort: Effort, variant: Variant) -> tuple[Any, Record]:
-        job = effort.job(request, variant)
-        told = {"name": job.model, "recipe": job.recipe.model_dump(mode="json")}
-        asked = {"patch_size": job.recipe.patch_size, "img_size": job.recipe.img_size}
-        model = load(job.model, pretrained=False, num_classes=10, **asked)
-        return model, Record("train", told, {"learned from": 32}, [])
+    def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant) -> tuple[Any, Record]:
+        job = effort.job(context, variant)
+        facts = {"name": job.model, "recipe": job.recipe.model_dump(mode="json")}
+        sizes = {"patch_size": job.recipe.patch_size, "img_size": job.recipe.img_size}
+        model = load(job.model, pretrained=False, num_classes=10, **sizes)
+        return model, Record("train", facts, {"learned from": 32}, [])
 
-    def attacked(_: Request, __: Any, ___: str, images: Any, scenario: str, attacks: Any) -> list[Trial]:
+    def judge(
+        _: StudyContext, __: Any, images: Any, attempts: tuple[Attempt, ...], scenario: str
+    ) -> list[Trial]:
         count = len(images)
         return [
-            Trial(
-                name,
-                threat and threat.budget,
-                {},
-                [True] * count,
-                [0] * count,
-                [0.0] * count,
-                scenario=scenario,
-            )
-            for name, threat, _ in attacks
+            Trial(one.attack, None, {}, [True] * count, [0] * count, [0.0] * count, scenario=scenario)
+            for one in attempts
         ]
 
-    monkeypatch.setattr(bench, "trained", trained)
-    monkeypatch.setattr(bench, "attacked", attacked)
+    monkeypatch.setattr(bench, "train_variant", train_variant)
+    monkeypatch.setattr(bench, "judge", judge)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -76,7 +73,7 @@ def test_each_table_stands_beside_the_papers_with_commands_that_resolve(name: st
         loaded = load_recipe(recipe, **changes_of([value for key, value in options if key == "--set"]))
         assert (recipe == "standard") == (loaded.inner.eps == 0)
         model = dict(options)["--model"]
-        assert model == bench.CHECKPOINT or zoo.resolve(model)
+        assert model == CHECKPOINT or zoo.resolve(model)
 
 
 def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learned(tmp_path: Path) -> None:
@@ -93,6 +90,9 @@ def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learne
     clean, one_step, strongest = (trial for trial in first.trials if not trial.control)
     assert sum(clean.correct) >= sum(one_step.correct)
     assert [str(t.threat) for t in (one_step, strongest)] == ["linf 4/255"] * 2
+    assert first.tables[0].columns[1:4] == ["clean %", "FGSM %", "APGD-CE-1 %"]
+    assert first.claims[0].text == "20 epochs of warm-up over none"
+    assert first.claims[0].paper == 4.40
 
 
 @pytest.mark.slow
@@ -102,56 +102,87 @@ def test_the_larger_tables_train(name: str, tmp_path: Path) -> None:
     assert all(len(trial.correct) == 4 for trial in record.trials)
 
 
-def _row(label: str, correct: list[bool]) -> Row:
+def _row(label: str, correct: list[bool]) -> JudgedVariant:
     nothing: Any = None
     count = len(correct)
-    trial = Trial("apgd_ce", Budget("linf", 4 / 255), {}, correct, [0] * count, [0.0] * count)
-    return Row(Variant(label), nothing, nothing, [trial])
+    trial = Trial("apgd_ce", None, {}, correct, [0] * count, [0.0] * count)
+    return JudgedVariant(Variant(label), nothing, nothing, [trial])
 
 
-def test_a_claim_is_told_only_where_the_pairs_tell_it() -> None:
+def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() -> None:
     rows = [_row("a", [True] * 40), _row("b", [False] * 40), _row("c", [True] * 21 + [False] * 19)]
-    pairs = [
-        Claim("a over b", "a", "b", 1),
-        Claim("b over a", "b", "a", 1),
-        Claim("c over c", "c", "c", None),
+    contrasts = [
+        Contrast("a over b", "a", "b", 1),
+        Contrast("b over a", "b", "a", 1),
+        Contrast("b over a: it loses", "b", "a", -1),
+        Contrast("c over c", "c", "c", None),
+        Contrast("nobody", "a", "z", 1),
     ]
-    told = claims_table(rows, [*pairs, Claim("nobody", "a", "z", 1)]).rows
-    assert [row[3] for row in told] == ["seen", "the opposite is seen", "cannot be told"]
-    assert told[0][2].startswith("+100.0 (")
-    assert told[2][1] is None
+    claims = claims_of(rows, contrasts)
+    assert [claim.verdict for claim in claims] == [
+        Verdict.SEEN,
+        Verdict.OPPOSITE,
+        Verdict.SEEN,
+        Verdict.UNTOLD,
+    ]
+    assert (claims[0].difference, claims[3].paper) == (100, None)
 
 
 def test_a_small_run_changes_what_the_thesis_changed_and_nothing_else() -> None:
-    effort = Effort("small", epochs=10)
+    effort = RecipeEffort(epochs=10)
     light = Variant("light", changes={"eps_warmup": 20, "weight_decay": 0.5, "augment.erase": 0.25})
-    made = effort.job(Request(), light)
+    made = effort.job(StudyContext(), light)
     assert (made.model, made.recipe.eps_warmup, made.recipe.weight_decay) == ("tiny-xcit-s", 2, 0.5)
     assert made.recipe.augment.erase == 0.25
-    calm = effort.job(Request(), light.standard()).recipe
+    calm = effort.job(StudyContext(), light.standard()).recipe
     assert (calm.loss, calm.inner.eps, calm.eps_warmup, calm.augment.erase) == ("standard", 0, 0, 0.25)
     with pytest.raises(InputError, match="scale must be small or paper"):
-        Effort("large")
+        RecipeEffort(scale="large")
 
 
 def test_the_papers_scale_is_the_recipe_itself_and_needs_its_data() -> None:
-    effort, row = Effort("paper"), Variant("light", changes={"eps_warmup": 20})
+    effort, row = RecipeEffort(scale="paper"), Variant("light", changes={"eps_warmup": 20})
     with pytest.raises(InputError, match="IMAGENET100, which is not part of robvit"):
-        effort.job(Request(), row)
-    made = effort.job(Request(data="somewhere"), row)
+        effort.job(StudyContext(), row)
+    made = effort.job(StudyContext(data="somewhere"), row)
     assert made.recipe.digest() == load_recipe("xcit-light", eps_warmup=20).digest()
     assert (made.model, made.limit) == ("xcit_nano_12_p16_224", None)
-    assert dict(effort.attempts({"norm": "linf", "eps": 4 / 255}, "apgd_ce")[-1][2]) == {
-        "steps": 100,
-        "restarts": 5,
-    }
+    strongest = effort.attempts({"norm": "linf", "eps": 4 / 255}, "apgd_ce")[-1]
+    assert strongest.settings == {"steps": 100, "restarts": 5}
+    assert effort.attempts({"norm": "linf", "eps": 4 / 255}, "autoattack")[-1].title == "AutoAttack"
+
+
+def test_the_papers_scale_judges_every_image_and_of_imagenet_robustbenchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wordnet_id in ("n01440764", "n01443537"):
+        (tmp_path / "val" / wordnet_id).mkdir(parents=True)
+        for i in range(40):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / "val" / wordnet_id / f"{i}.png")
+    names = [f"n01440764/{i}.png" for i in range(3)]
+    monkeypatch.setattr(imagenet, "robustbench_list", lambda: names)
+    context, paper = StudyContext(data=f"imagenet:{tmp_path}"), RecipeEffort(scale="paper")
+    assert len(paper.judged(context, Variant("light"))) == 80
+    assert paper.judged(context, Variant("light", on=IMAGENET)).names == names
+    assert len(paper.judged(StudyContext(data=str(tmp_path), images=7), Variant("light"))) == 7
+    assert len(RecipeEffort().judged(StudyContext(), Variant("light"))) == 64
+    with pytest.raises(InputError, match="IMAGENET100, which is not part of robvit"):
+        paper.judged(StudyContext(), Variant("light"))
+
+
+def test_an_attack_is_named_by_what_was_run() -> None:
+    assert attack_title("pgd", {"steps": 2, "seed": 0}) == "PGD-2"
+    assert attack_title("fgsm", {}) == "FGSM"
+    assert attack_title("apgd_ce", {"steps": 100, "restarts": 5}) == "APGD-CE-100 (5 restarts)"
+    assert attack_title("autoattack", {"steps": 100, "targets": 9, "queries": 5000}) == "AutoAttack"
+    short = {"steps": 20, "targets": 3, "queries": 100}
+    assert attack_title("autoattack", short) == "AutoAttack (20 steps, 3 targets, 100 queries)"
 
 
 def test_the_papers_figures_agree_with_each_other_where_it_repeats_them() -> None:
-    light = paper.TABLE6["XCiT-S12"]
-    assert paper.TABLE5["+ tuned weight decay"] == (light.clean, light.autoattack)
-    steps = [robust for _, robust in paper.TABLE5.values()]
-    gains = [round(b - a, 2) for a, b in pairwise(steps)]
+    steps, light = PUBLISHED["table5"], PUBLISHED["table6"].rows["XCiT-S12"]
+    assert steps.rows["+ tuned weight decay"] == light[-2:]
+    gains = [steps.gain(after, before, "AutoAttack") for before, after in pairwise(steps.rows)]
     assert gains == [-4.0, 0.66, 9.42, 3.0]  # as the thesis prints them
 
 
@@ -177,9 +208,17 @@ def test_perturbations_are_classified_as_images(tmp_path: Path) -> None:
         "standard, grey",
     ]
     assert rows[0][2] == rows[0][3]  # of clean images the class is all there is to say
+    assert all(row[4] is None for row in rows)  # robvit-mini is none of the paper's judges
     assert "both a judge and the standard network" in record.notes[-1]
     anything = reproduce("xcit-table9", images=4, steps=1, top=10, out=tmp_path)
     assert all(row[2].startswith("100.0") for row in anything.tables[0].rows)
+
+
+def test_the_papers_figure_stands_beside_its_own_judge_alone() -> None:
+    assert _published("convnext_xlarge.fb_in22k_ft_in1k", "robust", 5) == 43.86
+    assert _published("beit_large_patch16_224", "standard", 5) == 0.78
+    assert _published("convnext_xlarge.fb_in22k_ft_in1k", "robust", 1) is None
+    assert _published("robvit-mini", "robust", 5) is None
 
 
 def test_perturbations_and_drawings_are_shown_and_measured(tmp_path: Path) -> None:

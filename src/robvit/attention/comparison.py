@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,12 +20,13 @@ from robvit.attacks import ATTACKS, Outcome, find_scales, run
 from robvit.attacks.scales import Scaled
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.evaluation.metrics import mcnemar, paired_interval
 from robvit.evaluation.record import Trial
+from robvit.evaluation.trials import clean_trial, joined, spread, trial_of
+from robvit.evaluation.verdict import Claim, claim_of
+from robvit.progress import Advance, silent
 from robvit.threat import Threat
 
 LOOKS = 2  # passes of every run besides the attack's: one look before, one after
-SURE = 0.05  # a difference counts if chance alone makes it less often
 
 
 @dataclass(frozen=True)
@@ -64,28 +65,18 @@ class Comparison:
         """Which images withstand the plain and the scaled attack."""
         return [a and b for a, b in zip(self.plain.correct, self.scaled.correct, strict=True)]
 
-    def broken_only(self) -> tuple[int, int]:
-        """How many images only plain and scaled together break, and how many only the control."""
-        pairs = list(zip(self.both, self.control.correct, strict=True))
-        return sum(c and not b for b, c in pairs), sum(b and not c for b, c in pairs)
+    def claim(
+        self,
+        text: str = "scaled attention breaks more than a control of the same cost",
+        paper: float | None = None,
+    ) -> Claim:
+        """The paper's effect, tested: plain and scaled together break more than the control, image by image.
 
-    def verdict(self) -> str:
-        """Whether the paper's effect appears, in a sentence with its evidence."""
-        more, less = self.broken_only()
-        count = len(self.both)
-        _, low, high = (100 * v for v in paired_interval(more, less, count))
-        p = mcnemar(more, less)
-        if p >= SURE:
-            says = "The paper's effect does not appear beyond chance"
-        elif more > less:
-            says = "The paper's effect appears"
-        else:
-            says = "The paper's effect does not appear; ordinary restarts are stronger"
-        return (
-            f"{says}: of {count} images {self.plain.attack} with scaled attention breaks {more} that the "
-            f"control of the same cost leaves, and leaves {less} that the control breaks "
-            f"(95 % interval of the difference {low:+.1f} to {high:+.1f} points, McNemar p = {p:.2g})."
-        )
+        `paper` is the gain in points that was published.
+        """
+        arms = (self.both, self.control.correct)
+        ours, control = ([not correct for correct in arm] for arm in arms)
+        return claim_of(text, ours, control, paper)
 
 
 def compare_scaling(
@@ -95,21 +86,33 @@ def compare_scaling(
     *,
     base: str = "pgd",
     settings: dict[str, Any] | None = None,
-    way: ScalingMethod | None = None,
+    method: ScalingMethod | None = None,
     batch: int = 64,
     seed: int = 0,
-    report: Callable[..., None] = lambda *_, **__: None,
+    progress: Advance = silent,
 ) -> Comparison:
-    """The plain attack, the scaled one and the control on all images; `settings` are the base attack's."""
-    arms = _Arms(model, threat, base, dict(settings or {}), way or ScalingMethod(), seed)
+    """The plain attack, the scaled one and the control on all images.
+
+    Args:
+        model: the unscaled model, which judges.
+        images: a data set with labels.
+        threat: the budget of all attacks.
+        base: the attack that is scaled; it needs steps and restarts, or is fgsm.
+        settings: those of the base attack.
+        method: how scales come about; found on every batch if left out.
+        batch: images attacked at once, for which scales are found together.
+        seed: decides every random draw.
+        progress: is told how many images are done.
+    """
+    arms = _Arms(model, threat, base, dict(settings or {}), method or ScalingMethod(), seed)
     for x, y in images.batches(batch):
-        arms.see(x, y)
-        report(len(x))
+        arms.add(x, y)
+        progress(len(x))
     return arms.finish()
 
 
 class _Arms:
-    """The four trials as they grow, batch by batch."""
+    """The trials of all arms, batch by batch; attacks see the images that the model gets right."""
 
     def __init__(
         self,
@@ -117,113 +120,102 @@ class _Arms:
         threat: Threat,
         base: str,
         settings: dict[str, Any],
-        way: ScalingMethod,
+        method: ScalingMethod,
         seed: int,
     ) -> None:
         self.model, self.threat, self.base, self.settings = model, threat, base, settings
-        self.way, self.seed = way, seed
-        self.trials = {
-            "clean": Trial("clean", None, {}, [], [], []),
-            "plain": Trial(base, threat.budget, settings, [], [], []),
-            "scaled": Trial(
-                f"{base}+{way.name}",
-                threat.budget,
-                {**settings, **way.settings},
-                [],
-                [],
-                [],
-                surrogate="the model with its attention scaled",
-            ),
-            "control": Trial(f"{base}, same cost", threat.budget, settings, [], [], [], control=True),
+        self.method, self.seed = method, seed
+        empty = Trial(base, threat.budget, settings, [], [], [])
+        scaled: dict[str, Any] = {
+            "attack": f"{base}+{method.name}",
+            "settings": {**settings, **method.settings},
+            "surrogate": "the model with its attention scaled",
+        }
+        self.parts = {
+            "clean": [clean_trial([], [])],
+            "plain": [empty],
+            "scaled": [replace(empty, **scaled)],
+            "control": [replace(empty, attack=f"{base}, same cost", control=True)],
         }
         self.scales: list[tuple[float, ...]] = []
-        self.own: list[tuple[int, int, int]] = []
+        self.own: list[tuple[int, int, int]] = []  # of a batch: images, and the scaled model's correct ones
 
-    def see(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """One batch (B 3 H W) with its labels (B,)."""
         with torch.no_grad():
-            correct = self.model(x).argmax(1) == y
-        self._note("clean", x, x, y, _Cost(len(x), 0, 0.0))
-        rows = correct.nonzero()[:, 0]
-        advs = {name: x.clone() for name in ("plain", "scaled", "control")}
-        costs = dict.fromkeys(advs, _Cost(0, 0, 0.0))
-        if len(rows):
-            plain, costs["plain"] = self._run(self.base, x[rows], y[rows], self.settings, self.seed)
-            made, costs["scaled"] = self._scaled(x[rows], y[rows])
-            advs["plain"][rows], advs["scaled"][rows] = plain.adv, made
-            left = (~plain.success).nonzero()[:, 0]
-            adv, costs["control"] = plain.adv.clone(), costs["plain"]
-            if len(left):
-                budget = costs["scaled"].each(len(rows)) - LOOKS
-                name, more = control_of(self.base, self.settings, self.threat, budget)
-                again, cost = self._run(name, x[rows][left], y[rows][left], more, self.seed + 1)
-                adv[left], costs["control"] = again.adv, costs["plain"] + cost
-            advs["control"][rows] = adv
-        for name, adv in advs.items():
-            self._note(name, x, adv, y, costs[name])
+            pred = self.model(x).argmax(1)
+        correct = pred == y
+        self.parts["clean"].append(clean_trial(correct.tolist(), pred.tolist()))
+        if bool(correct.any()):
+            self._attack(x[correct], y[correct])
+
+    def _attack(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        plain, scaled = self._run(self.base, x, y, self.settings, self.seed), self._scaled(x, y)
+        control, alive = plain, [i for i, correct in enumerate(plain.correct) if correct]
+        if alive:
+            passes = (scaled.forward + scaled.backward) / len(x) - LOOKS
+            name, settings = control_of(self.base, self.settings, self.threat, passes)
+            again = self._run(name, x[alive], y[alive], settings, self.seed + 1)
+            control = replace(spread(again, alive, plain), **_costs(plain, again))
+        for name, trial in (("plain", plain), ("scaled", scaled), ("control", control)):
+            self.parts[name].append(trial)
 
     def finish(self) -> Comparison:
+        """All batches as one; images that the model gets wrong keep what it made of them."""
+        clean = joined(self.parts["clean"])
+        alive = [i for i, correct in enumerate(clean.correct) if correct]
+        arms = {
+            name: replace(spread(joined(self.parts[name]), alive, clean), skipped=[])
+            for name in ("plain", "scaled", "control")
+        }
         own = None
-        if self.own and len(self.scales):
-            count, clean, under = (sum(column) for column in zip(*self.own, strict=True))
-            own = (clean / count, under / count)
-        return Comparison(**self.trials, scales=self.scales, own=own)
+        if self.own:
+            count, right, under = (sum(column) for column in zip(*self.own, strict=True))
+            own = (right / count, under / count)
+        return Comparison(clean, **arms, scales=self.scales, own=own)
 
-    def _run(
+    def _run(self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any], seed: int) -> Trial:
+        return self._trial(self._outcome(name, x, y, settings, seed))
+
+    def _outcome(
         self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any], seed: int
-    ) -> tuple[Outcome, _Cost]:
-        start = time.monotonic()
-        outcome = run(name, self.model, x, y, self.threat, batch=len(x), **{"seed": seed, **settings})
-        return outcome, _Cost(outcome.forward, outcome.backward, time.monotonic() - start)
+    ) -> Outcome:
+        return run(name, self.model, x, y, self.threat, batch=len(x), **{"seed": seed, **settings})
 
-    def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, _Cost]:
-        """Images from the scaled model, the search for its scales in their cost."""
+    def _trial(self, outcome: Outcome) -> Trial:
+        return trial_of(outcome, self.base, self.threat, self.settings)
+
+    def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> Trial:
+        """The attack crafted on the scaled model, the search for its scales in the cost."""
+        settings: dict[str, Any] = {"base": self.base, **self.settings}
+        if self.method.name == "aas_uniform":
+            return self._run("aas_uniform", x, y, {**settings, **self.method.settings}, self.seed)
         start = time.monotonic()
-        given: dict[str, Any] = {"base": self.base, **self.settings}
-        found = _Cost(0, 0, 0.0)
-        if self.way.name == "aas_uniform":
-            made, cost = self._run("aas_uniform", x, y, {**given, **self.way.settings}, self.seed)
-            return made.adv, cost
-        values = self.way.scales
+        search, values = None, self.method.scales
         if values is None:
-            scales = find_scales(self.model, [(x, y)], seed=self.seed, **self.way.settings)
-            values, found = scales.values, _Cost(scales.forward, scales.backward, time.monotonic() - start)
-        made, cost = self._run("aas", x, y, {**given, "scales": list(values)}, self.seed)
+            search = find_scales(self.model, [(x, y)], seed=self.seed, **self.method.settings)
+            values = search.values
+        seconds = time.monotonic() - start
+        outcome = self._outcome("aas", x, y, {**settings, "scales": list(values)}, self.seed)
         self.scales.append(tuple(values))
         with torch.no_grad():
-            clean, under = (int((Scaled(self.model, values)(v).argmax(1) == y).sum()) for v in (x, made.adv))
+            preds = [Scaled(self.model, values)(images).argmax(1) for images in (x, outcome.adv)]
+        clean, under = (int((pred == y).sum()) for pred in preds)
         self.own.append((len(x), clean, under))
-        return made.adv, found + cost
-
-    def _note(self, name: str, x: torch.Tensor, adv: torch.Tensor, y: torch.Tensor, cost: _Cost) -> None:
-        with torch.no_grad():
-            predicted = self.model(adv).argmax(1)
-        trial = self.trials[name]
-        self.trials[name] = replace(
+        trial = self._trial(outcome)
+        if search is None:
+            return trial
+        return replace(
             trial,
-            correct=trial.correct + (predicted == y).tolist(),
-            predicted=trial.predicted + predicted.tolist(),
-            distance=trial.distance + self.threat.size(adv - x).tolist(),
-            forward=trial.forward + cost.forward,
-            backward=trial.backward + cost.backward,
-            seconds=trial.seconds + cost.seconds,
+            forward=trial.forward + search.forward,
+            backward=trial.backward + search.backward,
+            seconds=trial.seconds + seconds,
         )
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """Passes summed over images, and seconds."""
-
-    forward: int
-    backward: int
-    seconds: float
-
-    def __add__(self, other: _Cost) -> _Cost:
-        return _Cost(
-            self.forward + other.forward, self.backward + other.backward, self.seconds + other.seconds
-        )
-
-    def each(self, count: int) -> float:
-        return (self.forward + self.backward) / count
+def _costs(first: Trial, second: Trial) -> dict[str, Any]:
+    """What two trials cost together."""
+    return {name: getattr(first, name) + getattr(second, name) for name in ("forward", "backward", "seconds")}
 
 
 def control_of(

@@ -39,9 +39,8 @@ def reproduce(
 
     Without a name, the studies are listed. Every study runs on any backbone and images you name.
     """
-    from robvit.files import alone_in
     from robvit.report.html import write_report
-    from robvit.studies import STUDIES, Request
+    from robvit.studies import STUDIES
     from robvit.studies import reproduce as run
 
     if name is None:
@@ -50,11 +49,18 @@ def reproduce(
     known = STUDIES.info(name).defaults
     settings = parse_settings(setting or [], known, name)
     folder = out or Path("runs") / name
-    request = Request(model, data, images, img_size, fit, seed, folder)
-    with alone_in(folder):
-        record = run(name, request, **settings)
-    record.command = " ".join(["robvit", *sys.argv[1:]])
-    record.save(folder / "record.json")
+    record = run(
+        name,
+        model=model,
+        data=data,
+        images=images,
+        img_size=img_size,
+        resize=fit,
+        seed=seed,
+        out=folder,
+        command=" ".join(["robvit", *sys.argv[1:]]),
+        **settings,
+    )
     write_report(record, folder / "report.html", images=sorted(folder.glob("*.png")))
     for table in record.tables:
         show_table(table)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.evaluation.metrics import interval
+from robvit.evaluation.verdict import Claim, Verdict
 from robvit.files import parse_json, read_text, write_json
 
 SCHEMA = 3
@@ -150,6 +151,7 @@ class Record:
     tables: list[Table] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -238,7 +240,7 @@ class Record:
             for name, part in PARTS.items():
                 content[name] = [part(**_restored(entry)) for entry in content[name]]
             record = cls(**content)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: a field is missing or of another kind: {error}") from error
         for part in (*(p for name in PARTS for p in getattr(record, name)), record):
             _check_kinds(part, path)
@@ -247,13 +249,21 @@ class Record:
 
 
 # The fields that are lists of parts, for reading them back.
-PARTS: dict[str, Any] = {"trials": Trial, "tables": Table, "curves": Curve, "findings": Finding}
+PARTS: dict[str, Any] = {
+    "trials": Trial,
+    "tables": Table,
+    "curves": Curve,
+    "findings": Finding,
+    "claims": Claim,
+}
 
 
 def _restored(entry: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a part with a trial's budget as such."""
+    """The fields of a part, with a trial's budget and a claim's verdict as such."""
     if isinstance(entry, dict) and isinstance(entry.get("threat"), dict):
         return {**entry, "threat": Budget(**entry["threat"])}
+    if isinstance(entry, dict) and "verdict" in entry:
+        return {**entry, "verdict": Verdict(entry["verdict"])}
     return entry
 
 

@@ -18,6 +18,7 @@ from robvit.evaluation.classifiers import Classifier, ClassSubset
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.evaluation.record import Trial
+from robvit.evaluation.trials import spread
 from robvit.processes import processes
 from robvit.progress import Advance, progress, silent
 
@@ -148,7 +149,7 @@ class Case:
         trial = self.judge(name, job, title) if alive else _nothing(job)
         scenario = self.scenario(entry.attacker)
         trial = replace(
-            _spread(trial, alive, so_far[-1]),
+            spread(trial, alive, so_far[-1]),
             scenario=scenario,
             attacker=entry.attacker,
             surrogate=source.label,
@@ -196,18 +197,6 @@ class Case:
         found = cosines(job, self.out / "shards" / name)
         self.metrics[f"cosine with the original features, {what}"] = found["original"]
         self.metrics[f"cosine with its own clean features, {what}"] = found["own"]
-
-
-def _spread(part: Trial, alive: list[int], before: Trial) -> Trial:
-    """A trial on some images as one on all: the rest keep what became of them before."""
-    lists: dict[str, Any] = {}
-    for name in ("correct", "predicted", "distance"):
-        whole = list(getattr(before, name))
-        for place, value in zip(alive, getattr(part, name), strict=True):
-            whole[place] = value
-        lists[name] = whole
-    seen = set(alive)
-    return replace(part, **lists, skipped=[i for i in range(len(before.correct)) if i not in seen])
 
 
 def _nothing(job: Job) -> Trial:

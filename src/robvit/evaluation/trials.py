@@ -52,3 +52,15 @@ def joined(trials: Sequence[Trial]) -> Trial:
     }
     names = sorted({name for trial in trials for name in trial.warnings})
     return replace(trials[0], **lists, **sums, warnings=names)
+
+
+def spread(part: Trial, alive: list[int], before: Trial) -> Trial:
+    """A trial on some images as one on all: the rest keep what became of them before."""
+    lists: dict[str, Any] = {}
+    for name in ("correct", "predicted", "distance"):
+        whole = list(getattr(before, name))
+        for place, value in zip(alive, getattr(part, name), strict=True):
+            whole[place] = value
+        lists[name] = whole
+    seen = set(alive)
+    return replace(part, **lists, skipped=[i for i in range(len(before.correct)) if i not in seen])

@@ -1,14 +1,14 @@
-"""Results of the papers, repeated: each study is a function from a request to a record.
+"""Results of the papers, repeated: each study is a function from what it is given to a record.
 
-robvit.reproduce("rob-table2", images=64).save("record.json")
+robvit.reproduce("rob-table2", images=64, out="runs/rob-table2")
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
-from robvit.studies.common import STUDIES, Request, reproduce, study, study_record
+from robvit.studies.common import STUDIES, StudyContext, reproduce, study
 
-for _found in iter_modules(__path__):  # a new file in this folder files its studies too
-    import_module(f"{__name__}.{_found.name}")
+for _module in walk_packages(__path__, f"{__name__}."):  # a new file in a paper's folder files its studies
+    import_module(_module.name)
 
-__all__ = ["STUDIES", "Request", "reproduce", "study", "study_record"]
+__all__ = ["STUDIES", "StudyContext", "reproduce", "study"]

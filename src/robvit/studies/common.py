@@ -1,21 +1,26 @@
-"""What every study shares: what a person asks for, how it is run, and how its table is printed.
+"""What every study shares: what it is given, what it spends on learning, and the record it leaves.
 
-To add one, write a function `(request, *, its own settings) -> Record` under `@study(...)` in a file of
-this folder. Its table puts our figures beside the paper's; the record says at which scale.
+To add one, write a function `(context, *, its own settings) -> Record` under `@study(...)` in a file of its
+paper's folder. Its table puts our figures beside the paper's; the record says at which scale.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
-from robvit.errors import InputError
+from robvit.errors import DataError, InputError
+from robvit.evaluation.protocol import Subset
 from robvit.evaluation.record import Record
+from robvit.evaluation.subset import judged_images
+from robvit.files import alone_in
 from robvit.loading import load
 from robvit.registry import Registry, unknown
 
@@ -23,75 +28,211 @@ Study = Callable[..., Record]
 
 
 @dataclass(frozen=True)
+class Effort:
+    """What a study spends on learning: every field is a setting of the studies that take it."""
+
+    learn: int  # images learned from
+
+
+@dataclass(frozen=True)
+class TrainingEffort(Effort):
+    """What a study spends on training networks; with `training`, a folder, several studies share them."""
+
+    epochs: float
+    training: str = ""
+
+    def folder(self, context: StudyContext) -> Path:
+        """Where trainings are kept."""
+        return Path(self.training) if self.training else context.out / "training"
+
+
+@dataclass(frozen=True)
 class StudyInfo:
-    """What is known about a study: the paper, what of it is repeated, and settings with their defaults."""
+    """What is known about a study: its paper, what of it is repeated, and settings with their defaults.
+
+    `effort` holds those settings that say what is spent on learning, if anything is learned.
+    """
 
     paper: str
     title: str
     defaults: dict[str, Any]
+    effort: Effort | None = None
 
 
 STUDIES: Registry[Study, StudyInfo] = Registry("study", StudyInfo)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a person wants: whatever is left out is the study's own choice.
+class Prepared(NamedTuple):
+    """A model, images to learn from, and others on which it is judged."""
 
-    `images` sets the scale: the number of images judged. `out` is where long work is kept, so that
-    an interrupted study goes on.
+    model: Model
+    learn: ImageDataset
+    judged: ImageDataset
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """What a study was given; None leaves the choice to the study.
+
+    `images` is the number of images judged. `out` takes shards, trainings and figures, so that an
+    interrupted study goes on.
     """
 
-    model: str | None = None
-    data: str | None = None
+    model: str | Model | None = None
+    data: str | ImageDataset | None = None
     images: int | None = None
     img_size: int | None = None
-    fit: str = "squash"
+    resize: str = "squash"
     seed: int = 0
-    out: Path = field(default_factory=lambda: Path("runs/reproduce"))
+    out: Path = Path("runs/reproduce")
+
+    def count(self, default: int) -> int:
+        """How many images are judged."""
+        return self.images or default
+
+    def model_name(self, default: str) -> str:
+        """The name of the model, for studies that train it from its name."""
+        if isinstance(self.model, Model):
+            raise InputError(
+                f"this study trains networks: give a name or a path, got {self.model.name} itself"
+            )
+        return self.model or default
+
+    def data_name(self, default: str) -> str:
+        """The name of the data, for studies that train on them."""
+        if isinstance(self.data, ImageDataset):
+            raise InputError("this study trains networks: give what names the data, got images")
+        return self.data or default
 
     def load(self, default: str, **options: Any) -> Model:
-        """The wanted model, or the study's."""
+        """The given model, or the study's own."""
+        if isinstance(self.model, Model):
+            return self.model
         return load(self.model or default, **{"img_size": self.img_size, **options})
 
-    def dataset(self, default: str, split: str | None, size: int, images: int | None = None) -> ImageDataset:
-        """At most `images` images of the wanted data, or of the study's, at this size."""
-        return open_data(self.data or default, split=split, size=size, resize=self.fit, limit=images)
+    def dataset(self, default: str, split: str | None, size: int, limit: int | None = None) -> ImageDataset:
+        """At most `limit` images of the given data, or of the study's own, at this size."""
+        if isinstance(self.data, ImageDataset):
+            chosen = judged_images(self.data, Subset(count=limit), split=None, limit=None)
+            return chosen.sized(size, self.resize)
+        return open_data(self.data or default, split=split, size=size, resize=self.resize, limit=limit)
+
+    def splits(
+        self, default: str, size: int, *, learn: int, judged: int
+    ) -> tuple[ImageDataset, ImageDataset]:
+        """Images to learn from and others to judge on: the data's own parts, or two shares of one folder."""
+        if not isinstance(self.data, ImageDataset):
+            try:
+                parts = (("train", learn), ("test", judged))
+                first, second = (self.dataset(default, split, size, limit) for split, limit in parts)
+                return first, second
+            except (DataError, InputError):  # no such parts
+                pass
+        together = self.dataset(default, None, size, learn + judged)
+        if len(together) <= learn:
+            name = together.spec or "the data"
+            raise InputError(f"{name} has {len(together)} images; learning takes {learn}, none is left")
+        return together.take(range(judged, len(together))), together.take(range(judged))
+
+    def prepare(self, model: Model, default: str, *, learn: int, judged: int) -> Prepared:
+        """A model with images at its size; the number judged is the study's unless another was given."""
+        size = model.input_size[0]
+        return Prepared(model, *self.splits(default, size, learn=learn, judged=self.count(judged)))
+
+    def record(self, model: Model, images: ImageDataset, **parts: Any) -> Record:
+        """A record of a study that judged this model on these images."""
+        about = {"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)}
+        return Record(kind="study", model=about, data=images.facts(), **{"trials": [], **parts})
 
 
-def study_record(request: Request, model: Model, images: ImageDataset, **fields: Any) -> Record:
-    """A record of a study that judged this model on these images."""
-    return Record(
-        kind="study",
-        model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
-        data=images.facts() | {"spec": request.data or "sample"},
-        **{"trials": [], **fields},
-    )
+def study(name: str, *, paper: str, title: str, effort: Effort | None = None) -> Callable[[Study], Study]:
+    """File a study under the name that people type.
 
-
-def study(name: str, *, paper: str, title: str) -> Callable[[Study], Study]:
-    """File a study under the name that people type; its keyword arguments are its settings."""
+    Its settings are its keyword arguments and, if it takes an effort after the context, its fields.
+    """
 
     def file(function: Study) -> Study:
         parameters = inspect.signature(function).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        STUDIES.add(name, paper=paper, title=title, defaults=defaults)(function)
+        settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        spent = {} if effort is None else vars(effort)
+        STUDIES.add(name, paper=paper, title=title, effort=effort, defaults={**settings, **spent})(function)
         return function
 
     return file
 
 
-def reproduce(name: str, request: Request | None = None, /, **given: Any) -> Record:
-    """Run a study; `given` are fields of the request or settings of the study."""
-    entry = STUDIES.entry(name)
-    asked = {key: value for key, value in given.items() if key in Request.__dataclass_fields__}
-    settings = {key: value for key, value in given.items() if key not in asked}
-    if request is not None and asked:
-        raise InputError(f"give a request or its fields, not both; got {', '.join(asked)} as well")
+def reproduce(
+    study: str,
+    *,
+    model: str | Path | Model | None = None,
+    data: str | Path | ImageDataset | None = None,
+    images: int | None = None,
+    img_size: int | None = None,
+    resize: str = "squash",
+    seed: int = 0,
+    out: str | Path | None = None,
+    command: str = "",
+    **settings: Any,
+) -> Record:
+    """Repeat a table or figure of one of the papers: our figures beside the paper's.
+
+    Args:
+        study: its name, such as "rob-table2" (`robvit reproduce` lists all).
+        model: the backbone, or what `load` takes; the study's own if left out.
+        data: the images, or what `open_data` takes; the study's own if left out.
+        images: how many images are judged: the scale of the run.
+        img_size: side of the images in pixels; the model's own if left out.
+        resize: "squash" images to a square, or "crop" their middle.
+        seed: decides every random draw.
+        out: a folder for the record, figures and all long work, which a second run takes up again.
+        command: what the record is to say about how it was made.
+        settings: those of the study, such as steps=10.
+    """
+    entry = STUDIES.entry(study)
     for key in settings:
         if key not in entry.info.defaults:
-            raise unknown(f"setting of {name}", key, list(entry.info.defaults))
-    record = entry.value(request or Request(**asked), **settings)
-    scale = f"{record.data['count']} images of {record.data['spec']}"
-    record.notes.insert(0, f"{entry.info.title}, after {entry.info.paper}. Scale: {scale}.")
+            raise unknown(f"setting of {study}", key, list(entry.info.defaults))
+    if images is not None and images < 1:
+        raise InputError(f"images must be 1 or more, got {images}; leave it out for the study's own number")
+    with _folder(out) as folder:
+        context = StudyContext(
+            str(model) if isinstance(model, Path) else model,
+            str(data) if isinstance(data, Path) else data,
+            images,
+            img_size,
+            resize,
+            seed,
+            folder,
+        )
+        record = _run(entry.value, entry.info.effort, context, settings)
+        scale = f"{record.data['count']} images of {record.data['spec'] or 'your own'}"
+        record.notes.insert(0, f"{entry.info.title}, after {entry.info.paper}. Scale: {scale}.")
+        record.command = command
+        if out is not None:
+            record.save(folder / "record.json")
     return record
+
+
+def _run(function: Study, effort: Effort | None, context: StudyContext, settings: dict[str, Any]) -> Record:
+    """Call a study, with the settings that are its effort's as a changed effort."""
+    if effort is None:
+        return function(context, **settings)
+    names = {field.name for field in fields(effort)}
+    spent = {key: value for key, value in settings.items() if key in names}
+    others = {key: value for key, value in settings.items() if key not in names}
+    return function(context, replace(effort, **spent), **others)
+
+
+@contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    """The folder of a run, for it alone; without one, a folder that is gone afterwards."""
+    if out is None:
+        with tempfile.TemporaryDirectory() as aside:
+            yield Path(aside)
+    else:
+        with alone_in(out):
+            yield Path(out)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -7,13 +7,13 @@ counts, and the joint output decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from robvit.attacks import run
+from robvit.attacks import Outcome, run
 from robvit.attacks.losses import cross_entropy
 from robvit.backbones.model import Model
 from robvit.defenses.tora.modules import BOTH, Adapters
@@ -67,37 +67,44 @@ def _push(sign: float, output: torch.Tensor, target: torch.Tensor) -> torch.Tens
 
 
 @dataclass(frozen=True)
-class Adaptive:
-    """What the whole attack left: images (B 3 H W), who is misclassified (B,), and by which goal first."""
+class GateAware:
+    """What the whole attack did, judged by the joint output, and how many images each goal broke first."""
 
-    adv: torch.Tensor
-    success: torch.Tensor
+    outcome: Outcome
     broken_by: dict[str, int]
-    forward: int
-    backward: int
 
 
 def gate_aware(
     model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, *, attack: str = "pgd", **settings: Any
-) -> Adaptive:
+) -> GateAware:
     """Attack the joint output, each head and the gates both ways, each on what the others left standing.
 
     x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings.
     """
-    goals: dict[str, tuple[Any, dict[str, Any]]] = {"joint": (model, {})}
-    goals |= {f"{name} head": (Goal(model, partial(_head, name)), {}) for name in BOTH}
+    goals: dict[str, tuple[Any, dict[str, Any]]] = {
+        f"{name} head": (Goal(model, partial(_head, name)), {}) for name in BOTH
+    }
     both = Goal(model, _logits_and_gate)
     for name, sign in zip(BOTH, (1.0, -1.0), strict=True):
         goals[f"gates to {name}"] = (both, {"loss": partial(_push, sign)})
-    adv, success = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    broken, forward, backward = dict[str, int](), 0, 0
+    total = run(attack, model, x, y, threat, **settings)
+    broken = {"joint": int(total.success.sum())}
     for name, (goal, own) in goals.items():
-        rows = (~success).nonzero()[:, 0]
+        rows = (~total.success).nonzero()[:, 0]
         if not len(rows):
             break
-        victim = None if goal is model else model
-        outcome = run(attack, goal, x[rows], y[rows], threat, victim=victim, **settings, **own)
-        adv[rows], success[rows] = outcome.adv, outcome.success
+        outcome = run(attack, goal, x[rows], y[rows], threat, victim=model, **settings, **own)
         broken[name] = int(outcome.success.sum())
-        forward, backward = forward + outcome.forward, backward + outcome.backward
-    return Adaptive(adv, success, broken, forward, backward)
+        total = _with_rows(total, outcome, rows)
+    return GateAware(total, broken)
+
+
+def _with_rows(total: Outcome, part: Outcome, rows: torch.Tensor) -> Outcome:
+    """An outcome with what became of some of its images (R,) in a later attack, and the cost of both."""
+    lists = {}
+    for name in ("adv", "success", "predicted", "distance"):
+        lists[name] = getattr(total, name).clone()
+        lists[name][rows] = getattr(part, name)
+    sums = {name: getattr(total, name) + getattr(part, name) for name in ("forward", "backward", "seconds")}
+    names = tuple(sorted({*total.warnings, *part.warnings}))
+    return replace(total, **lists, **sums, warnings=names)

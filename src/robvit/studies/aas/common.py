@@ -1,4 +1,4 @@
-"""What the studies of attention scaling share: a model, images, comparisons and their judgement.
+"""What the studies of attention scaling share: a model, images, comparisons and their claims.
 
 The paper's figures are most likely those of the scaled model itself, another classifier. Ours are of the
 model as it is; what the scaled model says stands beside them as a diagnostic.
@@ -6,7 +6,7 @@ model as it is; what the scaled model says stands beside them as a diagnostic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,23 +18,27 @@ from robvit.attention.comparison import Comparison, ScalingMethod, compare_scali
 from robvit.attention.hooks import attention_layers
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.metrics import interval, mcnemar, paired_interval
 from robvit.evaluation.record import Curve, Record, Table, Trial
+from robvit.evaluation.verdict import Claim, Verdict
 from robvit.progress import progress
-from robvit.studies.common import Request, study_record
-from robvit.studies.rob.common import parts
+from robvit.studies.claims import claims_table
+from robvit.studies.common import StudyContext
+from robvit.studies.judging import per_cent, point
+from robvit.studies.published import read_published
 from robvit.threat import Threat
 
-PAPER = "Jain and Dutta, adversarial robustness of vision transformers, CVPR 2024"
+PUBLISHED = read_published("aas")
+PAPER = PUBLISHED.paper
 MODEL, IMAGES = "robvit-mini-robust", 64
 LEARN = 64  # images on which one factor for all blocks is chosen
+ARMS = ("plain", "scaled", "both", "control")
 
 
 @dataclass(frozen=True)
-class Bench:
+class ScalingBench:
     """A model, images to judge on and others to choose a factor on, and the threat."""
 
-    request: Request
+    context: StudyContext
     model: Model
     images: ImageDataset
     learn: ImageDataset
@@ -46,7 +50,7 @@ class Bench:
         return len(attention_layers(self.model))
 
     def compare(
-        self, base: str, steps: int, way: ScalingMethod, label: str, *, threat: Threat | None = None
+        self, base: str, steps: int, method: ScalingMethod, label: str, *, threat: Threat | None = None
     ) -> Comparison:
         """The plain, scaled and control attacks; `steps` 0 for an attack that has none."""
         with progress(label, total=len(self.images)) as advance:
@@ -55,47 +59,51 @@ class Bench:
                 self.images,
                 threat or self.threat,
                 base=base,
-                batch=self.batch,
-                way=way,
                 settings={"steps": steps} if steps else {},
-                seed=self.request.seed,
-                report=advance,
+                method=method,
+                batch=self.batch,
+                seed=self.context.seed,
+                progress=advance,
             )
 
-    def record(self, found: Mapping[str, Comparison]) -> Record:
-        """A record with every trial, told apart by what was compared, and the judgement of all of them."""
+    def record(self, compared: Mapping[str, Comparison], gains: Mapping[str, float | None]) -> Record:
+        """A record with every trial, told apart by what was compared, and a claim for each of `gains`.
+
+        `gains` has the paper's gain in points for those comparisons that test its effect, None where it
+        gives none.
+        """
         trials: list[Trial] = []
-        for name, one in found.items():
-            trials += [replace(trial, scenario=name) for trial in one.trials]
-        record = study_record(self.request, self.model, self.images, trials=trials)
-        record.tables = [judgement(found)]
-        there = sum(row[-1] == "appears" for row in record.tables[0].rows)
-        record.notes = [
-            f"Against a control of the same cost the paper's effect appears in {there} of {len(found)} "
-            "comparisons."
-        ]
+        for name, comparison in compared.items():
+            trials += [replace(trial, scenario=name) for trial in comparison.trials]
+        claims = [compared[name].claim(name, gain) for name, gain in gains.items()]
+        record = self.context.record(self.model, self.images, trials=trials, claims=claims)
+        title = "Does scaling break more than the control? Pair by pair"
+        record.tables = [claims_table(claims, title)]
+        record.notes = [tally(claims)]
         return record
 
     def best_factor(self, steps: int = 20) -> float:
         """The factor other than 1 that leaves the least accuracy, on images that are not judged."""
         x, y = self.learn.arrays()
-        left = {}
+        accuracy = {}
         with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
             for factor in (f for f in FACTORS if f != 1):
-                given: dict[str, Any] = {"factors": factor, "steps": steps, "seed": self.request.seed}
-                left[factor] = run("aas_uniform", self.model, x, y, self.threat, **given).robust_accuracy
+                settings: dict[str, Any] = {"factors": factor, "steps": steps, "seed": self.context.seed}
+                accuracy[factor] = run(
+                    "aas_uniform", self.model, x, y, self.threat, **settings
+                ).robust_accuracy
                 advance()
-        return min(left, key=lambda f: left[f])
+        return min(accuracy, key=lambda f: accuracy[f])
 
-    def left_at(self, factor: float, base: str, steps: int) -> float:
+    def accuracy_at(self, factor: float, base: str, steps: int) -> float:
         """Accuracy left by an attack crafted at one factor, in per cent, judged unscaled."""
-        given: dict[str, Any] = {"base": base, "factors": factor, "seed": self.request.seed}
-        given |= {"steps": steps} if steps else {}
-        broken = [
-            run("aas_uniform", self.model, x, y, self.threat, **given).success
+        settings: dict[str, Any] = {"base": base, "factors": factor, "seed": self.context.seed}
+        settings |= {"steps": steps} if steps else {}
+        success = [
+            run("aas_uniform", self.model, x, y, self.threat, **settings).success
             for x, y in self.images.batches(self.batch)
         ]
-        return percent((~torch.cat(broken)).tolist())
+        return 100 * int((~torch.cat(success)).sum()) / len(self.images)
 
     def note(self) -> str:
         return (
@@ -104,59 +112,46 @@ class Bench:
         )
 
 
-def bench(request: Request, eps: float = 8 / 255, batch: int = 64, model: str | None = None) -> Bench:
-    """The wanted model and images, or the bundled robust ones."""
-    asked = replace(request, model=model or request.model)
-    network = asked.load(MODEL)
-    learn, judge = parts(asked, network.input_size[0], LEARN, request.images or IMAGES)
-    return Bench(asked, network, judge, learn, Threat("linf", eps), batch)
+def bench(
+    context: StudyContext, eps: float = 8 / 255, batch: int = 64, model: str | None = None
+) -> ScalingBench:
+    """The given model and images, or the bundled robust ones."""
+    context = replace(context, model=model or context.model)
+    network, learn, judged = context.prepare(context.load(MODEL), "sample", learn=LEARN, judged=IMAGES)
+    return ScalingBench(context, network, judged, learn, Threat("linf", eps), batch)
 
 
-def percent(correct: Sequence[bool]) -> float:
-    return 100 * sum(correct) / len(correct)
+def tally(claims: list[Claim]) -> str:
+    """In how many comparisons the paper's effect is there."""
+    seen = sum(claim.verdict is Verdict.SEEN for claim in claims)
+    where = f"{seen} of {len(claims)} comparisons"
+    return f"Against a control of the same cost the paper's effect is seen in {where}."
 
 
-def arms(one: Comparison) -> dict[str, list[bool]]:
-    """Which images withstand what, by name."""
-    return {
-        "plain": one.plain.correct,
-        "scaled": one.scaled.correct,
-        "both": one.both,
-        "control": one.control.correct,
-    }
+def arms(comparison: Comparison) -> dict[str, list[bool]]:
+    """Which images are still classified rightly under what, by name."""
+    trials = (comparison.plain.correct, comparison.scaled.correct)
+    return dict(zip(ARMS, (*trials, comparison.both, comparison.control.correct), strict=True))
 
 
-def shares(one: Comparison) -> list[float]:
+def shares(comparison: Comparison) -> list[float]:
     """Accuracy left by the plain attack, the scaled one, both and the control, in per cent."""
-    return [percent(correct) for correct in arms(one).values()]
+    return [100 * sum(correct) / len(correct) for correct in arms(comparison).values()]
 
 
-def judgement(found: Mapping[str, Comparison]) -> Table:
-    """Every comparison against its control; the last column says whether the paper's effect appears."""
-    rows: list[list[Any]] = []
-    for name, one in found.items():
-        more, less = one.broken_only()
-        _, low, high = (100 * v for v in paired_interval(more, less, len(one.both)))
-        says = one.verdict().split(":")[0].removeprefix("The paper's effect ")
-        rows.append([name, more, less, f"{low:+.1f} to {high:+.1f}", f"{mcnemar(more, less):.2g}", says])
-    columns = [
-        "compared",
-        "only scaled breaks",
-        "only the control breaks",
-        "95 % interval, points",
-        "p",
-        "the effect",
-    ]
-    return Table("Plain and scaled together against the control, pair by pair", columns, rows)
+def scaled_model(comparison: Comparison) -> list[float | None]:
+    """The scaled model's own accuracy, clean and on images crafted on it, in per cent of all images."""
+    if comparison.own is None:
+        return [None, None]
+    return [share * per_cent(comparison.clean) for share in comparison.own]
 
 
-def over(title: str, axis: str, found: Mapping[int, Comparison]) -> tuple[Table, Curve]:
+def over_axis(title: str, axis: str, compared: Mapping[int, Comparison]) -> tuple[Table, Curve]:
     """Accuracy left over an axis, as a table and as lines with their intervals."""
-    lines: dict[str, list[list[float]]] = {}
-    for at, one in found.items():
-        for name, correct in arms(one).items():
-            bounds = [100 * v for v in interval(sum(correct), len(correct))]
-            lines.setdefault(name, []).append([at, percent(correct), *bounds])
-    rows: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in found.items()]
-    table = Table(title, [axis, "plain %", "scaled %", "both %", "control %"], rows)
+    lines: dict[str, list[list[float]]] = {name: [] for name in ARMS}
+    for at, comparison in compared.items():
+        for name, correct in arms(comparison).items():
+            lines[name].append(point(at, correct))
+    rows: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in compared.items()]
+    table = Table(title, [axis, *(f"{name} %" for name in ARMS)], rows)
     return table, Curve(title, axis, "accuracy left, %", lines)

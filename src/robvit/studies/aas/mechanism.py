@@ -20,27 +20,24 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.record import Record, Table
 from robvit.progress import progress
-from robvit.studies.aas.common import PAPER
-from robvit.studies.common import Request, study, study_record
-
-READ_OFF = {1: 40, 6: 200, 12: 1000}  # where the axes of Fig. 2 end, by block
-SCALED_END = 15
+from robvit.studies.aas.common import PAPER, PUBLISHED
+from robvit.studies.common import StudyContext, study
 
 
 @study("aas-fig2", paper=PAPER, title="Fig. 2: differences before the softmax, with and without scaling")
 def differences(
-    request: Request, *, batch: int = 8, starts: int = 1, objective: str = "unit", space: str = "linear"
+    context: StudyContext, *, batch: int = 8, starts: int = 1, objective: str = "unit", space: str = "linear"
 ) -> Record:
     """Delta in every block, what underflows in each precision, and what that does to gradients."""
-    model = request.load("vit-base")
-    images = request.dataset("sample", None, model.input_size[0], request.images or 32)
+    model = context.load("vit-base")
+    images = context.dataset("sample", None, model.input_size[0], context.count(32))
     x, y = next(_labelled(model, images, batch))
     scales = find_scales(
-        model, [(x, y)], starts=starts, objective=objective, space=space, seed=request.seed
+        model, [(x, y)], starts=starts, objective=objective, space=space, seed=context.seed
     ).values
-    before, after = (_seen(model, images, batch, s) for s in (None, scales))
-    quality = [gradient_quality(model, x, y, scales=s, seed=request.seed) for s in (None, scales)]
-    record = study_record(request, model, images)
+    before, after = (_layers(model, images, batch, s) for s in (None, scales))
+    quality = [gradient_quality(model, x, y, scales=s, seed=context.seed) for s in (None, scales)]
+    record = context.record(model, images)
     record.curves = delta_curve("Fig. 2: Delta", before, after)
     record.tables = [
         _beside_paper(before, after, scales),
@@ -60,16 +57,16 @@ def _labelled(model: Model, images: ImageDataset, batch: int) -> Iterator[tuple[
             yield x, model(x).argmax(1)
 
 
-def _seen(model: Model, images: ImageDataset, batch: int, scales: tuple[float, ...] | None) -> list[Layer]:
+def _layers(model: Model, images: ImageDataset, batch: int, scales: tuple[float, ...] | None) -> list[Layer]:
     name = "scores" if scales is None else "scores, scaled"
 
-    def told() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def watched() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         with progress(name, total=len(images)) as advance:
             for x, y in _labelled(model, images, batch):
                 yield x, y
                 advance(len(x))
 
-    return saturation(model, told(), scales=scales)
+    return saturation(model, watched(), scales=scales)
 
 
 def _beside_paper(before: list[Layer], after: list[Layer], scales: tuple[float, ...]) -> Table:
@@ -84,16 +81,16 @@ def _beside_paper(before: list[Layer], after: list[Layer], scales: tuple[float, 
     ]
     rows: list[list[object]] = []
     for place, (layer, then) in enumerate(zip(before, after, strict=True)):
-        paper = READ_OFF.get(place + 1) if len(before) == 12 else None
+        ends = PUBLISHED["fig2"].row(str(place + 1)) if len(before) == 12 else (None, None)
         rows.append(
             [
                 str(place + 1),
                 f"{scales[place]:.2g}",
                 layer.quantiles()[2],
                 float(layer.delta.max()),
-                paper,
+                ends[0],
                 float(then.delta.max()),
-                SCALED_END if paper else None,
+                ends[1],
             ]
         )
     note = "The paper shows histograms of a normally trained ViT-B/16 on ImageNet-100 for blocks 1, 6 and 12."

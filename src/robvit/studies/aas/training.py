@@ -3,233 +3,256 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from robvit.attacks import run
-from robvit.attention.comparison import ScalingMethod, compare_scaling
+from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.attention.hooks import kept_scales
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.record import Curve, Record, Table
+from robvit.evaluation.record import Curve, Record, Table, Trial
+from robvit.evaluation.trials import spread, trial_of
+from robvit.evaluation.verdict import Claim, claim_of
 from robvit.loading import load
 from robvit.progress import progress
-from robvit.studies.aas.common import PAPER, percent
-from robvit.studies.common import Request, study, study_record
+from robvit.studies.aas.common import PAPER, PUBLISHED
+from robvit.studies.claims import claims_table
+from robvit.studies.common import StudyContext, TrainingEffort, study
+from robvit.studies.judging import Attempt, per_cent, worst_of
 from robvit.threat import Threat
 from robvit.training.fit import WEIGHTS
 from robvit.training.recipe import load_recipe
 from robvit.training.train import job_of, train
 
 MODEL, IMAGES = "robvit-mini", 64
-# CIFAR-10 columns of Table 5 in per cent: clean, PGD-100, PGD-100 with AAS, AutoAttack.
-TABLE5 = {
-    "pgd-at": (86.14, 59.12, 54.24, 53.14),
-    "aas-pgd-at": (85.32, 58.12, 57.78, 56.61),
-    "trades": (86.31, 60.12, 55.49, 54.03),
-    "aas-trades": (87.46, 59.01, 58.03, 57.34),
-    "awp": (86.21, 60.48, 56.84, 56.03),
-    "aas-awp": (87.10, 59.78, 58.41, 57.73),
-    "mart": (86.19, 59.13, 54.76, 54.12),
-    "aas-mart": (85.31, 57.87, 56.43, 55.78),
-    "xcit-finetune-cifar10": (90.06, 61.48, 57.06, 56.14),
-    "aas-xcit-finetune-cifar10": (90.78, 59.94, 57.84, 57.42),
-}
-# ImageNet-100, Table 4: clean and AutoAttack.
-TABLE4 = {
-    "pgd-at": (68.32, 25.78),
-    "aas-pgd-at": (68.02, 27.32),
-    "trades": (65.48, 26.46),
-    "aas-trades": (65.26, 28.04),
-}
+THREAT = Threat("linf", 8 / 255)
+PAPER_STEPS = 100  # of the paper's PGD
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much a training and its judgement cost; zero leaves a recipe's own number."""
+class AasTrainingEffort(TrainingEffort):
+    """What a training and its judgement cost.
 
-    learn: int
-    epochs: int
-    inner_steps: int
-    every: int
-    steps: int
-    queries: int
-    eps: float = 8 / 255
+    0 leaves a recipe's own number, and for the judgement's `steps` and `queries` the paper's.
+    """
+
+    learn: int = 1000
+    epochs: float = 6
+    training: str = ""
+    inner_steps: int = 2
+    steps: int = 20
+    queries: int = 100
+
+    def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
+        """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
+        changes: dict[str, Any] = {"seed": seed, "track": []}
+        if self.epochs:  # a short training starts from trained weights
+            changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
+        if self.learn:  # few images cannot spare as many as a recipe holds out
+            changes["validation"] = 0.1
+        if self.inner_steps:
+            changes["inner.steps"] = self.inner_steps
+        if every and recipe.startswith("aas-"):
+            changes["loss_settings.every"] = every
+        return changes
+
+    @property
+    def pgd(self) -> Attempt:
+        return Attempt("pgd", THREAT, {"steps": self.steps or PAPER_STEPS})
+
+    @property
+    def autoattack(self) -> Attempt:
+        return Attempt("autoattack", THREAT, {"queries": self.queries} if self.queries else {})
+
+    def columns(self) -> list[str]:
+        return ["clean %", f"{self.pgd.title} %", "and AAS %", f"{self.autoattack.title} %"]
+
+    def note(self, every: str) -> str:
+        epochs = f"{self.epochs:g} epochs" if self.epochs else "the recipe's epochs"
+        inner = f"{self.inner_steps} inner steps" if self.inner_steps else "the recipe's inner steps"
+        return (
+            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, scales "
+            f"moved every {every} epochs; AutoAttack on what is left. Both trainings take as many epochs; "
+            "the scales' are among them."
+        )
+
+
+EFFORT = AasTrainingEffort()
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained model, judged as it ships: accuracy in per cent, and the seconds its training took."""
+class JudgedTraining:
+    """A trained model, judged as it ships, and the seconds its training took."""
 
-    clean: float
-    pgd: float
-    aas: float
-    autoattack: float
+    model: Model
+    images: ImageDataset
+    comparison: Comparison
+    autoattack: Trial
     seconds: float
-    scales: list[float] | None
 
-    def figures(self) -> list[float]:
-        return [self.clean, self.pgd, self.aas, self.autoattack]
+    def accuracies(self) -> list[float]:
+        """Clean, under PGD, under PGD and AAS, and under AutoAttack as well, in per cent."""
+        both = self.comparison.both
+        return [
+            per_cent(self.comparison.clean),
+            per_cent(self.comparison.plain),
+            100 * sum(both) / len(both),
+            per_cent(self.autoattack),
+        ]
+
+    def trials(self, scenario: str, *, control: bool) -> list[Trial]:
+        """Every trial under a name; only one training's are no controls."""
+        found = [*self.comparison.trials, self.autoattack]
+        return [replace(t, scenario=scenario, control=control or t.control) for t in found]
 
 
-@study("aas-table5", paper=PAPER, title="Table 5: AAS-AT on top of adversarial trainings, CIFAR-10")
+@study(
+    "aas-table5",
+    paper=PAPER,
+    title="Table 5: AAS-AT on top of adversarial trainings, CIFAR-10",
+    effort=EFFORT,
+)
 def trainings(
-    request: Request,
+    context: StudyContext,
+    effort: AasTrainingEffort,
     *,
     methods: Sequence[str] = ("pgd-at", "trades"),
-    learn: int = 1000,
-    epochs: int = 6,
-    inner_steps: int = 2,
     every: int = 2,
-    steps: int = 20,
-    queries: int = 100,
 ) -> Record:
     """Each method's recipe with and without AAS-AT; numbers of 0 leave the recipe's own, as for the paper."""
-    effort = Effort(learn, epochs, inner_steps, every, steps, queries)
-    done, images, model = _both(request, methods, effort)
+    judged = _pairs(context, effort, methods, every)
+    published = PUBLISHED["table5"]
     columns = [
         "training",
-        "clean %",
-        f"PGD-{steps} %",
-        "and AAS %",
-        "AutoAttack %",
+        *effort.columns(),
         "seconds",
         "paper: clean %",
         "PGD-100 %",
         "with AAS %",
         "AutoAttack %",
     ]
-    empty = (None,) * 4
     rows: list[list[Any]] = [
-        [name, *one.figures(), one.seconds, *TABLE5.get(name, empty)] for name, one in done.items()
+        [name, *one.accuracies(), one.seconds, *published.row(name)] for name, one in judged.items()
     ]
-    return _told(request, model, images, Table("Table 5: AAS-AT", columns, rows, _note(effort)), done)
+    gains = {m: published.gain(f"aas-{m}", m, "AutoAttack") for m in methods}
+    table = Table("Table 5: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
+    return _record(context, table, judged, _claims(judged, gains))
 
 
-@study("aas-table4", paper=PAPER, title="Table 4: AAS-AT on ImageNet-100")
+@study("aas-table4", paper=PAPER, title="Table 4: AAS-AT on ImageNet-100", effort=EFFORT)
 def larger(
-    request: Request,
+    context: StudyContext,
+    effort: AasTrainingEffort,
     *,
     methods: Sequence[str] = ("pgd-at", "trades"),
-    learn: int = 1000,
-    epochs: int = 6,
-    inner_steps: int = 2,
     every: int = 2,
-    steps: int = 20,
-    queries: int = 100,
 ) -> Record:
     """As aas-table5, beside the paper's ImageNet-100 column; give --data a folder of its classes."""
-    effort = Effort(learn, epochs, inner_steps, every, steps, queries)
-    done, images, model = _both(request, methods, effort)
-    columns = ["training", "clean %", "AutoAttack %", "paper: clean %", "AutoAttack %"]
-    rows: list[list[Any]] = [
-        [name, one.clean, one.autoattack, *TABLE4.get(name, (None, None))] for name, one in done.items()
-    ]
-    return _told(request, model, images, Table("Table 4: AAS-AT", columns, rows, _note(effort)), done)
+    judged = _pairs(context, effort, methods, every)
+    published = PUBLISHED["table4"]
+    clean, *_, autoattack = effort.columns()
+    columns = ["training", clean, autoattack, "paper: clean %", "AutoAttack %"]
+    rows: list[list[Any]] = []
+    for name, one in judged.items():
+        ours = one.accuracies()
+        rows.append([name, ours[0], ours[-1], *published.row(name)])
+    gains = {m: published.gain(f"aas-{m}", m, "AutoAttack") for m in methods}
+    table = Table("Table 4: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
+    return _record(context, table, judged, _claims(judged, gains))
 
 
-@study("aas-fig5ab", paper=PAPER, title="Fig. 5 (a, b): epochs between two moves of the scales")
+@study(
+    "aas-fig5ab", paper=PAPER, title="Fig. 5 (a, b): epochs between two moves of the scales", effort=EFFORT
+)
 def gaps(
-    request: Request,
+    context: StudyContext,
+    effort: AasTrainingEffort,
     *,
     between: Sequence[int] = (2, 3, 5),
     method: str = "pgd-at",
-    learn: int = 1000,
-    epochs: int = 6,
-    inner_steps: int = 2,
-    steps: int = 20,
-    queries: int = 100,
 ) -> Record:
     """AAS-AT on top of one method for several gaps; the paper: stable from 5 to 40 of 110 epochs."""
-    done: dict[str, Trained] = {}
-    for every in between:
-        effort = Effort(learn, epochs, inner_steps, every, steps, queries)
-        done[f"{every}"], images, model = _one(request, f"aas-{method}", effort, f"gap-{every}")
+    judged = {f"{n}": _trained(context, effort, f"aas-{method}", n, f"gap-{n}") for n in between}
     lines = {
-        "clean": [[float(n), one.clean] for n, one in done.items()],
-        f"PGD-{steps}": [[float(n), one.pgd] for n, one in done.items()],
+        "clean": [[float(n), one.accuracies()[0]] for n, one in judged.items()],
+        effort.pgd.title: [[float(n), one.accuracies()[1]] for n, one in judged.items()],
     }
-    rows: list[list[Any]] = [[name, *one.figures()] for name, one in done.items()]
-    columns = ["epochs between moves", "clean %", f"PGD-{steps} %", "and AAS %", "AutoAttack %"]
-    record = _told(request, model, images, Table("Fig. 5 (a, b)", columns, rows, _note(effort)), done)
+    rows: list[list[Any]] = [[name, *one.accuracies()] for name, one in judged.items()]
+    every = ", ".join(judged)
+    table = Table("Fig. 5 (a, b)", ["epochs between moves", *effort.columns()], rows, effort.note(every))
+    record = _record(context, table, judged, [])
     record.curves = [Curve("Fig. 5 (a, b): gap", "epochs between moves", "accuracy, %", lines)]
     return record
 
 
-def _both(
-    request: Request, methods: Sequence[str], effort: Effort
-) -> tuple[dict[str, Trained], ImageDataset, Model]:
-    done: dict[str, Trained] = {}
-    for method in methods:
-        for name in (method, f"aas-{method}"):
-            done[name], images, model = _one(request, name, effort, name)
-    return done, images, model
+def _pairs(
+    context: StudyContext, effort: AasTrainingEffort, methods: Sequence[str], every: int
+) -> dict[str, JudgedTraining]:
+    """Every method without AAS-AT and with it."""
+    names = [name for method in methods for name in (method, f"aas-{method}")]
+    return {name: _trained(context, effort, name, every, name) for name in names}
 
 
-def _one(request: Request, name: str, effort: Effort, folder: str) -> tuple[Trained, ImageDataset, Model]:
-    """Train by a recipe, from the wanted model's weights, and judge what comes out on test images."""
-    changes: dict[str, Any] = {
-        "epochs": effort.epochs,
-        "inner.steps": effort.inner_steps,
-        "seed": request.seed,
-        "loss_settings.every": effort.every if name.startswith("aas-") else 0,
-        "pretrained": True,
-        "warmup": min(1, effort.epochs // 4),
-        "validation": 0.1,
-        "track": [],
-    }
-    changes = {key: value for key, value in changes.items() if value or key in ("seed", "track", "warmup")}
-    recipe = load_recipe(name, **changes)
-    job = job_of(recipe, request.model or MODEL, request.data or "sample", limit=effort.learn or None)
+def _trained(
+    context: StudyContext, effort: AasTrainingEffort, name: str, every: int, folder: str
+) -> JudgedTraining:
+    """Train by a recipe, from the given model's weights, and judge what comes out on test images."""
+    recipe = load_recipe(name, **effort.changes(name, every, context.seed))
+    network, data = context.model_name(MODEL), context.data_name("sample")
+    job = job_of(recipe, network, data, limit=effort.learn or None)
+    place = effort.folder(context) / folder
     start = time.monotonic()
     with progress(f"training {name}", total=1) as advance:
-        train(job, request.out / folder, report=advance)
+        train(job, place, report=advance)
     seconds = time.monotonic() - start
-    model = load(str(request.out / folder / WEIGHTS))
-    images = request.dataset("sample", "test", model.input_size[0], request.images or IMAGES)
-    return judged(model, images, effort, seconds, request.seed), images, model
+    model = load(str(place / WEIGHTS))
+    images = context.dataset("sample", "test", model.input_size[0], context.count(IMAGES))
+    comparison, autoattack = _judge(model, images, effort, context.seed)
+    return JudgedTraining(model, images, comparison, autoattack, seconds)
 
 
-def judged(model: Model, images: ImageDataset, effort: Effort, seconds: float, seed: int) -> Trained:
-    """The model as it ships under PGD, PGD and AAS together, and AutoAttack with these."""
-    threat = Threat("linf", effort.eps)
-    found = compare_scaling(
-        model, images, threat, settings={"steps": effort.steps}, way=ScalingMethod(), seed=seed
+def _judge(
+    model: Model, images: ImageDataset, effort: AasTrainingEffort, seed: int
+) -> tuple[Comparison, Trial]:
+    """PGD, and PGD with AAS, against their control; then AutoAttack on what these leave."""
+    comparison = compare_scaling(
+        model, images, THREAT, settings=dict(effort.pgd.settings), method=ScalingMethod(), seed=seed
     )
-    left = torch.tensor(found.both)
-    x, y = images.arrays()
-    if bool(left.any()):
-        given: dict[str, Any] = {"queries": effort.queries} if effort.queries else {}
-        outcome = run("autoattack", model, x[left], y[left], threat, seed=seed, **given)
-        left[left.clone()] = ~outcome.success
-    scales = kept_scales(model)
-    return Trained(
-        percent(found.clean.correct),
-        percent(found.plain.correct),
-        percent(found.both),
-        percent(left.tolist()),
-        seconds,
-        None if scales is None else scales.tolist(),
-    )
+    before = worst_of(comparison.plain, comparison.scaled)
+    alive = [i for i, correct in enumerate(before.correct) if correct]
+    if not alive:
+        return comparison, replace(before, attack="autoattack", settings=dict(effort.autoattack.settings))
+    x, y = images.take(alive).arrays()
+    settings = {**effort.autoattack.settings, "seed": seed}
+    outcome = run("autoattack", model, x, y, THREAT, **settings)
+    return comparison, spread(trial_of(outcome, "autoattack", THREAT, settings), alive, before)
 
 
-def _note(effort: Effort) -> str:
-    return (
-        f"Judged as shipped, scales included. {effort.learn or 'All'} images, {effort.epochs} epochs, "
-        f"{effort.inner_steps} inner steps, scales moved every {effort.every}; AutoAttack on what is left, "
-        f"{effort.queries or 5000} queries. Both trainings take as many epochs; the scales' are among them."
-    )
+def _claims(judged: Mapping[str, JudgedTraining], gains: Mapping[str, float | None]) -> list[Claim]:
+    """That AAS-AT leaves more under AutoAttack than the same training without it."""
+    return [
+        claim_of(
+            f"aas-{method} over {method}, AutoAttack",
+            judged[f"aas-{method}"].autoattack.correct,
+            judged[method].autoattack.correct,
+            gain,
+        )
+        for method, gain in gains.items()
+    ]
 
 
-def _told(
-    request: Request, model: Model, images: ImageDataset, table: Table, done: dict[str, Trained]
+def _record(
+    context: StudyContext, table: Table, judged: Mapping[str, JudgedTraining], claims: list[Claim]
 ) -> Record:
-    record = study_record(request, model, images)
-    record.tables = [table]
-    for name, one in done.items():
-        if one.scales is not None:
-            record.notes.append(f"{name} ships with scales {', '.join(f'{s:.2g}' for s in one.scales)}.")
+    """The record of all trainings; the last one is quoted, the others are controls."""
+    *_, last = judged
+    trials = [t for name, one in judged.items() for t in one.trials(name, control=name != last)]
+    record = context.record(judged[last].model, judged[last].images, trials=trials, claims=claims)
+    record.tables = [table, *([claims_table(claims)] if claims else [])]
+    for name, one in judged.items():
+        scales = kept_scales(one.model)
+        if scales is not None:
+            record.notes.append(f"{name} ships with scales {', '.join(f'{s:.2g}' for s in scales.tolist())}.")
     return record

@@ -1,4 +1,4 @@
-"""What the studies of robustness tokens share: a backbone, its tokens, its controls, and its images."""
+"""What the studies of robustness tokens share: a backbone, its tokens, controls, and attacked features."""
 
 from __future__ import annotations
 
@@ -14,64 +14,60 @@ from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackCache, AttackSetting
 from robvit.defenses.robustify import Recipe, Training, train
 from robvit.defenses.tokens import RobustTokens, import_published
-from robvit.errors import DataError, InputError
 from robvit.evaluation.attackers import random_tokens
 from robvit.progress import progress
-from robvit.studies.common import Request
+from robvit.studies.common import Effort, StudyContext
+from robvit.studies.published import read_published
 from robvit.threat import Threat
 
+PUBLISHED = read_published("rob")
+PAPER = PUBLISHED.paper
 BACKBONE, SIZE = "dinov2-small", 112  # small images: a sixth of the cost of 224, and the effect shows
-PAPER = "Pulfer et al., Robustness Tokens, ECCV 2024"
+CONTROLS = ("no tokens", "random tokens")
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # clean and attacked images (B 3 H W), batch by batch
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much is spent on learning tokens; the defaults take a few minutes on two processor cores."""
+class TokenEffort(Effort):
+    """What is spent on learning tokens; the defaults take a few minutes on two processor cores.
+
+    Tokens learn from images attacked in `inner_steps` within `eps`.
+    """
 
     learn: int = 192
     steps: int = 60
     batch: int = 16
-    attack_steps: int = 8
+    inner_steps: int = 8
     eps: float = 3 / 255
 
     def recipe(self, *, count: int = 10, seed: int = 0) -> Recipe:
-        attack = AttackSetting(
-            "feature", Threat("linf", self.eps), {"steps": self.attack_steps, "psnr": None}
-        )
+        attack = feature_attack(self.eps, self.inner_steps)
         return Recipe(count=count, steps=self.steps, batch=self.batch, seed=seed, attack=attack)
 
 
-def backbone(request: Request, default: str = BACKBONE) -> Model:
-    """The wanted backbone, without a classifier of its own; the default at a size that is quick."""
-    usual = SIZE if request.model in (None, BACKBONE) else None
-    return request.load(default, img_size=request.img_size or usual)
+def feature_attack(eps: float, steps: int) -> AttackSetting:
+    """The attack on features within a pixel budget alone."""
+    return AttackSetting("feature", Threat("linf", eps), {"steps": steps, "psnr": None})
 
 
-def parts(request: Request, size: int, learn: int, images: int) -> tuple[ImageDataset, ImageDataset]:
-    """Images to learn from and others to judge on: the data's own parts, or two shares of one folder."""
-    spec = request.data or "sample"
-    try:
-        return (request.dataset(spec, "train", size, learn), request.dataset(spec, "test", size, images))
-    except (DataError, InputError):  # no such parts
-        together = request.dataset(spec, None, size, learn + images)
-        if len(together) <= learn:
-            raise InputError(
-                f"{spec} has {len(together)} images; learning takes {learn}, none is left"
-            ) from None
-        return together.take(range(images, len(together))), together.take(range(images))
+def backbone(context: StudyContext) -> Model:
+    """The given backbone, without a classifier of its own; the default at a size that is quick."""
+    usual = SIZE if context.model in (None, BACKBONE) else None
+    return context.load(BACKBONE, img_size=context.img_size or usual)
 
 
-def learned(
-    request: Request, model: Model, images: ImageDataset, recipe: Recipe, name: str = "tokens"
+def learn_tokens(
+    context: StudyContext, model: Model, images: ImageDataset, recipe: Recipe, name: str = "tokens"
 ) -> Training:
-    """Tokens by the recipe, kept in the request's folder, so that asking again is quick."""
+    """Tokens by the recipe, kept in the study's folder, so that a second run is quick."""
     with progress(f"learning {recipe.count} tokens", total=1) as advance:
-        training = train(model, images, recipe, state=request.out / f"{name}.state", report=advance)
-    training.tokens.save(request.out / f"{name}.safetensors")
+        training = train(model, images, recipe, state=context.out / f"{name}.state", report=advance)
+    training.tokens.save(context.out / f"{name}.safetensors")
     return training
 
 
-def given(path: str, model: Model) -> RobustTokens:
+def open_tokens(path: str, model: Model) -> RobustTokens:
     """Tokens from a file: our own, or the published `.pt`."""
     file = Path(path)
     return import_published(file, model) if file.suffix == ".pt" else RobustTokens.load(file)
@@ -82,37 +78,35 @@ def random_like(tokens: RobustTokens) -> RobustTokens:
     return RobustTokens(random_tokens(tokens.values), tokens.fingerprint, layers=tokens.layers)
 
 
-def attacked(
+def attack_features(
     model: Model, images: ImageDataset, attack: AttackSetting, label: str, *, batch: int = 16
+) -> Pairs:
+    """Clean images and the same attacked on the token-free model; what the cache holds is not made again."""
+    return list(_attacked(AttackCache(model, images, attack), images, label, batch))
+
+
+def _attacked(
+    cache: AttackCache, images: ImageDataset, label: str, batch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Clean and attacked images (B 3 H W), from the store; only what is missing is made."""
-    store = AttackCache(model, images, attack)
     places = range(len(images))
-    missing = store.missing(places)
+    missing = cache.missing(places)
     with progress(label, total=sum(len(shard.places) for shard in missing)) as advance:
-        store.fill(missing, advance)
+        cache.fill(missing, advance)
     for first in range(0, len(places), batch):
         some = places[first : first + batch]
-        yield torch.stack([images[i][0] for i in some]), torch.cat([store.row(i)[0] for i in some])
+        yield torch.stack([images[i][0] for i in some]), torch.cat([cache.row(i)[0] for i in some])
 
 
 @torch.no_grad()
-def cosines(
-    original: Model, victim: Model, pairs: list[tuple[torch.Tensor, torch.Tensor]], axis: int = -1
-) -> dict[str, list[float]]:
-    """For each image the cosine of the victim's attacked features with clean ones.
+def cosines(original: Model, judged: Model, pairs: Pairs, axis: int = -1) -> dict[str, list[float]]:
+    """For each image the cosine of the judged model's attacked features with clean ones.
 
-    "original": with the token-free model's; "own": with the victim's; "clean": of the victim's clean
-    features with the token-free model's. Over the features of each token (axis -1), or over the tokens
-    of each feature (axis 1).
+    "original": with the token-free model's; "own": with its own; "clean": of its clean features with the
+    token-free model's. Over the features of each token (axis -1), or the tokens of each feature (axis 1).
     """
     found: dict[str, list[float]] = {"original": [], "own": [], "clean": []}
     for clean, adv in pairs:
-        public, own, moved = original.features(clean), victim.features(clean), victim.features(adv)
+        public, own, moved = original.features(clean), judged.features(clean), judged.features(adv)
         for name, a, b in (("original", moved, public), ("own", moved, own), ("clean", own, public)):
             found[name] += F.cosine_similarity(a, b, dim=axis).mean(1).tolist()
     return found
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
+from PIL import Image
 
 from robvit.attacks import run
-from robvit.attacks.pixels import eight_bit
 from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
-from robvit.data import open_data
+from robvit.data import ImageDataset, open_data
 from robvit.defenses.tokens import RobustTokens
 from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import coloured_mask, photo, save_png
@@ -20,9 +19,20 @@ from robvit.errors import DataError
 from robvit.evaluation.masks import pixel_counts, score_of
 from robvit.evaluation.record import Record, Table
 from robvit.progress import progress
-from robvit.studies.common import Request, study, study_record
-from robvit.studies.rob.common import PAPER, Effort, backbone, given, learned, parts, random_like
+from robvit.studies.common import StudyContext, study
+from robvit.studies.rob.common import PAPER, TokenEffort, backbone, learn_tokens, open_tokens, random_like
 from robvit.threat import Threat
+
+PANELS = 4  # images whose masks are shown
+COLUMNS = (
+    "truth",
+    "clean",
+    "no tokens, clean",
+    "tokens, clean",
+    "adversarial",
+    "no tokens, attacked",
+    "tokens, attacked",
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,18 @@ class Scenes:
 
     data: str
     learn: int
-    judge: int
+    judged: int
+
+    def open(self, size: int) -> tuple[ImageDataset, ImageDataset]:
+        """Those a head learns from and those that are judged."""
+        limits = (("train", self.learn), ("test", self.judged))
+        learn, judged = (open_data(self.data, split=part, size=size, limit=limit) for part, limit in limits)
+        if learn.kind != "masks":
+            raise DataError(
+                f"segmentation needs images with masks, {self.data} has {learn.kind}; name a set such as "
+                "shapes or camvid:FOLDER (`robvit data list`)"
+            )
+        return learn, judged
 
 
 @dataclass
@@ -45,26 +66,16 @@ class Masks:
 
 
 def segmentation(
-    model: Model, tokens: RobustTokens, scenes: Scenes, threat: Threat | None, steps: int, *, kept: int = 4
+    model: Model, tokens: RobustTokens, scenes: Scenes, threat: Threat | None, steps: int
 ) -> Masks:
     """Dataset-level mIoU of linear heads; without a threat, on clean images only.
 
-    Attacked on the token-free model with the victim's head, as in the published code.
+    Attacked on the token-free model with the judged model's head, as in the published code.
     """
-    size = model.input_size[0]
-    learn = open_data(scenes.data, split="train", size=size, limit=scenes.learn)
-    judge = open_data(scenes.data, split="test", size=size, limit=scenes.judge)
-    for part in (learn, judge):
-        if part.kind != "masks":
-            raise DataError(
-                f"segmentation needs images with masks, {scenes.data} has {part.kind}; name a set such as "
-                "shapes or camvid:FOLDER (`robvit data list`)"
-            )
-    classes = len(learn.classes)
-    hardened = model.replace(tokens=tokens)
+    learn, judged = scenes.open(model.input_size[0])
     heads = [
-        SegmentationHead.fit(m, list(learn.batches(16)), classes, names=learn.classes)
-        for m in (model, hardened)
+        SegmentationHead.fit(m, list(learn.batches(16)), len(learn.classes), names=learn.classes)
+        for m in (model, model.replace(tokens=tokens))
     ]
     variants: dict[str, tuple[RobustTokens | None, int]] = {
         "no tokens": (None, 0),
@@ -72,80 +83,70 @@ def segmentation(
         "tokens": (tokens, 0),
         "tokens, head on hardened features": (tokens, 1),
     }
-    victims = {}
-    for name, (extra, which) in variants.items():
-        victims[name] = model.replace(tokens=extra, head=heads[which])
     surrogates = [model.replace(tokens=None, head=head) for head in heads]
-    found = Masks(classes=classes)
+    victims = {
+        name: (model.replace(tokens=some, head=heads[which]), which)
+        for name, (some, which) in variants.items()
+    }
+    masks = Masks(classes=len(learn.classes))
     counts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
-    with progress("segmentation", total=len(judge)) as advance:
-        for x, y in judge.batches(8):
-            adv = [x] * 2
-            if threat is not None:
-                adv = [_attack(surrogate, x, y, threat, steps) for surrogate in surrogates]
-            for name, victim in victims.items():
-                seen = {"clean": x, "attacked": adv[variants[name][1]]}
-                for kind, images in seen.items():
+    with progress("segmentation", total=len(judged)) as advance:
+        for x, y in judged.batches(8):
+            adv = [x] * 2 if threat is None else [_attack(s, x, y, threat, steps) for s in surrogates]
+            for name, (victim, which) in victims.items():
+                for kind, images in (("clean", x), ("attacked", adv[which])):
                     with torch.no_grad():
                         output = victim(images)
-                    counts[name, kind].append(pixel_counts(output, y, classes))
-                    found.first.setdefault(f"{name}, {kind}", output.argmax(1)[:kept])
-            found.first.setdefault("truth", y[:kept])
-            found.first.setdefault("clean", x[:kept])
-            found.first.setdefault("adversarial", adv[0][:kept])
+                    counts[name, kind].append(pixel_counts(output, y, masks.classes))
+                    masks.first.setdefault(f"{name}, {kind}", output.argmax(1)[:PANELS])
+            for name, some in (("truth", y), ("clean", x), ("adversarial", adv[0])):
+                masks.first.setdefault(name, some[:PANELS])
             advance(len(x))
     for (name, kind), each in counts.items():
-        getattr(found, kind)[name] = score_of(each, classes).miou
-    return found
+        getattr(masks, kind)[name] = score_of(each, masks.classes).miou
+    return masks
 
 
 def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int) -> torch.Tensor:
-    made = run("segpgd", model, x, y, threat, victim=model, steps=steps, weighted=False)
-    return eight_bit(x, made.adv, threat)
+    # Naming the victim makes the attack run to its full objective.
+    return run("segpgd", model, x, y, threat, victim=model, eight_bit=True, steps=steps, weighted=False).adv
 
 
-@study("rob-fig3", paper=PAPER, title="Fig. 3: what a segmentation head sees, clean and attacked")
+@study(
+    "rob-fig3",
+    paper=PAPER,
+    title="Fig. 3: what a segmentation head sees, clean and attacked",
+    effort=TokenEffort(),
+)
 def panels(
-    request: Request,
+    context: StudyContext,
+    effort: TokenEffort,
     *,
     tokens: str = "",
-    learn: int = 192,
-    steps: int = 60,
     attack_steps: int = 30,
-    eps: float = 3 / 255,
     segmentation_data: str = "shapes",
     scenes: int = 64,
 ) -> Record:
     """Masks with and without tokens on clean and on attacked images; panels.png shows the first ones."""
-    model, effort = backbone(request), Effort(learn=learn, steps=steps, eps=eps)
+    model = backbone(context)
     if tokens:
-        values = given(tokens, model)
+        values = open_tokens(tokens, model)
     else:
-        images, _ = parts(request, model.input_size[0], learn, 1)
-        values = learned(request, model, images, effort.recipe(seed=request.seed)).tokens
-    views = Scenes(segmentation_data, scenes, request.images or 16)
-    found = segmentation(model, values, views, Threat("linf", eps), attack_steps)
-    draw_panels(found, request.out / "panels.png")
-    rows = [[name, 100 * found.clean[name], 100 * found.attacked[name]] for name in found.clean]
+        learn, _ = context.splits("sample", model.input_size[0], learn=effort.learn, judged=1)
+        values = learn_tokens(context, model, learn, effort.recipe(seed=context.seed)).tokens
+    views = Scenes(segmentation_data, scenes, context.count(16))
+    masks = segmentation(model, values, views, Threat("linf", effort.eps), attack_steps)
+    save_png(_panels(masks), context.out / "panels.png")
+    rows = [[name, 100 * masks.clean[name], 100 * masks.attacked[name]] for name in masks.clean]
     table = Table("Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows)
-    record = study_record(request, model, open_data(segmentation_data, split="test", limit=views.judge))
-    record.data["spec"], record.tables = segmentation_data, [table]
-    return record
+    judged = open_data(segmentation_data, split="test", limit=views.judged)
+    return context.record(model, judged, tables=[table])
 
 
-def draw_panels(found: Masks, path: Path) -> None:
+def _panels(masks: Masks) -> Image.Image:
     """One row an image, in the order of the paper's figure: truth, clean and its masks, attacked and its."""
-    columns = (
-        "truth",
-        "clean",
-        "no tokens, clean",
-        "tokens, clean",
-        "adversarial",
-        "no tokens, attacked",
-        "tokens, attacked",
-    )
     rows = [
-        Row([Tile(photo(s) if s.ndim == 3 else coloured_mask(s, found.classes)) for s in shown])
-        for shown in zip(*(found.first[name] for name in columns), strict=True)
+        Row([Tile(photo(one) if one.ndim == 3 else coloured_mask(one, masks.classes)) for one in shown])
+        for shown in zip(*(masks.first[name] for name in COLUMNS), strict=True)
     ]
-    save_png(draw_grid(Grid(rows, columns)), path)
+    return draw_grid(Grid(rows, COLUMNS))

@@ -2,96 +2,87 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
 from robvit.backbones.model import Model
 from robvit.evaluation.record import Curve, Record, Table, Trial
-from robvit.studies.common import Request, study, study_record
-from robvit.studies.rob.common import Effort as TokenEffort
-from robvit.studies.rob.common import learned
-from robvit.studies.tora.common import STRONG, Attempt, Effort, attacked, per_cent, subject, trained
-from robvit.studies.tora.paper import PAPER
+from robvit.studies.common import StudyContext, study
+from robvit.studies.judging import CLEAN, Attempt, per_cent, worst_of
+from robvit.studies.rob.common import TokenEffort, learn_tokens
+from robvit.studies.tora.common import PAPER, STRONG, AdapterEffort, bench
+
+EFFORT = AdapterEffort()
 
 
-@study("tora-knob", paper=PAPER, title="One model, its trade-off moved after training")
+@study("tora-knob", paper=PAPER, title="One model, its trade-off moved after training", effort=EFFORT)
 def knob(
-    request: Request,
+    context: StudyContext,
+    effort: AdapterEffort,
     *,
-    trades: tuple[float, ...] = (0.1, 0.5, 0.9),
-    places: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9),
-    learn: int = 1500,
-    epochs: float = 3,
-    fusion_epochs: float = 1,
-    eps: float = 4 / 255,
-    training: str = "",
+    trades: Sequence[float] = (0.1, 0.5, 0.9),
+    places: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
     steps: int = 10,
 ) -> Record:
     """Fusions trained apart and interpolated ("states") against two ends trained together ("path")."""
-    effort = Effort(learn, epochs, fusion_epochs, eps, training)
-    held = subject(request, effort, 100)
-    attempts: tuple[Attempt, ...] = (("clean", None, {}), ("pgd", STRONG[0], {"steps": steps}))
+    at = bench(context, effort)
+    pgd = Attempt("pgd", STRONG[0], {"steps": steps})
     trials, rows = list[Trial](), list[list[object]]()
     lines: dict[str, list[list[float]]] = {}
     for way in ("states", "path"):
-        model = trained(request, held, effort, tuple(trades), knob=way)
+        model = at.train(trades, knob=way)
         for place in places:
             model.trade_off = place
             scenario = f"{way}, {place:g}"
-            found = attacked(request, model, model.identity(), held.judge, scenario, attempts)
-            clean, robust = (per_cent(t) for t in found)
-            trials += found
+            judged = at.judge(model, scenario, (CLEAN, pgd))
+            clean, robust = (per_cent(t) for t in judged)
+            trials += judged
             known = "trained" if way == "states" and place in trades else "between"
             rows.append([scenario, clean, robust, known])
             lines.setdefault(f"{way}: clean", []).append([place, clean / 100])
             lines.setdefault(f"{way}: PGD {STRONG[0]}", []).append([place, robust / 100])
-    record = study_record(held.request, held.model, held.judge, trials=trials)
-    columns = ["knob, trade-off", "clean", f"PGD-{steps} {STRONG[0]}", ""]
-    note = f"Both ways cost the same: {len(trades)} x {fusion_epochs:g} epochs of phase 2."
+    record = context.record(at.model, at.judged, trials=trials)
+    columns = ["knob, trade-off", "clean", f"{pgd.title} {STRONG[0]}", ""]
+    note = f"Both ways cost the same: {len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
     record.tables = [Table("Accuracy and robustness along the knob", columns, rows, note)]
     record.curves = [Curve("The knob", "trade-off", "accuracy", lines)]
     return record
 
 
-@study("tora-composed", paper=PAPER, title="TORA with robustness tokens, and attacked with scaled attention")
+@study(
+    "tora-composed",
+    paper=PAPER,
+    title="TORA with robustness tokens, and attacked with scaled attention",
+    effort=EFFORT,
+)
 def composed(
-    request: Request,
+    context: StudyContext,
+    effort: AdapterEffort,
     *,
     trade: float = 0.5,
-    learn: int = 1500,
-    epochs: float = 3,
-    fusion_epochs: float = 1,
-    eps: float = 4 / 255,
-    training: str = "",
     steps: int = 10,
     token_steps: int = 40,
     token_learn: int = 128,
 ) -> Record:
     """PGD and AAS of as many steps on TORA, with and without tokens that were learned for the backbone."""
-    effort = Effort(learn, epochs, fusion_epochs, eps, training)
-    held = subject(request, effort, 100)
-    bare = trained(request, held, effort, (trade,))
-    little = TokenEffort(learn=token_learn, steps=token_steps, attack_steps=4, eps=eps)
-    images = held.splits.train.take(range(min(token_learn, len(held.splits.train))))
-    tokens = learned(request, held.model, images, little.recipe(seed=request.seed)).tokens
-    subjects: dict[str, Model] = {
-        "backbone": held.model,
-        "backbone, tokens": held.model.replace(tokens=tokens),
-        "TORA": bare,
-        "TORA, tokens": bare.replace(tokens=tokens),
+    at = bench(context, effort)
+    tora = at.train((trade,))
+    token_effort = TokenEffort(learn=token_learn, steps=token_steps, inner_steps=4, eps=effort.eps)
+    images = at.splits.train.take(range(min(token_learn, len(at.splits.train))))
+    tokens = learn_tokens(context, at.model, images, token_effort.recipe(seed=context.seed)).tokens
+    models: dict[str, Model] = {
+        "backbone": at.model,
+        "backbone, tokens": at.model.replace(tokens=tokens),
+        "TORA": tora,
+        "TORA, tokens": tora.replace(tokens=tokens),
     }
-    attempts: tuple[Attempt, ...] = (
-        ("clean", None, {}),
-        ("pgd", STRONG[0], {"steps": steps}),
-        ("aas", STRONG[0], {"steps": steps}),
-    )
+    pgd, aas = (Attempt(name, STRONG[0], {"steps": steps}) for name in ("pgd", "aas"))
     trials, rows = list[Trial](), list[list[object]]()
-    for scenario, model in subjects.items():
-        found = attacked(request, model, model.identity(), held.judge, scenario, attempts)
-        worst = torch.tensor([found[1].correct, found[2].correct]).all(0).float().mean()
-        trials += found
-        rows.append([scenario, *(per_cent(t) for t in found), 100 * float(worst)])
-    record = study_record(held.request, held.model, held.judge, trials=trials)
-    columns = ["", "clean", f"PGD-{steps}", f"AAS, PGD-{steps} inside", "worst of both"]
+    for scenario, model in models.items():
+        judged = at.judge(model, scenario, (CLEAN, pgd, aas))
+        trials += judged
+        rows.append([scenario, *(per_cent(t) for t in judged), per_cent(worst_of(*judged[1:]))])
+    record = context.record(at.model, at.judged, trials=trials)
+    columns = ["", "clean", pgd.title, f"AAS, {pgd.title} inside", "worst of both"]
     note = (
         f"Per cent within {STRONG[0]}. Every attacker knows adapters and tokens. AAS crafts with scaled "
         "attention and is judged on the model as it is."

@@ -8,15 +8,25 @@ robvit-mini, pretrained without attacks, and the same network from random weight
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from robvit.errors import InputError
 from robvit.evaluation.record import Record, Table
 from robvit.registry import unknown
-from robvit.studies.common import Request, study
-from robvit.studies.xcit.common import CHECKPOINT, Claim, Effort, Variant, cell, finals, judged
-from robvit.studies.xcit.paper import PAPER, TABLE7, TABLE8
+from robvit.studies.common import StudyContext, study
+from robvit.studies.xcit.common import (
+    PAPER,
+    PUBLISHED,
+    Contrast,
+    accuracy_table,
+    cell,
+    contrast,
+    judge_variants,
+)
+from robvit.studies.xcit.variants import CHECKPOINT, RecipeEffort, Variant
 
+EFFORT = RecipeEffort()
 # The start, the network that stands for it, and whether its weights are kept.
 STARTS = {
     "robust start": ("robvit-mini-robust", True),
@@ -55,33 +65,26 @@ NOTE8 = (
 )
 
 
-@study("xcit-table7", paper=PAPER, title="Table 7: robust fine-tuning on other data")
+@study("xcit-table7", paper=PAPER, title="Table 7: robust fine-tuning on other data", effort=EFFORT)
 def other_data(
-    request: Request,
-    *,
-    sets: Sequence[str] = tuple(SETS),
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
+    context: StudyContext, effort: RecipeEffort, *, sets: Sequence[str] = ("caltech-101", "flowers")
 ) -> Record:
     """Fine-tuned with and without attacks, from robust, standard and random weights, on two data sets."""
-    effort = Effort(scale, learn, epochs, steps, training, usual=(300, 3))
     for name in sets:
         if name not in SETS:
             raise unknown("data set of Table 7", name, list(SETS))
-    if request.data is not None and len(sets) != 1:
+    if context.data is not None and len(sets) != 1:
         raise InputError("--data holds one of the sets; say which, as in --set 'sets=[\"flowers\"]'")
-    first, *others = (_on(request, effort, name) for name in sets)
+    first, *others = (_table7(context, effort, name) for name in sets)
     for other in others:  # trials must be of the same images, so the record keeps the first set's
         first.tables += other.tables
+        first.claims += other.claims
         first.findings += other.findings
     first.notes.append(NOTE7)
     return first
 
 
-def _on(request: Request, effort: Effort, name: str) -> Record:
+def _table7(context: StudyContext, effort: RecipeEffort, name: str) -> Record:
     """One data set's part of Table 7."""
     starts = STARTS if effort.is_small else {"robust start": STARTS["robust start"]}
     variants = [
@@ -90,93 +93,74 @@ def _on(request: Request, effort: Effort, name: str) -> Record:
             CHECKPOINT,
             "xcit-finetune-hires",
             stand_in=stand_in,
-            small={**TUNED, "pretrained": kept},
+            small={**TUNED, "pretrained": pretrained},
+            small_effort=(300, 3),
             on=name.split("-")[0].upper(),
             small_data=SETS[name],
         )
-        for start, (stand_in, kept) in starts.items()
+        for start, (stand_in, pretrained) in starts.items()
     ]
-    found = judged(request, effort, variants, strongest="autoattack", with_standard=True)
-    columns = [
-        "fine-tuned",
-        "standard: clean %",
-        "clean %",
-        "FGSM %",
-        "AutoAttack %",
-        "paper: standard, clean %",
-        "paper: clean %",
-        "AutoAttack %",
-    ]
-    which = list(SETS).index(name)
-    paper = {
-        net: [TABLE7["standard", net][which][0], *TABLE7["adversarial", net][which]]
-        for net in ("XCiT-S12", "ResNet-50")
-    }
+    judged = judge_variants(context, effort, variants, strongest="autoattack", with_standard=True)
+    published = PUBLISHED["table7"]
+    theirs = ["paper: standard, clean %", "paper: clean %", "AutoAttack %"]
+    columns = ["fine-tuned", "standard: clean %", *judged.columns, *theirs]
     cells: list[list[Any]] = []
-    for row in found.rows:
-        theirs = paper["XCiT-S12"] if row is found.rows[0] else [None] * 3
-        cells.append([row.variant.label, cell(row.standard), *map(cell, row.trials), *theirs])
-    cells.append([f"{name}, the paper's ResNet-50", *[None] * 4, *paper["ResNet-50"]])
-    ours, *controls = [row.variant.label for row in found.rows]
-    claims = [Claim(f"{ours}, over {other}", ours, other, None) for other in controls]
-    table = Table(f"Table 7: {name}", columns, cells)
-    return found.record(table, claims, quoted=ours)
+    for row in judged.rows:
+        paper = published.row(f"{name}, XCiT-S12" if row is judged.rows[0] else "")
+        cells.append([row.label, cell(row.standard), *map(cell, row.trials), *paper])
+    cells.append([f"{name}, the paper's ResNet-50", *[None] * 4, *published.row(f"{name}, ResNet-50")])
+    ours, *controls = [row.label for row in judged.rows]
+    contrasts = [Contrast(f"{ours}, over {other}", ours, other) for other in controls]
+    return judged.record(Table(f"Table 7: {name}", columns, cells), contrasts, quoted=ours)
 
 
-@study("xcit-table8", paper=PAPER, title="Table 8: CIFAR-10 by TRADES, with and without pre-training")
-def cifar10(
-    request: Request,
-    *,
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
-    synthetic: str = "",
-) -> Record:
+@study(
+    "xcit-table8",
+    paper=PAPER,
+    title="Table 8: CIFAR-10 by TRADES, with and without pre-training",
+    effort=EFFORT,
+)
+def cifar10(context: StudyContext, effort: RecipeEffort, *, synthetic: str = "") -> Record:
     """From robust weights, from random ones with more images in half of every batch, and without them."""
-    effort = Effort(scale, learn, epochs, steps, training, usual=(400, 3))
-    pretrained, more, alone = TABLE8
-    small = {**TUNED, **TRADES, "pretrained": False}
+    published = PUBLISHED["table8"]
+    pretrained, more, alone = published.rows
     afresh = {"pretrained": False, "epochs": 300}
+    from_scratch = Variant(
+        alone,
+        "xcit-s12",
+        "xcit-finetune-cifar10",
+        afresh,
+        on="cifar10",
+        stand_in="robvit-mini",
+        small={**TUNED, **TRADES, "pretrained": False},
+        small_effort=(400, 3),
+    )
     variants = [
-        Variant(
-            pretrained,
-            CHECKPOINT,
-            "xcit-finetune-cifar10",
-            on="cifar10",
+        replace(
+            from_scratch,
+            label=pretrained,
+            model=CHECKPOINT,
+            changes={},
             stand_in="robvit-mini-robust",
-            small={**small, "pretrained": True},
+            small={**from_scratch.small, "pretrained": True},
         ),
-        Variant(
-            more,
-            "xcit-s12",
-            "xcit-finetune-cifar10",
-            {**afresh, "extra_share": 0.5},
-            on="cifar10",
-            stand_in="robvit-mini",
-            small=small,
+        replace(
+            from_scratch,
+            label=more,
+            changes={**afresh, "extra_share": 0.5},
             extra=synthetic,
             small_extra=synthetic or "sample",
         ),
-        Variant(
-            alone,
-            "xcit-s12",
-            "xcit-finetune-cifar10",
-            afresh,
-            on="cifar10",
-            stand_in="robvit-mini",
-            small=small,
-        ),
+        from_scratch,
     ]
     if not effort.is_small and not synthetic:
         variants.pop(1)
-    found = judged(request, effort, variants, strongest="autoattack")
-    claims = [
-        Claim("robust pre-training over none", pretrained, alone, 16.65),
-        Claim("synthetic images over none", more, alone, 8.39),
+    judged = judge_variants(context, effort, variants, strongest="autoattack")
+    contrasts = [
+        contrast("robust pre-training over none", pretrained, alone, published),
+        contrast("synthetic images over none", more, alone, published),
     ]
-    table = finals(found.rows, TABLE8, "Table 8: CIFAR-10")
-    record = found.record(table, claims, quoted=pretrained)
+    table = accuracy_table(judged, published, "Table 8: CIFAR-10")
+    record = judged.record(table, contrasts, quoted=pretrained)
     record.notes.append(NOTE8)
     return record

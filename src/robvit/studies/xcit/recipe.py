@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,238 +10,168 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from robvit.backbones.model import Model
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Curve, Record, Table
-from robvit.studies.common import Request, study
-from robvit.studies.tora.common import per_cent
-from robvit.studies.xcit.common import Claim, Effort, Row, Variant, cell, finals, judged
-from robvit.studies.xcit.paper import (
+from robvit.evaluation.record import Record, Table
+from robvit.studies.common import StudyContext, study
+from robvit.studies.xcit.common import (
     PAPER,
-    TABLE1,
-    TABLE2,
-    TABLE3,
-    TABLE4,
-    TABLE5,
-    TABLE6,
-    Ablated,
-    Policy,
+    PUBLISHED,
+    ablation_table,
+    accuracy_curve,
+    accuracy_table,
+    cell,
+    contrast,
+    judge_variants,
 )
+from robvit.studies.xcit.variants import IMAGENET, RecipeEffort, Variant
 
-ALL, BASIC = Policy(True, True, True, True), Policy(False, False, False, False)
 STRENGTH = {"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.25}  # DeiT's
+ALL, BASIC = "all of DeiT's", "basic only"
+# Which of DeiT's augmentations a row of Table 3 has, besides flips, crops and colour jitter.
+POLICIES: dict[str, tuple[str, ...]] = {
+    ALL: tuple(STRENGTH),
+    BASIC: (),
+    "erase": ("erase",),
+    "mixup": ("mixup",),
+    "mixup and erase": ("mixup", "erase"),
+    "mixup and cutmix": ("mixup", "cutmix"),
+    "randaugment": ("randaugment",),
+    "randaugment and erase": ("randaugment", "erase"),
+}
 DEIT, CAIT, XCIT = "deit_small_patch16_224", "cait-s12", "xcit-s12"
-UNKNOWN = Ablated(None, None, None)  # a value that the thesis did not try
 STAND_INS = {DEIT: "tiny-deit", CAIT: "tiny-cait", XCIT: "tiny-xcit-s"}
+EFFORT = RecipeEffort()
 
 
-def augmented(policy: Policy) -> dict[str, Any]:
-    """The keys of a recipe for an augmentation policy."""
-    return {f"augment.{name}": STRENGTH[name] if on else 0 for name, on in policy._asdict().items()}
+def changes(policy: str, weight_decay: float, eps_warmup: float) -> dict[str, Any]:
+    """What the thesis varies in a recipe, in full."""
+    on = POLICIES[policy]
+    augment = {f"augment.{name}": strength if name in on else 0 for name, strength in STRENGTH.items()}
+    return {"eps_warmup": eps_warmup, "weight_decay": weight_decay, **augment}
 
 
-def recipe(policy: Policy, weight_decay: float, eps_warmup: float) -> dict[str, Any]:
-    """What the thesis varies, in full."""
-    return {"eps_warmup": eps_warmup, "weight_decay": weight_decay, **augmented(policy)}
-
-
-def _ablation(rows: Sequence[Row], paper: Mapping[str, Ablated], title: str, note: str = "") -> Table:
-    """Ours beside the paper's; the columns of standard training only where it was done."""
-    calm = any(row.standard for row in rows)
-    columns = [
-        "",
-        *(["standard: clean %"] if calm else []),
-        "clean %",
-        "FGSM %",
-        "APGD-CE %",
-        *(["paper: standard, clean %"] if calm else []),
-        "paper: clean %",
-        "APGD-CE %",
-    ]
-    cells = []
-    for row in rows:
-        theirs = paper.get(row.variant.label, UNKNOWN)
-        ours = [cell(trial) for trial in row.trials]
-        standard = ([cell(row.standard)], [theirs.standard]) if calm else ([], [])
-        cells.append([row.variant.label, *standard[0], *ours, *standard[1], theirs.clean, theirs.robust])
-    return Table(title, columns, cells, note)
-
-
-@study("xcit-table1", paper=PAPER, title="Table 1: architectures under adversarial training, ImageNet-100")
-def architectures(
-    request: Request,
-    *,
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
-) -> Record:
+@study(
+    "xcit-table1",
+    paper=PAPER,
+    title="Table 1: architectures under adversarial training, ImageNet-100",
+    effort=EFFORT,
+)
+def architectures(context: StudyContext, effort: RecipeEffort) -> Record:
     """DeiT, CaiT and XCiT of one size by DeiT's own setup, with and without attacks."""
-    effort = Effort(scale, learn, epochs, steps, training)
-    networks = zip(TABLE1, (DEIT, CAIT, XCIT), strict=True)
+    published = PUBLISHED["table1"]
+    deit, cait, xcit = published.rows
     variants = [
-        Variant(name, model, changes=recipe(ALL, 0.05, 0), stand_in=STAND_INS[model])
-        for name, model in networks
+        Variant(name, model, changes=changes(ALL, 0.05, 0), stand_in=STAND_INS[model])
+        for name, model in zip(published.rows, (DEIT, CAIT, XCIT), strict=True)
     ]
-    found = judged(request, effort, variants, with_standard=True)
+    judged = judge_variants(context, effort, variants, with_standard=True)
     note = "The thesis repeats augmentations here, three epochs' worth in each; this loop does not."
-    table = _ablation(found.rows, TABLE1, "Table 1: architectures", note)
-    deit, cait, xcit = TABLE1
-    claims = [
-        Claim("class attention helps: CaiT over DeiT", cait, deit, 2.52),
-        Claim("cross-covariance attention helps: XCiT over CaiT", xcit, cait, 18.96),
+    contrasts = [
+        contrast("class attention helps: CaiT over DeiT", cait, deit, published),
+        contrast("cross-covariance attention helps: XCiT over CaiT", xcit, cait, published),
     ]
-    return found.record(table, claims)
+    return judged.record(ablation_table(judged, published, "Table 1: architectures", note), contrasts)
 
 
-@study("xcit-table2", paper=PAPER, title="Table 2: epochs over which eps warms up, XCiT-N12, ImageNet-100")
+@study(
+    "xcit-table2",
+    paper=PAPER,
+    title="Table 2: epochs over which eps warms up, XCiT-N12, ImageNet-100",
+    effort=EFFORT,
+)
 def warmups(
-    request: Request,
-    *,
-    periods: Sequence[int] = tuple(TABLE2),
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
+    context: StudyContext, effort: RecipeEffort, *, periods: Sequence[int] = (0, 5, 10, 20, 30)
 ) -> Record:
     """DeiT's setup with eps rising over some of the 100 epochs, or their share of fewer."""
-    effort = Effort(scale, learn, epochs, steps, training)
-    variants = [Variant(f"{n} epochs", changes=recipe(ALL, 0.05, n)) for n in periods]
-    found = judged(request, effort, variants)
-    paper = {f"{n} epochs": figures for n, figures in TABLE2.items()}
-    table = _ablation(found.rows, paper, "Table 2: eps warm-up", "Epochs are those of the thesis's 100.")
-    claims = [Claim("20 epochs of warm-up over none", "20 epochs", "0 epochs", 4.40)]
-    record = found.record(table, claims, quoted="20 epochs")
-    record.curves = [_curve("Table 2: eps warm-up", "epochs of warm-up", periods, found.rows)]
+    published = PUBLISHED["table2"]
+    variants = [Variant(f"{n} epochs", changes=changes(ALL, 0.05, n)) for n in periods]
+    judged = judge_variants(context, effort, variants)
+    note = "Epochs are those of the thesis's 100."
+    table = ablation_table(judged, published, "Table 2: eps warm-up", note)
+    contrasts = [contrast("20 epochs of warm-up over none", "20 epochs", "0 epochs", published)]
+    record = judged.record(table, contrasts, quoted="20 epochs")
+    record.curves = [accuracy_curve("Table 2: eps warm-up", "epochs of warm-up", periods, judged)]
     return record
 
 
-@study("xcit-table3", paper=PAPER, title="Table 3: data augmentation, XCiT-N12, ImageNet-100")
-def augmentations(
-    request: Request,
-    *,
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
-) -> Record:
+@study("xcit-table3", paper=PAPER, title="Table 3: data augmentation, XCiT-N12, ImageNet-100", effort=EFFORT)
+def augmentations(context: StudyContext, effort: RecipeEffort) -> Record:
     """The eight policies that the thesis prints, with and without attacks; all have flips and crops."""
-    effort = Effort(scale, learn, epochs, steps, training)
-    paper = {_policy_name(policy): figures for policy, figures in TABLE3.items()}
-    variants = [Variant(_policy_name(p), changes=recipe(p, 0.05, 20)) for p in TABLE3]
-    found = judged(request, effort, variants, with_standard=True)
-    table = _ablation(found.rows, paper, "Table 3: augmentation")
-    claims = [Claim("basic augmentation over all of DeiT's", _policy_name(BASIC), _policy_name(ALL), 3.84)]
-    return found.record(table, claims, quoted=_policy_name(BASIC))
+    published = PUBLISHED["table3"]
+    variants = [Variant(policy, changes=changes(policy, 0.05, 20)) for policy in published.rows]
+    judged = judge_variants(context, effort, variants, with_standard=True)
+    contrasts = [contrast("basic augmentation over all of DeiT's", BASIC, ALL, published)]
+    table = ablation_table(judged, published, "Table 3: augmentation")
+    return judged.record(table, contrasts, quoted=BASIC)
 
 
-def _policy_name(policy: Policy) -> str:
-    if policy in (ALL, BASIC):
-        return "all of DeiT's" if policy == ALL else "basic only"
-    return " and ".join(name for name, on in policy._asdict().items() if on)
-
-
-@study("xcit-table4", paper=PAPER, title="Table 4: weight decay, XCiT-N12, ImageNet-100")
+@study("xcit-table4", paper=PAPER, title="Table 4: weight decay, XCiT-N12, ImageNet-100", effort=EFFORT)
 def weight_decays(
-    request: Request,
+    context: StudyContext,
+    effort: RecipeEffort,
     *,
-    values: Sequence[float] = tuple(TABLE4),
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
+    values: Sequence[float] = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 1.0),
 ) -> Record:
     """Basic augmentation and warm-up with several weight decays, with and without attacks."""
-    effort = Effort(scale, learn, epochs, steps, training)
-    variants = [Variant(f"{value:g}", changes=recipe(BASIC, value, 20)) for value in values]
-    found = judged(request, effort, variants, with_standard=True)
-    paper = {f"{value:g}": figures for value, figures in TABLE4.items()}
-    table = _ablation(found.rows, paper, "Table 4: weight decay")
-    claims = [Claim("a weight decay of 0.5 over 0.05", "0.5", "0.05", 2.72)]
-    record = found.record(table, claims, quoted="0.5")
-    record.curves = [_curve("Table 4: weight decay", "weight decay", values, found.rows)]
+    published = PUBLISHED["table4"]
+    variants = [Variant(f"{value:g}", changes=changes(BASIC, value, 20)) for value in values]
+    judged = judge_variants(context, effort, variants, with_standard=True)
+    contrasts = [contrast("a weight decay of 0.5 over 0.05", "0.5", "0.05", published)]
+    table = ablation_table(judged, published, "Table 4: weight decay")
+    record = judged.record(table, contrasts, quoted="0.5")
+    record.curves = [accuracy_curve("Table 4: weight decay", "weight decay", values, judged)]
     return record
 
 
-@study("xcit-table5", paper=PAPER, title="Table 5: from DeiT's setup to the light recipe, ImageNet")
-def steps_of_the_recipe(
-    request: Request,
-    *,
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
-) -> Record:
+@study(
+    "xcit-table5",
+    paper=PAPER,
+    title="Table 5: from DeiT's setup to the light recipe, ImageNet",
+    effort=EFFORT,
+)
+def steps_of_the_recipe(context: StudyContext, effort: RecipeEffort) -> Record:
     """One change after the other, each kept; judged by AutoAttack."""
-    effort = Effort(scale, learn, epochs, steps, training)
+    published = PUBLISHED["table5"]
     chain = (
-        (DEIT, recipe(ALL, 0.05, 0)),
-        (XCIT, recipe(ALL, 0.05, 0)),
-        (XCIT, recipe(ALL, 0.05, 10)),
-        (XCIT, recipe(BASIC, 0.05, 10)),
-        (XCIT, recipe(BASIC, 0.5, 10)),
+        (DEIT, changes(ALL, 0.05, 0)),
+        (XCIT, changes(ALL, 0.05, 0)),
+        (XCIT, changes(ALL, 0.05, 10)),
+        (XCIT, changes(BASIC, 0.05, 10)),
+        (XCIT, changes(BASIC, 0.5, 10)),
     )
     variants = [
-        Variant(name, model, changes=changes, stand_in=STAND_INS[model], on="IMAGENET")
-        for name, (model, changes) in zip(TABLE5, chain, strict=True)
+        Variant(name, model, changes=changed, stand_in=STAND_INS[model], on=IMAGENET)
+        for name, (model, changed) in zip(published.rows, chain, strict=True)
     ]
-    found = judged(request, effort, variants, strongest="autoattack")
-    table = finals(found.rows, TABLE5, "Table 5: step by step")
-    claims = [
-        Claim(after, after, before, round(TABLE5[after][1] - TABLE5[before][1], 2))
-        for before, after in pairwise(TABLE5)
-    ]
-    first, *_, last = TABLE5
-    claims.append(Claim("all of it", last, first, 9.08))
-    return found.record(table, claims)
+    judged = judge_variants(context, effort, variants, strongest="autoattack")
+    contrasts = [contrast(after, after, before, published) for before, after in pairwise(published.rows)]
+    first, *_, last = published.rows
+    contrasts.append(contrast("all of it", last, first, published))
+    return judged.record(accuracy_table(judged, published, "Table 5: step by step"), contrasts)
 
 
-@study("xcit-table6", paper=PAPER, title="Table 6: the light recipe for larger networks, ImageNet")
-def sizes(
-    request: Request,
-    *,
-    scale: str = "small",
-    learn: int = 0,
-    epochs: float = 0,
-    steps: int = 0,
-    training: str = "",
-) -> Record:
+@study(
+    "xcit-table6", paper=PAPER, title="Table 6: the light recipe for larger networks, ImageNet", effort=EFFORT
+)
+def sizes(context: StudyContext, effort: RecipeEffort) -> Record:
     """XCiT of three widths by the whole recipe, with what they cost; the paper's ResNets for comparison."""
-    effort = Effort(scale, learn, epochs, steps, training)
+    published = PUBLISHED["table6"]
     stand_ins = {"XCiT-S12": "tiny-xcit-s", "XCiT-M12": "tiny-xcit-m", "XCiT-L12": "tiny-xcit-l"}
     variants = [
-        Variant(name, name.lower(), changes=recipe(BASIC, 0.5, 10), stand_in=stand_in, on="IMAGENET")
+        Variant(name, name.lower(), changes=changes(BASIC, 0.5, 10), stand_in=stand_in, on=IMAGENET)
         for name, stand_in in stand_ins.items()
     ]
-    found = judged(request, effort, variants, strongest="autoattack")
-    ours = {row.variant.label: [*_cost(row.model), *map(cell, row.trials)] for row in found.rows}
-    columns = [
-        "",
-        "width",
-        "M weights",
-        "MFLOPs",
-        "clean %",
-        "FGSM %",
-        "AutoAttack %",
-        "paper: width",
-        "M weights",
-        "GFLOPs",
-        "clean %",
-        "AutoAttack %",
-    ]
-    cells = [[name, *ours.get(name, [None] * 6), *theirs] for name, theirs in TABLE6.items()]
+    judged = judge_variants(context, effort, variants, strongest="autoattack")
+    ours = {row.label: [*_cost(row.model), *map(cell, row.trials)] for row in judged.rows}
+    theirs = ["paper: width", "M weights", "GFLOPs", "clean %", "AutoAttack %"]
+    columns = ["", "width", "M weights", "MFLOPs", *judged.columns, *theirs]
+    cells = [[name, *ours.get(name, [None] * 6), *row] for name, row in published.rows.items()]
     small, medium, large = stand_ins
-    claims = [
-        Claim("XCiT-M12 over XCiT-S12", medium, small, 3.46),
-        Claim("XCiT-L12 over XCiT-M12: it loses", large, medium, -1.46),
+    contrasts = [
+        contrast("XCiT-M12 over XCiT-S12", medium, small, published),
+        contrast("XCiT-L12 over XCiT-M12: it loses", large, medium, published),
     ]
     note = "The thesis prints a width of 324 for XCiT-S12; it is 384."
-    table = Table("Table 6: size", columns, cells, note)
-    return found.record(table, claims)
+    return judged.record(Table("Table 6: size", columns, cells, note), contrasts)
 
 
 def _cost(model: Model) -> tuple[int, float, float]:
@@ -251,13 +181,3 @@ def _cost(model: Model) -> tuple[int, float, float]:
     net: Any = model.net
     weights = sum(p.numel() for p in model.parameters())
     return int(net.embed_dim), weights / 1e6, counted.get_total_flops() / 1e6
-
-
-def _curve(title: str, axis: str, places: Sequence[float], rows: Sequence[Row]) -> Curve:
-    """Clean and robust accuracy over what is varied, with intervals."""
-    lines: dict[str, list[list[float]]] = {"clean": [], "APGD-CE": []}
-    for at, row in zip(places, rows, strict=True):
-        for name, trial in (("clean", row.trials[0]), ("APGD-CE", row.robust)):
-            bounds = [100 * bound for bound in interval(sum(trial.correct), len(trial.correct))]
-            lines[name].append([at, per_cent(trial), *bounds])
-    return Curve(title, axis, "accuracy, %", lines)

@@ -1,38 +1,21 @@
-"""Studies: how they are asked for, and that what they print follows from what they measured."""
+"""The studies of robustness tokens run, and what they print follows from what they measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 import robvit
+import robvit.studies.rob.tables as rob_tables
 from robvit.attention.hooks import watch
+from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import DataError, InputError, UnknownName
-from robvit.evaluation.record import Record, Table
+from robvit.errors import DataError, InputError
+from robvit.evaluation.record import Record
 from robvit.explanation.figures.activations import largest_activations
-from robvit.studies import Request
-from robvit.studies.rob.common import parts
-
-
-def test_unknown_studies_and_settings_are_refused_by_name() -> None:
-    with pytest.raises(UnknownName, match="no study is called 'rob-table9'"):
-        robvit.reproduce("rob-table9")
-
-
-def test_cells_of_a_table_are_printed_for_reading() -> None:
-    assert [Table.cell(value) for value in (None, 0.125, 3, "a")] == ["–", "0.12", "3", "a"]
-
-
-def test_a_request_names_images_and_model_or_takes_the_studys_own() -> None:
-    own = Request().images("sample", "test", 32, 4)
-    assert len(own) == 4
-    assert Request(data="sample").images("nowhere", "test", 32, 4).digest() == own.digest()
-    assert Request(model="robvit-mini").load("nothing").name == "robvit-mini"
-
 
 QUICK = {"model": "robvit-mini", "steps": 2, "learn": 16}
 
@@ -68,12 +51,22 @@ def test_each_study_of_tokens_runs_on_the_bundled_model(
 
 
 @pytest.mark.slow
-def test_a_table_says_what_its_trials_say(tmp_path: Path) -> None:
+def test_a_table_says_what_its_trials_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[AttackSetting] = []
+
+    def attack_features(model: Any, images: Any, attack: AttackSetting, label: str) -> Any:
+        used.append(attack)
+        return original(model, images, attack, label)
+
+    original = rob_tables.attack_features
+    monkeypatch.setattr(rob_tables, "attack_features", attack_features)
     settings = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
     record = robvit.reproduce("rob-table2", out=tmp_path, **QUICK, **settings)
     rows = {row[0]: row[1:] for row in record.tables[0].rows}
     attacked = [t for t in record.trials if t.scenario == "no tokens" and t.attack == "pgd"]
-    assert rows["accuracy under PGD, %"][0] == 100 * sum(attacked[0].correct) / 8
+    assert rows["accuracy under PGD-2, %"][0] == 100 * sum(attacked[0].correct) / 8
+    assert [attack.steps for attack in used] == [2]  # the features are attacked in as many steps
+    assert {t.scenario for t in record.trials if t.control} == {"no tokens", "random tokens"}
     scenarios = {t.scenario for t in record.trials}
     assert {"random tokens", "tokens", "tokens, attacker knows them"} <= scenarios
 
@@ -122,15 +115,3 @@ def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:
             segmentation_data="sample",
             scenes=2,
         )
-
-
-def test_one_folder_is_shared_out_between_learning_and_judging(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for i in range(4):
-            Image.new("RGB", (8, 8), (i * 60, 0, 0)).save(tmp_path / name / f"{i}.png")
-    learn, judge = parts(Request(data=str(tmp_path)), 8, 5, 3)
-    assert (len(learn), len(judge)) == (5, 3)
-    assert not set(learn.names) & set(judge.names)
-    with pytest.raises(InputError, match="learning takes 9"):
-        parts(Request(data=str(tmp_path)), 8, 9, 3)

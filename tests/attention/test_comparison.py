@@ -21,6 +21,7 @@ from robvit.attention.hooks import attention_layers
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
 from robvit.evaluation.record import Trial
+from robvit.evaluation.verdict import Verdict
 from robvit.threat import Threat
 
 LINF = Threat("linf", 8 / 255)
@@ -46,11 +47,12 @@ def test_on_the_planted_model_the_effect_appears():
         Few(x, y),
         Threat("linf", 16 / 255),
         settings={"steps": 5},
-        way=ScalingMethod(settings={"starts": 4}),
+        method=ScalingMethod(settings={"starts": 4}),
     )
     assert sum(found.plain.correct) == sum(found.control.correct) == 8
     assert sum(found.scaled.correct) == sum(found.both) == 0
-    assert found.verdict().startswith("The paper's effect appears: of 8 images pgd")
+    assert found.claim().verdict is Verdict.SEEN
+    assert found.claim("it helps", 4.9).paper == 4.9
     assert all(0 < v <= 1 for v in found.scales[0])
 
 
@@ -64,11 +66,11 @@ def test_a_image_that_withstands_gets_no_fewer_passes_from_the_control(base, set
     way = ScalingMethod(
         name, settings={"factors": (1.0, 0.1, 0.01)} if name == "aas_uniform" else {"steps": 3}
     )
-    found = compare_scaling(model, Few(x, y), Threat("linf", 0.0), base=base, settings=settings, way=way)
+    found = compare_scaling(model, Few(x, y), Threat("linf", 0.0), base=base, settings=settings, method=way)
     spent = {n: t.forward + t.backward for n, t in vars(found).items() if isinstance(t, Trial)}
     ours = spent["plain"] + spent["scaled"]
     assert ours <= spent["control"] <= ours + 2 * 8  # a step or two more
-    assert found.verdict().startswith("The paper's effect does not appear beyond chance")
+    assert found.claim().verdict is Verdict.UNTOLD
 
 
 def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
@@ -76,7 +78,7 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
     x, y = open_data("sample", limit=8).arrays()
     scales = [0.05] * len(attention_layers(model))
     found = compare_scaling(
-        model, Few(x, y), LINF, settings={"steps": 3}, way=ScalingMethod(scales=scales), batch=5
+        model, Few(x, y), LINF, settings={"steps": 3}, method=ScalingMethod(scales=scales), batch=5
     )
     assert found.clean.correct == (model(x).argmax(1) == y).tolist()
     assert len(found.scales) == 2
@@ -94,15 +96,23 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
 
 
 def test_verdicts_need_more_than_chance():
-    def says(both: list[bool], control: list[bool]) -> str:
+    def says(both: list[bool], control: list[bool]) -> Verdict:
         plain = Trial("pgd", None, {}, both, [], [])
-        found = Comparison(plain, plain, plain, replace(plain, correct=control), [], None)
-        return found.verdict().split(":")[0]
+        return Comparison(plain, plain, plain, replace(plain, correct=control), [], None).claim().verdict
 
     yes, no = [True] * 8, [False] * 8
-    assert says(no, yes) == "The paper's effect appears"
-    assert says(yes, no) == "The paper's effect does not appear; ordinary restarts are stronger"
-    assert says(no[:3] + yes, yes + yes[:3]) == "The paper's effect does not appear beyond chance"
+    assert says(no, yes) is Verdict.SEEN
+    assert says(yes, no) is Verdict.OPPOSITE
+    assert says(no[:3] + yes, yes + yes[:3]) is Verdict.UNTOLD
+
+
+def test_a_model_that_is_always_wrong_has_nothing_to_break():
+    model = robvit.load("robvit-mini")
+    x, _ = open_data("sample", limit=2).arrays()
+    wrong = (model(x).argmax(1) + 1) % 10
+    found = compare_scaling(model, Few(x, wrong), LINF, settings={"steps": 1})
+    assert [trial.correct for trial in found.trials] == [[False, False]] * 4
+    assert [trial.forward for trial in found.trials] == [2, 0, 0, 0]
 
 
 def test_attacks_that_take_no_restarts_have_no_control():
@@ -129,5 +139,5 @@ def test_without_underflow_scaling_is_never_reported_better_than_its_control(way
     model = robvit.load("robvit-mini-robust")
     images = open_data("sample", limit=64)
     for base, settings in (("fgsm", {}), ("pgd", {"steps": 10}), ("gama", {"steps": 10})):
-        found = compare_scaling(model, images, LINF, base=base, settings=settings, way=way)
-        assert not found.verdict().startswith("The paper's effect appears"), found.verdict()
+        found = compare_scaling(model, images, LINF, base=base, settings=settings, method=way)
+        assert found.claim().verdict is not Verdict.SEEN, str(found.claim())

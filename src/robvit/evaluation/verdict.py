@@ -1,0 +1,101 @@
+"""What a comparison on the same images tells of a claim: a verdict with its evidence, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+
+from robvit.evaluation.metrics import mcnemar, paired_interval
+
+SURE = 0.05  # a difference counts if chance alone makes it less often
+
+
+class Verdict(StrEnum):
+    """What became of a claim; only the first two are beyond chance."""
+
+    SEEN = "seen"
+    OPPOSITE = "opposite"
+    NO_LARGER = "no effect as large as claimed"
+    UNTOLD = "cannot be told"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one model or attack is ahead of another, tested image by image; differences are in points.
+
+    `paper` is the difference that was published; if it is negative, the claim is that the first falls behind.
+    `low` and `high` bound the 95 % interval. `smallest` is the least difference that so many images can
+    tell, None if they can tell none.
+    """
+
+    text: str
+    paper: float | None
+    images: int
+    only_first: int
+    only_second: int
+    difference: float
+    low: float
+    high: float
+    p: float
+    smallest: float | None
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.told}; {self.evidence}."
+
+    @property
+    def told(self) -> str:
+        """The verdict for reading, with the bound where it has one."""
+        if self.verdict is not Verdict.NO_LARGER:
+            return str(self.verdict)
+        return f"no effect larger than {self.low if (self.paper or 0) < 0 else self.high:+.1f} points"
+
+    @property
+    def evidence(self) -> str:
+        """The numbers behind the verdict, for reading."""
+        least = "no difference" if self.smallest is None else f"none below {self.smallest:.1f} points"
+        return (
+            f"{self.difference:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, McNemar "
+            f"p = {self.p:.2g}); {self.images} images can tell {least}"
+        )
+
+
+def claim_of(text: str, first: Sequence[bool], second: Sequence[bool], paper: float | None = None) -> Claim:
+    """Test that the first outcomes are more often true than the second, on the same images in the same order.
+
+    `paper` is the published difference in points, None where there is none.
+    """
+    pairs = list(zip(first, second, strict=True))
+    more, less = (sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs))
+    difference, low, high = (100 * value for value in paired_interval(more, less, len(pairs)))
+    p = mcnemar(more, less)
+    return Claim(
+        text=text,
+        paper=paper,
+        images=len(pairs),
+        only_first=more,
+        only_second=less,
+        difference=difference,
+        low=low,
+        high=high,
+        p=p,
+        smallest=smallest_difference(len(pairs)),
+        verdict=_verdict(difference, low, high, p, paper),
+    )
+
+
+def smallest_difference(images: int) -> float | None:
+    """The least difference in points that McNemar's test can tell on so many images, at best."""
+    needed = next(n for n in count(1) if mcnemar(n, 0) < SURE)
+    return 100 * needed / images if needed <= images else None
+
+
+def _verdict(difference: float, low: float, high: float, p: float, paper: float | None) -> Verdict:
+    falls = paper is not None and paper < 0
+    if p < SURE:
+        return Verdict.SEEN if (difference < 0) == falls else Verdict.OPPOSITE
+    if paper is not None and (low > paper if falls else high < paper):
+        return Verdict.NO_LARGER
+    return Verdict.UNTOLD

@@ -1,0 +1,29 @@
+"""The papers' claims as studies test them: on the same images, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from robvit.evaluation.record import Table
+from robvit.evaluation.verdict import Claim
+
+COLUMNS = [
+    "claim",
+    "paper, points",
+    "ours, points (95 % interval)",
+    "McNemar's p",
+    "least that can be told, points",
+    "verdict",
+]
+
+
+def claims_table(claims: Sequence[Claim], title: str = "Claims, pair by pair") -> Table:
+    """Every claim with its evidence; too few images tell nothing, and it says so."""
+    rows: list[list[Any]] = []
+    for claim in claims:
+        paper = None if claim.paper is None else f"{claim.paper:+.2f}"
+        ours = f"{claim.difference:+.1f} ({claim.low:+.1f} to {claim.high:+.1f})"
+        least = None if claim.smallest is None else f"{claim.smallest:.1f}"
+        rows.append([claim.text, paper, ours, f"{claim.p:.2g}", least, claim.told])
+    return Table(title, list(COLUMNS), rows)

@@ -1,0 +1,157 @@
+"""How studies judge: a list of attacks in, a trial for each out, kept in shards in the study's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from robvit.attacks import ATTACKS
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.evaluation.attack_shards import Job, craft
+from robvit.evaluation.metrics import interval
+from robvit.evaluation.record import Trial
+from robvit.progress import progress
+from robvit.studies.common import StudyContext
+from robvit.threat import Threat
+
+BATCH = 50
+# How papers write the names of attacks; others are written in capitals.
+TITLES = {
+    "autoattack": "AutoAttack",
+    "apgd_ce": "APGD-CE",
+    "pgd_margin": "CW",
+    "pgd_dlr": "DLR",
+    "clean": "clean",
+}
+COUNTS = ("steps", "restarts", "targets", "queries")  # settings that say how long an attack is
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack on a model; "clean" leaves the images as they are and has no threat."""
+
+    attack: str
+    threat: Threat | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What was run, by its real length: PGD-20, or AutoAttack (20 steps, 3 targets, 100 queries)."""
+        return attack_title(self.attack, self.settings)
+
+
+CLEAN = Attempt("clean")
+
+
+def attack_title(attack: str, settings: Mapping[str, Any]) -> str:
+    """An attack as papers name it; what makes it shorter or longer than its own defaults is in the name."""
+    name = TITLES.get(attack, attack.upper().replace("_", "-"))
+    if attack == "clean":
+        return name
+    defaults = ATTACKS.info(attack).defaults
+    counts = {key: settings[key] for key in COUNTS if key in settings}
+    if attack != "autoattack" and "steps" in counts:
+        name = f"{name}-{counts.pop('steps')}"
+    unusual = [f"{value} {key}" for key, value in counts.items() if value != defaults.get(key)]
+    return f"{name} ({', '.join(unusual)})" if unusual else name
+
+
+def judge(
+    context: StudyContext,
+    model: nn.Module,
+    images: ImageDataset,
+    attempts: Sequence[Attempt],
+    *,
+    scenario: str,
+    identity: str = "",
+    batch: int = BATCH,
+) -> list[Trial]:
+    """A trial for each attempt of an attacker who knows the model.
+
+    `identity` names what decides the model's outputs, where it is no `Model`.
+    """
+    trials = []
+    for attempt in attempts:
+        job = _job(attempt, model, identity, images, batch)
+        label = f"{scenario}, {attempt.attack}" + (f", {attempt.threat}" if attempt.threat else "")
+        trials.append(replace(_run(context, job, label), scenario=scenario))
+    return trials
+
+
+def judge_transfer(
+    context: StudyContext,
+    surrogate: Model,
+    judged: Mapping[str, Model],
+    images: ImageDataset,
+    attempt: Attempt,
+    *,
+    label: str,
+    batch: int = BATCH,
+) -> list[Trial]:
+    """Attack a surrogate once, to the full objective; then a clean and an attacked trial of each model.
+
+    `judged` maps scenarios to models. Every attacked trial costs what making the images did.
+    """
+    victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
+    job = replace(_job(attempt, surrogate, "", images, batch), victim=victim)
+    made = _run(context, job, label)
+    cost = {name: getattr(made, name) for name in ("forward", "backward", "seconds", "warnings")}
+    trials = []
+    for scenario, model in judged.items():
+        trials += judge(context, model, images, [CLEAN], scenario=scenario, batch=batch)
+        seen = replace(job, model=model, victim=None, identity=model.identity(), source=_folder(context, job))
+        attacked = _run(context, seen, f"{label}, {scenario}")
+        trials.append(replace(attacked, **cost, scenario=scenario))
+    return trials
+
+
+def worst_of(first: Trial, second: Trial) -> Trial:
+    """The first trial, with what the second found for images that only the second breaks."""
+    lists: dict[str, Any] = {
+        name: [
+            b if ok and not other else a
+            for a, b, ok, other in zip(
+                getattr(first, name), getattr(second, name), first.correct, second.correct, strict=True
+            )
+        ]
+        for name in ("correct", "predicted", "distance")
+    }
+    return replace(first, **lists)
+
+
+def per_cent(trial: Trial) -> float:
+    """The accuracy that is left, in per cent."""
+    return 100 * sum(trial.correct) / len(trial.correct)
+
+
+def with_interval(correct: Sequence[bool]) -> str:
+    """A share in per cent with its 95 % interval, as a cell of a table."""
+    low, high = (100 * bound for bound in interval(sum(correct), len(correct)))
+    return f"{100 * sum(correct) / len(correct):.1f} ({low:.1f} to {high:.1f})"
+
+
+def point(at: float, correct: Sequence[bool]) -> list[float]:
+    """A point of a curve: a share in per cent over an axis, with its 95 % interval."""
+    bounds = [100 * bound for bound in interval(sum(correct), len(correct))]
+    return [at, 100 * sum(correct) / len(correct), *bounds]
+
+
+def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset, batch: int) -> Job:
+    if not identity:
+        assert isinstance(model, Model)
+        identity = model.identity()
+    return Job(attempt.attack, attempt.threat, dict(attempt.settings), model, identity, images, batch=batch)
+
+
+def _folder(context: StudyContext, job: Job) -> Path:
+    return context.out / "shards" / job.key()[:16]
+
+
+def _run(context: StudyContext, job: Job, label: str) -> Trial:
+    with progress(label, total=len(job.images)) as advance:
+        return craft(job, _folder(context, job), advance)

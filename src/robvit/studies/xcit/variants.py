@@ -1,0 +1,175 @@
+"""Variants of a recipe as the thesis ran them, and what is trained in their place at a small scale.
+
+At the small scale a small network of the same kind learns from a few bundled images by the recipe
+small-study with the same changes; at the paper's scale the recipe itself runs, on data that the caller has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset, open_data
+from robvit.data.imagenet import ROBUSTBENCH
+from robvit.errors import InputError
+from robvit.evaluation.record import Record
+from robvit.loading import load
+from robvit.progress import progress
+from robvit.studies.common import StudyContext, TrainingEffort
+from robvit.studies.judging import CLEAN, Attempt
+from robvit.threat import Threat
+from robvit.training.fit import WEIGHTS
+from robvit.training.recipe import Recipe, load_recipe
+from robvit.training.train import Job, job_of, train
+
+IMAGES = 64  # judged at the small scale
+PAPER_EPOCHS = 100  # without the ten of cool-down
+VALIDATION = 50  # images held out, a formality: the last weights count
+# What the reader puts into a command.
+IMAGENET, IMAGENET100, CHECKPOINT, SYNTHETIC = "IMAGENET", "IMAGENET100", "CHECKPOINT", "SYNTHETIC"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: a network, a recipe and its changes, times in the thesis's epochs.
+
+    `stand_in` is the network of the small scale, `small` what changes there besides and `small_effort` its
+    images and epochs. `on` is the data of the thesis in words and `small_data` what stands for it; `extra`
+    is more data for both.
+    """
+
+    label: str
+    model: str = "xcit_nano_12_p16_224"
+    base: str = "xcit-light"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    stand_in: str = "tiny-xcit-s"
+    small: Mapping[str, Any] = field(default_factory=dict)
+    small_effort: tuple[int, float] = (950, 5)
+    on: str = IMAGENET100
+    small_data: str = "sample"
+    extra: str = ""
+    small_extra: str = ""
+
+    def standard(self) -> Variant:
+        """The same network and augmentation, trained without attacks."""
+        kept = {key: value for key, value in self.changes.items() if not key.startswith(("eps_", "inner."))}
+        calm = {"loss": "standard", "inner.eps": 0, "eps_warmup": 0, **self.small}
+        return replace(self, label=f"{self.label}, standard", base="standard", changes=kept, small=calm)
+
+    def command(self) -> str:
+        """The command of the thesis's own run."""
+        arch = " --arch xcit-s12" if self.model == CHECKPOINT else ""
+        more = f" --extra {self.extra or SYNTHETIC}" if "extra_share" in self.changes else ""
+        changed = "".join(f" --set {key}={value}" for key, value in self.changes.items())
+        return f"robvit train {self.base} --model {self.model}{arch} --data {self.on}{more}{changed}"
+
+
+@dataclass(frozen=True)
+class RecipeEffort(TrainingEffort):
+    """What is spent on every variant; numbers of 0 are the scale's own: minutes on one core if it is small.
+
+    `steps` are those of the strongest attack in the judgement.
+    """
+
+    learn: int = 0
+    epochs: float = 0
+    training: str = ""
+    steps: int = 0
+    scale: str = "small"
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("small", "paper"):
+            raise InputError(f"scale must be small or paper, got {self.scale!r}")
+
+    @property
+    def is_small(self) -> bool:
+        return self.scale == "small"
+
+    def job(self, context: StudyContext, variant: Variant) -> Job:
+        """The training of a variant at this scale."""
+        if self.is_small:
+            limit = (self.learn or variant.small_effort[0]) + VALIDATION
+            recipe = load_recipe("small-study", **self._small_changes(variant), seed=context.seed)
+            model, data = context.model_name(variant.stand_in), context.data_name(variant.small_data)
+            return job_of(recipe, model, data, limit=limit, extra=variant.small_extra or None)
+        _check_data(context, variant)
+        robust = variant.model == CHECKPOINT  # the caller's
+        return job_of(
+            self._paper_recipe(variant, context.seed),
+            (context.model_name("") or None) if robust else variant.model,
+            context.data_name(""),
+            limit=self.learn or None,
+            resize=context.resize,
+            extra=variant.extra or None,
+            arch="xcit-s12" if robust else None,
+        )
+
+    def judged(self, context: StudyContext, variant: Variant) -> ImageDataset:
+        """The images that judge a variant, at their own size.
+
+        At the paper's scale that is the whole judging part, of ImageNet RobustBench's 5,000.
+        """
+        if self.is_small:
+            data, limit = context.data_name(variant.small_data), context.count(IMAGES)
+            return open_data(data, resize=context.resize, limit=limit)
+        _check_data(context, variant)
+        subset = ROBUSTBENCH if variant.on == IMAGENET else None
+        return open_data(context.data_name(""), resize=context.resize, limit=context.images, subset=subset)
+
+    def attempts(self, inner: Mapping[str, Any], strongest: str) -> tuple[Attempt, ...]:
+        """No attack, one step, and the strongest, within the budget that was trained for."""
+        threat = Threat(inner["norm"], inner["eps"])
+        settings: dict[str, Any] = {"steps": self.steps or (20 if self.is_small else 100)}
+        if strongest == "apgd_ce":
+            settings |= {} if self.is_small else {"restarts": 5}
+        elif self.is_small:
+            settings |= {"targets": 3, "queries": 100}
+        return CLEAN, Attempt("fgsm", threat), Attempt(strongest, threat, settings)
+
+    def _paper_recipe(self, variant: Variant, seed: int) -> Recipe:
+        epochs = {"epochs": self.epochs} if self.epochs else {}
+        return load_recipe(variant.base, **variant.changes, **epochs, seed=seed)
+
+    def _small_changes(self, variant: Variant) -> dict[str, Any]:
+        """The changes of small-study: the thesis's, its times in proportion, and a few epochs."""
+        epochs = self.epochs or variant.small_effort[1]
+        changes: dict[str, Any] = {
+            "inner.eps": 4 / 255,
+            **variant.changes,
+            "epochs": epochs,
+            "warmup": epochs / 10,
+            "batch": 64,
+            "lr": 2e-3,
+            "patch_size": 4,
+            "validation": VALIDATION,
+            "validate_every": 10_000,
+            "track": [],
+            **variant.small,
+        }
+        changes["eps_warmup"] = changes.get("eps_warmup", 10) * epochs / PAPER_EPOCHS
+        return changes
+
+
+def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant) -> tuple[Model, Record]:
+    """A variant's network and the record of its training; what was trained before is taken up again."""
+    job = effort.job(context, variant)
+    facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.resize]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    folder = effort.folder(context) / f"{Path(job.model).stem}-{key[:12]}"
+    with progress(f"training {variant.label}", total=1) as advance:
+        record = train(job, folder, report=advance)
+    return load(str(folder / WEIGHTS)), record
+
+
+def _check_data(context: StudyContext, variant: Variant) -> None:
+    if context.data is None:
+        raise InputError(
+            f"the paper's scale takes {variant.on}, which is not part of robvit: give its folder with "
+            "--data and, for fine-tuning, the robust checkpoint with --model; a small run lists every "
+            "row's command"
+        )

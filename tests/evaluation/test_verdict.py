@@ -1,0 +1,62 @@
+"""A verdict follows from the images on which two outcomes differ, and says how little it can tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from robvit.errors import InputError
+from robvit.evaluation.record import Record
+from robvit.evaluation.verdict import Verdict, claim_of, smallest_difference
+
+YES, NO = [True], [False]
+
+
+def test_a_claim_is_told_only_where_the_pairs_tell_it() -> None:
+    assert claim_of("ahead", YES * 40, NO * 40, 1.0).verdict is Verdict.SEEN
+    assert claim_of("ahead", NO * 40, YES * 40, 1.0).verdict is Verdict.OPPOSITE
+    same = claim_of("even", YES * 21 + NO * 19, YES * 21 + NO * 19)
+    assert same.verdict is Verdict.UNTOLD  # no size was claimed, so none is ruled out
+    assert claim_of("five", YES * 40, NO * 5 + YES * 35).verdict is Verdict.UNTOLD
+    assert claim_of("six", YES * 40, NO * 6 + YES * 34).verdict is Verdict.SEEN
+
+
+def test_a_claim_that_something_falls_behind_is_seen_if_it_does() -> None:
+    assert claim_of("it loses", NO * 40, YES * 40, -1.5).verdict is Verdict.SEEN
+    assert claim_of("it loses", YES * 40, NO * 40, -1.5).verdict is Verdict.OPPOSITE
+
+
+def test_an_effect_as_large_as_claimed_is_ruled_out_by_the_interval() -> None:
+    claim = claim_of("scaling helps", YES * 64, YES * 64, 4.93)
+    assert claim.verdict is Verdict.NO_LARGER
+    assert claim.told == "no effect larger than +3.0 points"
+    assert claim.high == pytest.approx(2.97, abs=0.01)
+    assert claim_of("scaling helps", YES * 64, YES * 64, 2.0).verdict is Verdict.UNTOLD
+    assert claim_of("it loses", YES * 64, YES * 64, -4.93).told == "no effect larger than -3.0 points"
+
+
+def test_the_least_difference_that_images_can_tell_is_six_one_sided_ones() -> None:
+    assert smallest_difference(64) == pytest.approx(100 * 6 / 64)
+    assert smallest_difference(6) == 100
+    assert smallest_difference(5) is None
+
+
+def test_the_evidence_is_readable() -> None:
+    text = str(claim_of("a over b", YES * 40, NO * 40, 1.0))
+    assert text.startswith("a over b: seen; +100.0 points (95 % interval ")
+    assert text.endswith("40 images can tell none below 15.0 points.")
+    assert "images can tell no difference" in str(claim_of("few", YES * 2, NO * 2))
+
+
+def test_a_record_keeps_claims_as_data(tmp_path: Path) -> None:
+    record = Record("study", {}, {"count": 0}, [])
+    record.claims = [claim_of("a over b", YES * 40, NO * 40, 1.0), claim_of("few", YES * 2, YES * 2)]
+    record.save(tmp_path / "record.json")
+    again = Record.load(tmp_path / "record.json")
+    assert again.claims == record.claims
+    assert again.claims[0].verdict is Verdict.SEEN
+    text = (tmp_path / "record.json").read_text().replace('"seen"', '"maybe"')
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(InputError, match="maybe"):
+        Record.load(tmp_path / "record.json")

@@ -1,0 +1,131 @@
+"""How studies are called, what they leave behind, and what they are given."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import robvit
+from robvit.data import open_data
+from robvit.errors import InputError, UnknownName
+from robvit.evaluation.record import Record, Table
+from robvit.studies import STUDIES, StudyContext
+from robvit.studies.published import read_published
+
+QUICK: dict[str, Any] = {"images": 2, "steps": 1}
+
+
+def test_the_signature_tells_the_truth() -> None:
+    parameters = inspect.signature(robvit.reproduce).parameters
+    assert list(parameters)[:8] == ["study", "model", "data", "images", "img_size", "resize", "seed", "out"]
+    for name in parameters:
+        assert f"{name}: " in (robvit.reproduce.__doc__ or "")
+
+
+def test_unknown_studies_and_settings_are_refused_by_name() -> None:
+    with pytest.raises(UnknownName, match="no study is called 'rob-table9'"):
+        robvit.reproduce("rob-table9")
+    with pytest.raises(UnknownName, match="no setting of xcit-fig11 is called 'stepz'; did you mean steps"):
+        robvit.reproduce("xcit-fig11", stepz=3)
+    with pytest.raises(InputError, match="images must be 1 or more, got 0"):
+        robvit.reproduce("xcit-fig11", images=0)
+
+
+def test_every_setting_of_an_effort_is_a_setting_of_its_study() -> None:
+    for entry in STUDIES:
+        effort, parameters = entry.info.effort, inspect.signature(entry.value).parameters
+        assert ("effort" in parameters) == (effort is not None), entry.name
+        if effort is not None:
+            assert not set(vars(effort)) & set(parameters), entry.name
+            assert set(vars(effort)) <= set(entry.info.defaults), entry.name
+
+
+def test_a_folder_holds_the_record_and_without_one_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = robvit.reproduce("xcit-fig11", out="kept", command="robvit reproduce xcit-fig11", **QUICK)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["fig11.png", "record.json"]
+    assert Record.load(tmp_path / "kept" / "record.json") == kept
+    assert kept.command == "robvit reproduce xcit-fig11"
+    again = robvit.reproduce("xcit-fig11", **QUICK)
+    assert again.tables == kept.tables
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_model_and_images_in_memory_are_taken_as_they_are() -> None:
+    model, images = robvit.load("robvit-mini-robust"), open_data("sample", split="test", limit=2)
+    by_name = robvit.reproduce("xcit-fig11", **QUICK)
+    in_memory = robvit.reproduce("xcit-fig11", model=model, data=images, steps=1)
+    assert in_memory.tables == by_name.tables
+    with pytest.raises(InputError, match="this study trains networks"):
+        robvit.reproduce("xcit-table2", model=model)
+    with pytest.raises(InputError, match="this study trains networks"):
+        robvit.reproduce("xcit-table2", data=images)
+
+
+def test_a_context_names_images_and_model_or_takes_the_studys_own() -> None:
+    own = StudyContext().dataset("sample", "test", 32, 4)
+    assert len(own) == 4
+    assert StudyContext(data="sample").dataset("nowhere", "test", 32, 4).digest() == own.digest()
+    assert StudyContext(model="robvit-mini").load("nothing").name == "robvit-mini"
+
+
+def test_one_folder_is_shared_out_between_learning_and_judging(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.new("RGB", (8, 8), (i * 60, 0, 0)).save(tmp_path / name / f"{i}.png")
+    context = StudyContext(data=str(tmp_path))
+    learn, judged = context.splits("sample", 8, learn=5, judged=3)
+    assert (len(learn), len(judged)) == (5, 3)
+    assert not set(learn.names) & set(judged.names)
+    with pytest.raises(InputError, match="learning takes 9"):
+        context.splits("sample", 8, learn=9, judged=3)
+    in_memory = StudyContext(data=open_data(tmp_path))
+    learn, judged = in_memory.splits("sample", 8, learn=5, judged=3)
+    assert (len(learn), len(judged)) == (5, 3)
+    assert not set(learn.names) & set(judged.names)
+
+
+def test_cells_of_a_table_are_printed_for_reading() -> None:
+    assert [Table.cell(value) for value in (None, 0.125, 3, "a")] == ["–", "0.12", "3", "a"]
+
+
+@pytest.mark.parametrize(
+    ("package", "table", "row", "cells"),
+    [
+        ("rob", "table1", "dinov2-giant", (85.2, 85.6, 46.6, 47.2)),
+        ("rob", "table2", "dinov2-small", (0.09, 0.93, 0.0, 31.9, 2.8, 24.6)),
+        ("rob", "table4", "dinov2-giant", (None, None)),
+        ("aas", "table3", "PGD-100", (61.10, 59.43, 58.01)),
+        ("aas", "table5", "aas-trades", (87.46, 59.01, 58.03, 57.34)),
+        ("tora", "table2", "0.7, joint", (81.11, 65.75, 50.99, 23.68, 54.29, 41.55)),
+        ("tora", "cost", "tora", (26.0, 111.2)),
+        ("xcit", "table3", "randaugment and erase", (78.08, 64.76, 37.62)),
+        ("xcit", "table6", "XCiT-S12", (384, 26, 4.82, 72.34, 41.78)),
+        ("xcit", "table9", "robust XCiT-S12", (43.86, 49.52, 40.24)),
+    ],
+)
+def test_the_papers_figures_are_what_they_print(
+    package: str, table: str, row: str, cells: tuple[float | None, ...]
+) -> None:
+    published = read_published(package)
+    assert published[table].row(row) == cells
+    assert published[table].row("no such row") == (None,) * len(cells)
+    assert {entry.info.paper for entry in STUDIES if entry.name.startswith(package)} == {published.paper}
+    for one in published.tables.values():
+        assert all(
+            cell is None or isinstance(cell, int | float) for cells in one.rows.values() for cell in cells
+        )
+
+
+def test_a_gain_is_the_difference_of_two_printed_figures() -> None:
+    table = read_published("xcit")["table5"]
+    assert table.gain("+ tuned weight decay", "DeiT-S", "AutoAttack") == 9.08  # as the thesis prints it
+    assert table.gain("+ tuned weight decay", "nobody", "AutoAttack") is None
+    assert table.cell("DeiT-S", "clean") == 66.30
