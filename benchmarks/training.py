@@ -25,8 +25,9 @@ import torch.nn.functional as F
 
 import robvit
 from robvit.data import open_data
-from robvit.training.fit import Fit, Splits
+from robvit.training.fit import Fit
 from robvit.training.recipe import make_recipe
+from robvit.training.splits import Splits
 
 EPS = 8 / 255
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from robvit.loading import load as load
     from robvit.studies.common import reproduce as reproduce
     from robvit.threat import Threat as Threat
+    from robvit.training.train import train as train
 
 # Public name: where it lives; an empty second part is a module.
 _PUBLIC = {
@@ -47,6 +48,7 @@ _PUBLIC = {
     "load": ("robvit.loading", "load"),
     "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
+    "train": ("robvit.training.train", "train"),
 }
 __all__ = [
     "Model",
@@ -65,6 +67,7 @@ __all__ = [
     "load",
     "reproduce",
     "robustify",
+    "train",
 ]
 
 

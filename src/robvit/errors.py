@@ -11,9 +11,9 @@
     |  |- ImageError       an image that cannot be decoded right (robvit.data.decode)
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder
+    |- Diverged            a training whose loss or gradient is no number any more
     |- BrokenAttack        an attack left its budget or returned something that is not an image
     |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting)
-    |- Diverged            training left the numbers (robvit.defenses.token_trainer)
     |- NotInvariant        new tokens that change clean features too much (robvit.defenses.rotate)
     |- TimeLimit           a request to the app that took too long (robvit.app.session)
 
@@ -71,6 +71,10 @@ class CannotWrite(RobvitError, OSError):
 
 class Busy(RobvitError):
     """Another run is at work in the same folder."""
+
+
+class Diverged(RobvitError):
+    """A training left the numbers; the last good state is kept."""
 
 
 class BrokenAttack(RobvitError):

@@ -19,9 +19,9 @@ from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
 from robvit.defenses.attack_cache import PER_SHARD, AttackCache, AttackSetting, TensorImages
 from robvit.defenses.batches import order
-from robvit.defenses.robustify import REFERENCE, Diverged, Recipe, train
+from robvit.defenses.robustify import REFERENCE, Recipe, train
 from robvit.defenses.token_trainer import Learner
-from robvit.errors import InputError, Unsupported
+from robvit.errors import Diverged, InputError, Unsupported
 from robvit.threat import Threat
 
 ATTACK = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 4, "psnr": None})

@@ -11,9 +11,9 @@ import robvit
 from robvit.data import open_data
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
-from robvit.training.fit import Splits
 from robvit.training.recipe import load_recipe
-from robvit.training.tora import Plan, train_adapters
+from robvit.training.splits import Splits
+from robvit.training.tora import train_adapters
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 
@@ -28,8 +28,8 @@ def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path
         "tora-imagenet", **{"batch": 2, "epochs": 1, "warmup": 0, "inner.steps": 1, "judge_steps": 1}
     )
     splits = Splits(images.take(range(2)), images.take(range(2, 4)))
-    _, phases = train_adapters(model, splits, Plan(recipe), tmp_path)
-    assert [phase.progress.step for phase in phases] == [1, 1, 1]
+    _, runs = train_adapters(model, splits, recipe, tmp_path)
+    assert [run.step for run in runs.values()] == [1, 1, 1]
     twin = robvit.load("vit-base", adapters=tmp_path / "adapters.safetensors")
     maps = gate_maps(twin, x[:1])
     assert maps.shape == (12, 1, 14, 14)

@@ -11,16 +11,17 @@ import torch.nn.functional as F
 
 import robvit
 from robvit.backbones.model import Model
-from robvit.cli.tora import _plan
 from robvit.data import open_data
 from robvit.defenses.tora.io import adapted, fresh, load_adapters
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError
 from robvit.files import read_tensors
-from robvit.training.fit import Fit, Splits
+from robvit.training.adapters import TradeOff, TrainableAdapters
+from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
-from robvit.training.recipe import Inner, Recipe, load_recipe
-from robvit.training.tora import Learner, Plan, TradeOff, joined, take_over, train_adapters
+from robvit.training.recipe import Inner, Recipe, changes_of, load_recipe
+from robvit.training.splits import Splits
+from robvit.training.tora import joined, phases_of, take_over, train_adapters
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,14 @@ def recipe(**changes: Any) -> Recipe:
     return load_recipe("tora", **{**quick, **changes})
 
 
+def tuned(
+    trades: tuple[float, ...] = (0.5,), *, changes: dict[str, Any] | None = None, **more: Any
+) -> Recipe:
+    """The recipe for some trade-offs, with other settings of the adapters."""
+    wishes = {"trades": trades, **more}
+    return recipe(**{f"adapters.{k}": v for k, v in wishes.items()}, **(changes or {}))
+
+
 def changed(before: Adapters, after: Adapters) -> set[str]:
     """The parts whose tensors differ."""
     old, new = before.state_dict(), after.state_dict()
@@ -52,10 +61,18 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
     model: Model, splits: Splits, tmp_path: Path
 ) -> None:
     weights = model.identity()
-    plan = Plan(recipe(), trades=(0.1,))
     said: list[str] = []
-    first, phases = train_adapters(model, splits, plan, tmp_path, say=said.append)
-    assert [phase.name for phase in phases] == ["phase1-accuracy", "phase1-robustness", "phase2-0.1"]
+    told: list[float] = []
+    first, runs = train_adapters(
+        model,
+        splits,
+        tuned((0.1,)),
+        tmp_path,
+        log=said.append,
+        progress=lambda amount, note="": told.append(amount),
+    )
+    assert sum(told) == pytest.approx(1)
+    assert list(runs) == ["phase1-accuracy", "phase1-robustness", "phase2-0.1"]
     start = _start(model, splits)
     accuracy, robustness = (
         _kept(model, splits, tmp_path / f"phase1-{n}") for n in ("accuracy", "robustness")
@@ -67,7 +84,7 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
             assert torch.equal(tensor, first.sides[name].state_dict()[key])
 
     marks = {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")}
-    both, _ = train_adapters(model, splits, Plan(recipe(), trades=(0.1, 0.9)), tmp_path)
+    both, _ = train_adapters(model, splits, tuned((0.1, 0.9), knob="states"), tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")} == marks
     both.trade_off = 0.1
     x = torch.rand(2, 3, 32, 32)
@@ -84,7 +101,7 @@ def _start(model: Model, splits: Splits) -> Adapters:
 
 
 def _kept(model: Model, splits: Splits, folder: Path) -> Adapters:
-    learner = Learner(model, _start(model, splits), "joint", ("fusions",))
+    learner = TrainableAdapters(model, _start(model, splits), "joint", ("fusions",))
     state, _ = read_tensors(folder / "model.safetensors", "a state")
     learner.load_state_dict(state)
     return learner.adapters
@@ -111,7 +128,7 @@ def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> 
 
 def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, splits: Splits) -> None:
     x, y = splits.train.take(range(6)).arrays()
-    learner = Learner(model, fresh(model), "joint", ("fusions",))
+    learner = TrainableAdapters(model, fresh(model), "joint", ("fusions",))
     inner = Inner(eps=4 / 255, steps=2)
 
     def attack() -> InnerAttack:
@@ -128,10 +145,9 @@ def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, spl
 def test_a_path_trains_both_ends_on_trade_offs_between_them(
     model: Model, splits: Splits, tmp_path: Path
 ) -> None:
-    plan = Plan(recipe(), trades=(0.1, 0.5, 0.9), knob="path")
-    made, phases = train_adapters(model, splits, plan, tmp_path)
+    made, runs = train_adapters(model, splits, tuned((0.1, 0.5, 0.9)), tmp_path)
     assert made.shape.trades == (0.1, 0.9)
-    assert phases[-1].progress.step == 3 * phases[0].progress.step  # as long as three trainings
+    assert runs["phase2-path"].step == 3 * runs["phase1-accuracy"].step  # as long as three trainings
     assert made.trade_off == pytest.approx(0.5)
     weight = made.fusions[0].weight
     assert not torch.equal(weight[0], weight[1])
@@ -140,7 +156,7 @@ def test_a_path_trains_both_ends_on_trade_offs_between_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["heads", "single", "adapterfusion"])
 def test_the_baselines_train_too(model: Model, splits: Splits, tmp_path: Path, tuning: str) -> None:
-    made, _ = train_adapters(model, splits, Plan(recipe(), tuning=tuning), tmp_path)
+    made, _ = train_adapters(model, splits, tuned(tuning=tuning), tmp_path)
     torch.manual_seed(0)
     start = fresh(model, 10, tuning=tuning)
     assert {name.split(".")[0] for name in changed(start, made)} == (
@@ -156,7 +172,7 @@ class Killed(Exception):
 def test_a_killed_run_ends_with_the_same_bits(
     model: Model, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(recipe(epochs=2, save_seconds=0), trades=(0.5,))
+    plan = tuned(changes={"epochs": 2, "save_seconds": 0})
     whole, _ = train_adapters(model, splits, plan, tmp_path / "whole")
     advance = Fit._advance
     calls = 0
@@ -176,13 +192,17 @@ def test_a_killed_run_ends_with_the_same_bits(
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_plans_that_cannot_be_are_refused(model: Model, splits: Splits, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="rising numbers"):
-        Plan(recipe(), trades=(0.9, 0.1))
-    with pytest.raises(InputError, match="path with two trades"):
-        Plan(recipe(), knob="path")
+        tuned((0.9, 0.1))
+    with pytest.raises(InputError, match="two trades or more"):
+        tuned(knob="path")
     with pytest.raises(InputError, match="one trade-off at a time"):
-        train_adapters(model, splits, Plan(recipe(), tuning="single", trades=(0.1, 0.9)), tmp_path)
+        tuned((0.1, 0.9), tuning="single")
+    with pytest.raises(InputError, match="a loss of their own"):
+        recipe(loss="trades")
+    with pytest.raises(InputError, match="trains a network"):
+        phases_of(load_recipe("pgd-at"))
 
 
 def test_states_are_joined_in_their_order(model: Model) -> None:
@@ -198,7 +218,10 @@ def test_states_are_joined_in_their_order(model: Model) -> None:
     assert both.trade_off == pytest.approx(0.5)
 
 
-def test_several_trades_from_the_command_line_make_a_path_unless_states_are_wanted() -> None:
-    assert _plan("tora", ["trades=[0.1,0.9]"]).knob == "path"
-    assert _plan("tora", ["trades=[0.1,0.9]", "knob=states"]).knob == "states"
-    assert _plan("tora", ["trade=0.5"]).knob == "states"
+def test_several_trades_make_a_path_unless_states_are_wanted() -> None:
+    def last(*settings: str) -> list[str]:
+        return [phase.name for phase in phases_of(load_recipe("tora", **changes_of([*settings])))][2:]
+
+    assert last("adapters.trades=[0.1,0.9]") == ["phase2-path"]
+    assert last("adapters.trades=[0.1,0.9]", "adapters.knob=states") == ["phase2-0.1", "phase2-0.9"]
+    assert last("adapters.trades=0.5") == ["phase2-0.5"]

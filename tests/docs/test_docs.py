@@ -84,7 +84,6 @@ SMALLER = {
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
     "train recipe": TRAINING,
-    "train tora": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.
 SMALL = {
@@ -229,8 +228,8 @@ def smaller(arguments: list[str]) -> list[str]:
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
         added += _settings(ATTACKS.info(given["attack"]).defaults)
-    if names == ["train", "tora"]:
-        added += _settings(["trades", "fusion_epochs"])
+    if names == ["train", "recipe"] and given["name"] == "tora":
+        added += ["--set", "adapters.trades=[0.1,0.9]", "--set", "adapters.fusion_epochs=1"]
     return exchanged + added
 
 

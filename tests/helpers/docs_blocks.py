@@ -26,7 +26,6 @@ LANGUAGES = ("python", "yaml", "text")  # text is what nobody runs: a drawing, a
 STARTS = ("robvit", "python", "make", "pip", "curl")
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?$')
 INLINE = re.compile(rf"`((?:{'|'.join(STARTS)}|accelerate launch -m robvit)\s[^`]+)`")
-TORA = ("trade", "trades", "tuning", "knob", "fusion_epochs", "start")  # settings beside the recipe's
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,3 @@ def check_command(text: str, whole: bool) -> None:
         parse_settings(settings, ATTACKS.info(given["attack"]).defaults, given["attack"])
     if names == ["train", "recipe"] and not given["name"].endswith(".yaml"):
         load_recipe(given["name"], **changes_of(settings))
-    if names == ["train", "tora"]:
-        changes = {key: value for key, value in changes_of(settings).items() if key not in TORA}
-        load_recipe(given.get("recipe") or "tora", **changes)

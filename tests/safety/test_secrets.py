@@ -141,7 +141,6 @@ WITHOUT = {
     "data show",
     "train recipes",
     "train recipe",
-    "train tora",
 }
 NO_OUT = {"compare", "tokens show"}  # commands that write nothing
 

@@ -14,9 +14,10 @@ from robvit.attention.hooks import keep_scales, kept_scales
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.errors import InputError
-from robvit.training.fit import WEIGHTS, Fit, Splits
+from robvit.training.fit import WEIGHTS, Fit
 from robvit.training.losses import make_loss
 from robvit.training.recipe import load_recipe, make_recipe, names
+from robvit.training.splits import Splits
 
 RECIPES = [n for n in names() if n.startswith("aas-")]
 
@@ -69,7 +70,7 @@ def test_averaged_weights_carry_the_scales_as_they_are(tmp_path):
 
     def watched(step: int, loader: Any) -> None:
         advance(step, loader)
-        seen.append((kept_scales(fit.model), kept_scales(fit.ema.module)))
+        seen.append((kept_scales(fit.model), kept_scales(fit.stepper.ema.module)))
 
     fit._advance = watched
     fit.run()

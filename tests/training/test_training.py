@@ -13,16 +13,16 @@ from torch import nn
 
 from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import Listing
-from robvit.defenses.robustify import Diverged
-from robvit.errors import CannotWrite, InputError, UnknownName
+from robvit.errors import CannotWrite, Diverged, InputError, UnknownName
 from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.awp import awp
-from robvit.training.fit import STATE, WEIGHTS, Fit, Splits
+from robvit.training.fit import STATE, WEIGHTS, Fit
 from robvit.training.inner_attack import InnerAttack, ascend
 from robvit.training.losses import LOSSES, Loss, make_loss
 from robvit.training.recipe import Inner, Recipe, changes_of, load_recipe, make_recipe, names
 from robvit.training.schedule import budget, learning_rate
+from robvit.training.splits import Splits
 from robvit.training.stream import Sharing, Stream
 from robvit.training.validation import Seen
 
@@ -275,7 +275,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path: Path, keys: di
 
 
 def _stop_after(fit: Fit, steps: int) -> None:
-    learn, done = fit._learn, 0
+    learn, done = fit.stepper.advance, 0
 
     def stopping(*args: Any) -> float:
         nonlocal done
@@ -284,7 +284,7 @@ def _stop_after(fit: Fit, steps: int) -> None:
         done += 1
         return learn(*args)
 
-    fit._learn = stopping  # type: ignore[method-assign]
+    fit.stepper.advance = stopping  # type: ignore[method-assign]
 
 
 def _same_bits(one: Path, other: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_collapse_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("robvit.training.fit.judge", lambda *_: Seen(0.9, 0.8, 0.0))
     said: list[str] = []
     fit = fit_of(tmp_path, epochs=1)
-    fit.say = said.append
+    fit.log = said.append
     assert "catastrophic" in fit.run().doubts[0]
     assert any(line.startswith("warning: epoch 1.00: catastrophic") for line in said)
 
@@ -475,7 +475,9 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
 
 def test_weights_are_decayed_and_vectors_are_not(tmp_path: Path) -> None:
     fit = fit_of(tmp_path, weight_decay=0.3)
-    decay = {id(p): group["weight_decay"] for group in fit.optimizer.param_groups for p in group["params"]}
+    decay = {
+        id(p): group["weight_decay"] for group in fit.stepper.optimizer.param_groups for p in group["params"]
+    }
     assert {name: decay[id(p)] for name, p in fit.model.named_parameters()} == {
         "body.2.weight": 0.3,
         "body.2.bias": 0.0,
@@ -491,7 +493,7 @@ def test_recipe_names_what_decides_the_weights() -> None:
 
 
 def test_held_out_images_are_balanced_and_apart() -> None:
-    from robvit.training.train import held_out
+    from robvit.training.splits import held_out
 
     data = open_data("sample", split="train", limit=200)
     train, validation = held_out(data, 0.1, seed=0)

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.layers.patch_embed import resample_patch_embed
 from typer.testing import CliRunner, Result
 
@@ -19,7 +21,7 @@ import robvit
 from robvit.cli import app
 from robvit.data import open_data
 from robvit.data.augment import Augment, mix, seeded, transform
-from robvit.errors import Unsupported
+from robvit.errors import InputError, Unsupported
 from robvit.evaluation.record import Record
 from robvit.files import read_tensors
 from robvit.training.checkpoint import load_state
@@ -109,19 +111,17 @@ LARGE = {
     "xcit-finetune-cifar10": 16,
     "aas-xcit-finetune-cifar10": 16,
     "vit-cifar": 4,
+    "aas-vit-cifar": 4,
     "fare": 16,
     "tecoa": 16,
+    "tora-imagenet": 16,
 }
-QUICK = ("trades", "free", "xcit-light")
+QUICK = ("trades", "free", "xcit-light", "tora")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in names()
-        if not name.startswith("tora")  # adapters have a command of their own
-    ],
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names()],
 )
 def test_every_recipe_can_be_forecast_with_its_own_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +143,97 @@ def test_recipes_are_listed_and_a_wrong_name_offers_the_nearest() -> None:
     assert "xcit-light" in robvit_("train", "recipes").output
     assert "did you mean trades" in str(robvit_("train", "tradez").exception)
     assert "names no data" in str(robvit_("train", "xcit-light").exception)
+
+
+def test_a_recipe_based_on_tora_trains_adapters_whatever_its_file_is_called(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    small = ("base: tora", "batch: 8", "epochs: 0.1", "warmup: 0", "validation: 8", "judge_steps: 1")
+    mine.write_text("\n".join((*small, "inner: {steps: 1}")))
+    out = tmp_path / "run"
+    done = robvit_(
+        "train", mine, "--data", "sample", "--limit", 40, "--out", out, "--set", "adapters.trades=0.3"
+    )
+    assert done.exit_code == 0, done.exception or done.output
+    assert "trade-off 0.3" in done.output
+    record = Record.load(out / "record.json")
+    assert record.model["adapters"] == "adapters.safetensors"
+    assert robvit.load("robvit-mini", adapters=out / "adapters.safetensors").trade_off == 0.3
+    assert not (out / "model.safetensors").exists()  # the network itself is not trained
+
+
+def test_adapters_can_be_forecast_for_every_knob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robvit.training.forecast.FEW", 2)
+    given = ["--data", "sample", "--limit", 24, "--out", tmp_path / "run", "--dry-run"]
+    given += [word for change in ("batch=4", "validation=4", "warmup=0") for word in ("--set", change)]
+    for settings, trainings in (
+        (["adapters.trades=[0.1,0.9]"], "3 trainings"),
+        (["adapters.trades=[0.1,0.9]", "adapters.knob=states"], "4 trainings"),
+    ):
+        wishes = [word for change in settings for word in ("--set", change)]
+        done = robvit_("train", "tora", *given, *wishes)
+        assert done.exit_code == 0, done.exception or done.output
+        assert trainings in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_tora_on_imagenet_asks_for_the_folder_and_takes_it(tmp_path: Path) -> None:
+    assert "names no data" in str(robvit_("train", "tora-imagenet").exception)
+    for number, name in enumerate(("n01440764", "n01443537")):
+        for i in range(4):
+            place = tmp_path / "imagenet/train" / name / f"{i}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (60 * i, 100 * number, 0)).save(place)
+    small = ("batch=2", "validation=2", "img_size=32", "pretrained=false", "warmup=0")
+    given = [word for change in small for word in ("--set", change)]
+    data = ("--data", f"imagenet:{tmp_path / 'imagenet'}", "--model", "test_vit")
+    done = robvit_("train", "tora-imagenet", *data, *given, "--dry-run")
+    assert done.exit_code == 0, done.exception or done.output
+    assert "learns from 6 images" in done.output
+
+
+def test_a_module_is_trained_in_place_and_nothing_is_left_without_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    (tmp_path / "temp").mkdir()
+    model = robvit.load("robvit-mini")
+    before, said, told = model.identity(), list[str](), list[float]()
+    settings = {"batch": 16, "validation": 8, "judge_steps": 1, "inner.steps": 1, "warmup": 0, "track": []}
+    record = robvit.train(
+        "pgd-at",
+        model=model,
+        data=open_data("sample", split="train", limit=40),
+        epochs=1,
+        settings=settings,
+        log=said.append,
+        progress=lambda amount, note="": told.append(amount),
+    )
+    assert record.model["identity"] == model.identity() != before
+    assert record.model["recipe"]["epochs"] == 1
+    assert sum(told) == pytest.approx(1)
+    assert any("epoch" in line for line in said)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["temp"]
+    with pytest.raises(InputError, match="leave them out"):
+        robvit.train("pgd-at", model=model.replace(tokens=torch.zeros(1, 2, model.width)), data="sample")
+
+
+def test_every_aas_recipe_has_its_pair_and_the_vit_its_own() -> None:
+    paired, plain = load_recipe("aas-vit-cifar"), load_recipe("vit-cifar")
+    assert (paired.loss, paired.loss_settings["base"]) == ("aas_at", plain.loss)
+    same = {
+        "img_size",
+        "patch_size",
+        "optimizer",
+        "lr",
+        "schedule",
+        "drops",
+        "epochs",
+        "clip",
+        "augment",
+        "inner",
+    }
+    assert all(getattr(paired, key) == getattr(plain, key) for key in same)
 
 
 @pytest.mark.slow

@@ -20,11 +20,10 @@ from robvit.cli.options import (
     ModelName,
     free_place,
 )
-from robvit.cli.tora import tora
 
 if TYPE_CHECKING:
     from robvit.evaluation.record import Record
-    from robvit.training.train import Job
+    from robvit.training.job import Job
 
 
 class _RecipeOrCommand(TyperGroup):
@@ -32,8 +31,7 @@ class _RecipeOrCommand(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
-            adapters = args[0].startswith("tora")  # their recipes train no network
-            args = ["tora", "--recipe", *args] if adapters else ["recipe", *args]
+            args = ["recipe", *args]
         return super().resolve_command(ctx, args)
 
 
@@ -42,9 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Train a network by a recipe: `robvit train RECIPE --model MODEL --data DATA --out DIR` "
     "(`robvit train recipes` lists them, `robvit train RECIPE --help` has the options). "
-    "Or train a head, or adapters (tora), on a frozen backbone.",
+    "The recipe tora trains adapters on a frozen backbone; or train a head on one.",
 )
-app.command("tora")(tora)
 
 
 @app.command()
@@ -83,13 +80,14 @@ def recipe(
         bool, typer.Option("--dry-run", help="Print what would be done and what it would cost, and stop.")
     ] = False,
 ) -> None:
-    """Train a network by a recipe; the best checkpoint is chosen on held-out training images.
+    """Train a network, or adapters on a frozen one, by a recipe.
 
-    Interrupted or killed, the same command goes on where it stopped, to the same weights. Under
-    `accelerate launch -m robvit train ...` several processes or GPUs share every batch.
+    The best checkpoint is chosen on held-out training images. Interrupted or killed, the same command goes
+    on where it stopped, to the same weights. Under `accelerate launch -m robvit train ...` several processes
+    or GPUs share every batch.
     """
+    from robvit.training.job import job_of
     from robvit.training.recipe import changes_of, load_recipe
-    from robvit.training.train import job_of
 
     chosen = load_recipe(name, **changes_of(setting or []))
     job = job_of(chosen, model, data, extra=extra, split=split, resize=fit, limit=limit, arch=arch)
@@ -100,32 +98,40 @@ def recipe(
 
 
 def _train(job: Job, name: str, out: Path) -> None:
-    from robvit.files import alone_in
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
-    from robvit.training.train import train
+    from robvit.training.train import run_job
 
-    with alone_in(out), progress(f"train {name}", total=1) as advance:
-        record = train(job, out, report=advance, say=_say, command=" ".join(["robvit", *sys.argv[1:]]))
+    with progress(f"train {name}", total=1) as advance:
+        command = " ".join(["robvit", *sys.argv[1:]])
+        record = run_job(job, out, log=_log, progress=advance, command=command)
     if processes().is_main_process:
         write_report(record, out / "report.html")
         _tell(record, job, out)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _tell(record: Record, job: Job, out: Path) -> None:
-    count = record.data["count"]
+    count, written = record.data["count"], f"{out}/record.json, {out}/report.html"
+    if job.recipe.adapters is not None:
+        place = f"{out}/{record.model['adapters']}"
+        for row in record.tables[0].rows:
+            typer.echo(f"  trade-off {row[0]}: {row[1]:.1f} % clean, {row[2]:.1f} % under attack")
+        typer.echo(f"on {count} held-out training images; {record.tables[0].note}")
+        typer.echo(f"written: {place}, {written}")
+        typer.echo(f"next: robvit attack {job.model} {job.data} --adapters {place}")
+        return
     typer.echo(f"on {count} held-out training images, on which the checkpoint was chosen:")
     for name, value in record.metrics.items():
         typer.echo(f"  {name}: {value:.1%}" if name.startswith("accuracy") else f"  {name}: {value:.3f}")
     for finding in record.findings:
         if finding.status == "red":
             typer.echo(f"warning: {finding.evidence}")
-    typer.echo(f"written: {out}/model.safetensors, {out}/record.json, {out}/report.html")
+    typer.echo(f"written: {out}/model.safetensors, {written}")
     if record.trials:
         typer.echo(f"next: robvit evaluate {out}/model.safetensors {job.data}")
 

@@ -24,7 +24,6 @@ from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import REFERENCE as REFERENCE
 from robvit.defenses.recipe import Adaptive as Adaptive
 from robvit.defenses.recipe import Recipe as Recipe
-from robvit.defenses.token_trainer import Diverged as Diverged
 from robvit.defenses.token_trainer import Learner
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported

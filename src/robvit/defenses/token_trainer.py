@@ -19,12 +19,8 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.defenses.batches import Batch, Examples
 from robvit.defenses.recipe import Recipe
-from robvit.errors import InputError, RobvitError
+from robvit.errors import Diverged, InputError
 from robvit.files import parse_json, read_tensors, written_whole
-
-
-class Diverged(RobvitError):
-    """The training left the numbers; the last good state is kept."""
 
 
 class Learner:

@@ -1,23 +1,22 @@
-"""Training whole networks: recipes, losses, one loop.
+"""Training by recipes: whole networks by any loss, adapters on a frozen one; one loop.
 
-from robvit.training import job_of, load_recipe, train
+from robvit import train
 
-record = train(job_of(load_recipe("mini", epochs=1), "robvit-mini", "sample"), Path("runs/mini"))
+record = train("mini", data="sample", out="runs/mini", epochs=1)
 """
 
-from robvit.training.fit import Fit, Splits
+from robvit.training.fit import Fit
 from robvit.training.losses import LOSSES, Loss
 from robvit.training.recipe import Recipe, load_recipe, make_recipe
-from robvit.training.train import Job, job_of, train
+from robvit.training.splits import Splits
+from robvit.training.train import train
 
 __all__ = [
     "LOSSES",
     "Fit",
-    "Job",
     "Loss",
     "Recipe",
     "Splits",
-    "job_of",
     "load_recipe",
     "make_recipe",
     "train",

@@ -11,31 +11,25 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
-from robvit.data import ImageDataset
-from robvit.data.augment import mix, seed_of
-from robvit.defenses.robustify import Diverged
 from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
 from robvit.processes import CPU_ONLY
+from robvit.progress import Advance, Log, silent
 from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
-from robvit.training.awp import awp
-from robvit.training.inner_attack import InnerAttack
-from robvit.training.losses import Loss, make_loss
-from robvit.training.optimizer import make_optimizer
+from robvit.training.losses import make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
+from robvit.training.splits import Splits, check_labels
+from robvit.training.step import Stepper
 from robvit.training.stream import Sharing, Stream
 from robvit.training.validation import Seen, judge
 
@@ -43,21 +37,8 @@ STATE = "state.safetensors"
 WEIGHTS = "model.safetensors"
 
 
-def _silent(*_: Any, **__: Any) -> None:
-    """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """What a training learns from: `validation` chooses the checkpoint and is never learned from."""
-
-    train: ImageDataset
-    validation: ImageDataset
-    extra: ImageDataset | None = None
-
-
 @dataclass
-class Progress:
+class RunState:
     """All of a training's state that is not a tensor."""
 
     step: int = 0
@@ -68,18 +49,6 @@ class Progress:
     losses: list[float] = field(default_factory=list)  # since the last validation
     history: dict[str, list[float]] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
-
-
-class _Objective(nn.Module):
-    """Model and loss as one module, so that several processes see one pass forward and one back."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack) -> torch.Tensor:
-        value: torch.Tensor = self.loss(self.model, x, y, attack)
-        return value
 
 
 class Fit:
@@ -93,13 +62,13 @@ class Fit:
         *,
         folder: Path,
         about: dict[str, Any] | None = None,
-        report: Callable[..., None] = _silent,
-        say: Callable[[str], None] = _silent,
+        log: Log = silent,
+        progress: Advance = silent,
         trackers: list[str] | None = None,
     ) -> None:
         self.recipe, self.splits, self.folder = recipe, splits, folder
         self.about = about or {}
-        self.report, self.say = report, say
+        self.log, self.progress = log, progress
         self.accelerator = Accelerator(
             cpu=CPU_ONLY,
             mixed_precision=recipe.precision,
@@ -111,38 +80,33 @@ class Fit:
         self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
         self.classes = len(splits.train.classes)
         self.loss = make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
-        _check_labels(splits, self.loss)
+        check_labels(splits, self.loss)
         self.loss.to(self.accelerator.device)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and self.loss.trains(name))
-        self.objective = _Objective(self.model, self.loss)
-        # Buffers are copied: batch norm's are means already, and kept attention scales are no weights.
-        self.ema = (
-            ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True, exclude_buffers=True)
-            if recipe.ema
-            else None
+        self.stepper = Stepper(
+            self.model, self.loss, recipe, self.accelerator, classes=self.classes, folder=folder
         )
-        optimizer = make_optimizer(self.objective, recipe)
-        self.prepared, self.optimizer = self.accelerator.prepare(self.objective, optimizer)
         self.stream = Stream(splits.train, recipe, splits.extra)
         self.sharing = Sharing(
             self.accelerator.num_processes, self.accelerator.process_index, recipe.accumulation
         )
         self.sharing.check(recipe.batch)
         self.steps = self.stream.steps
-        self.state = Progress()
+        self.state = RunState()
         self._saved = time.monotonic()
 
     @property
     def judged(self) -> nn.Module:
         """The weights that count: their running average where there is one."""
-        return self.model if self.ema is None else self.ema.module
+        ema = self.stepper.ema
+        return self.model if ema is None else ema.module
 
-    def run(self) -> Progress:
+    def run(self) -> RunState:
         """Train to the end; the best weights are in `folder`, and loaded into the model."""
         self.resume()
         state = self.state
-        self.report(state.step / self.steps)
+        self.progress(state.step / self.steps)
         if not state.finished:
             steps = range(state.step, self.steps)
             loader = iter(self.stream.loader(steps, self.sharing, self.size))
@@ -164,12 +128,10 @@ class Fit:
             self.loss.on_epoch(self.model, epoch)
         self.model.train()
         rate = learning_rate(self.recipe, now)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        value = self._learn(step, now, list(islice(loader, self.recipe.accumulation)))
+        value = self.stepper.advance(step, now, rate, list(islice(loader, self.recipe.accumulation)))
         self.state.losses.append(value)
         self.state.step = step + 1
-        self.report(1 / self.steps, note=f"loss {value:.3f}")
+        self.progress(1 / self.steps, note=f"loss {value:.3f}")
         self.accelerator.log({"step loss": value}, step=self.state.step)
         if self._validation_due():
             self._validate(rate, budget(self.recipe, now)[0])
@@ -182,78 +144,6 @@ class Fit:
         turn, rest = divmod(self.state.step, self.recipe.replays)
         every = self.recipe.validate_every * self.stream.epoch / self.recipe.replays
         return not rest and (turn // every > (turn - 1) // every or self.state.step == self.steps)
-
-    def _learn(self, step: int, now: float, parts: list[Any]) -> float:
-        """Forward and back on every part of the batch, then one step of the optimiser; the loss."""
-        self.optimizer.zero_grad()
-        updates = self.loss.updates_weights(math.floor(now))
-        total = torch.zeros((), device=self.accelerator.device)
-        for number, (x, y) in enumerate(parts):
-            torch.manual_seed(seed_of(self.recipe.seed, "layers", step, number, self.sharing.rank))
-            x, y = x.to(self.accelerator.device), y.to(self.accelerator.device)
-            x, y = mix(
-                x,
-                y,
-                self.recipe.augment,
-                classes=self.classes,
-                seed=seed_of(self.recipe.seed, "mix", step, number),
-            )
-            turn = step // self.recipe.replays
-            attack = InnerAttack(
-                self.recipe.inner,
-                *budget(self.recipe, now),
-                part=number,
-                seed=seed_of(self.recipe.seed, "attack", turn),
-                replay=step % self.recipe.replays,
-            )
-            if not updates:
-                total += self.objective(x, y, attack).detach() / len(parts)
-                continue
-            last = number == len(parts) - 1
-            apart: AbstractContextManager[Any] = (
-                nullcontext() if last else self.accelerator.no_sync(self.prepared)
-            )
-            with apart, self._worse_weights(x, y, attack, now):
-                loss = self.prepared(x, y, attack) / len(parts)
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        value = float(self.accelerator.reduce(total, "mean"))
-        self._check_finite("loss", value, step)
-        if updates:
-            norm = self.accelerator.clip_grad_norm_(self._trained(), self.recipe.clip or math.inf)
-            if self.recipe.precision != "fp16":  # the scaler of fp16 leaves such steps out itself
-                self._check_finite("length of the gradient", float(norm), step)
-            self.optimizer.step()
-        if self.ema is not None:  # also where a loss moved its own state, which may be the model's buffers
-            self.ema.update(self.model, step=step)
-        return value
-
-    def _worse_weights(
-        self, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack, now: float
-    ) -> AbstractContextManager[None]:
-        if not self.recipe.awp or now < self.recipe.awp_warmup:
-            return nullcontext()
-
-        def objective() -> torch.Tensor:
-            with self.accelerator.autocast():
-                value: torch.Tensor = self.objective(x, y, attack)
-                return value
-
-        def mean(gradient: torch.Tensor) -> torch.Tensor:
-            averaged: torch.Tensor = self.accelerator.reduce(gradient, "mean")
-            return averaged
-
-        return awp(self.model, objective, attack, gamma=self.recipe.awp, mean=mean)
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.objective.parameters() if p.requires_grad]
-
-    def _check_finite(self, what: str, value: float, step: int) -> None:
-        if not math.isfinite(value):
-            raise Diverged(
-                f"step {step}: the {what} is {value}; lower lr ({self.recipe.lr:g}), set clip, or warm up "
-                f"longer; the last good state is kept in {self.folder}"
-            )
 
     def _validate(self, rate: float, eps: float) -> None:
         """Judge on held-out images, keep the best weights, tell what was seen."""
@@ -273,11 +163,11 @@ class Fit:
         for name, value in row.items():
             state.history.setdefault(name, []).append(value)
         self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=state.step)
-        self.say(self._line(row, seen, better))
+        self.log(self._line(row, seen, better))
         floor = 1.5 / self.classes if self.loss.needs_labels and self.classes else 1.0
         if self.recipe.inner.eps and (doubt := seen.doubt(floor)):
             state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
-            self.say(f"warning: {state.doubts[-1]}")
+            self.log(f"warning: {state.doubts[-1]}")
 
     def _line(self, row: dict[str, float], seen: Seen, better: bool) -> str:
         attacked = f"  one step {seen.one_step:.1%}  {self.recipe.judge_steps} steps {seen.robust:.1%}"
@@ -292,7 +182,7 @@ class Fit:
         patience = self.recipe.patience
         stop = patience is not None and self.state.stale >= patience
         if stop:
-            self.say(f"stopped: no better for {patience} validations")
+            self.log(f"stopped: no better for {patience} validations")
         return stop
 
     def key(self) -> str:
@@ -307,10 +197,10 @@ class Fit:
         parts = {
             "model": dict(self.model.state_dict()),
             "loss": dict(self.loss.state_dict()),
-            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+            "optimizer": checkpoint.optimizer_tensors(self.stepper.optimizer),
         }
-        if self.ema is not None:
-            parts["ema"] = dict(self.ema.module.state_dict())
+        if self.stepper.ema is not None:
+            parts["ema"] = dict(self.stepper.ema.module.state_dict())
         scaler = getattr(self.accelerator, "scaler", None)
         facts = {"key": self.key(), "progress": asdict(self.state), "scaler": scaler and scaler.state_dict()}
         checkpoint.save_state(self.folder / STATE, parts, facts)
@@ -329,26 +219,16 @@ class Fit:
             )
         checkpoint.restore(self.model, parts["model"], path)
         checkpoint.restore(self.loss, parts.get("loss", {}), path)
-        checkpoint.restore_optimizer(self.optimizer, parts.get("optimizer", {}))
-        if self.ema is not None:
-            checkpoint.restore(self.ema.module, parts["ema"], path)
+        checkpoint.restore_optimizer(self.stepper.optimizer, parts.get("optimizer", {}))
+        if self.stepper.ema is not None:
+            checkpoint.restore(self.stepper.ema.module, parts["ema"], path)
         if facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
-        self.state = Progress(**facts["progress"])
-        self.say(f"going on after step {self.state.step} of {self.steps}")
+        self.state = RunState(**facts["progress"])
+        self.log(f"going on after step {self.state.step} of {self.steps}")
 
     def _load_best(self) -> None:
         """Leave the best weights in the model."""
         tensors, _ = read_tensors(self.folder / WEIGHTS, "the best weights")
         checkpoint.restore(getattr(self.model, "net", self.model), tensors, self.folder / WEIGHTS)
         self.model.eval()
-
-
-def _check_labels(splits: Splits, loss: Loss) -> None:
-    if not loss.needs_labels:
-        return
-    labels = set(splits.train.labels)
-    if splits.train.kind != "labels":
-        raise InputError(f"this loss needs labelled images, these have {splits.train.kind}")
-    if len(labels) < 2:
-        raise InputError(f"a classifier needs two classes or more, all training images are of class {labels}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from robvit.budget import parse_number
 from robvit.data.augment import Augment
+from robvit.defenses.tora.modules import check_trades
 from robvit.errors import InputError
 from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
@@ -27,9 +29,12 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Trades = Annotated[tuple[Number, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))]
 
 # What may change without making a run another run: where and how fast it runs, what is told of it.
 _INCIDENTAL = ("about", "takes", "expects", "data", "model", "workers", "save_seconds", "track", "stop_after")
+# Nor do adapters: each of their phases is a run of its own, with a recipe and a name of its own.
+_OUTSIDE = (*_INCIDENTAL, "adapters")
 
 
 class Inner(BaseModel):
@@ -58,6 +63,44 @@ class Inner(BaseModel):
         return self.step if self.step is not None else 1.5 / self.steps
 
 
+class AdapterSettings(BaseModel):
+    """Adapters that learn in place of the network (TORA): the tuning, and for which trade-offs.
+
+    `tuning` is "tora" or one of what it is compared with. `trades` are rising numbers from accuracy (0) to
+    robustness (1); with several of them the model has a knob. It is a "path", two fusions for the ends that
+    are trained together on trade-offs drawn between them, unless "states" asks for a fusion each.
+    `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out. Phase 2 starts
+    at the weighted mean of phase 1's fusions ("mixed"), or "fresh".
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tuning: Literal["tora", "adapterfusion", "single", "heads"] = "tora"
+    trades: Trades = (0.5,)
+    knob: Literal["states", "path"] | None = None
+    fusion_epochs: Positive | None = None
+    start: Literal["mixed", "fresh"] = "mixed"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AdapterSettings:
+        check_trades(self.trades)
+        if self.knob == "path" and len(self.trades) < 2:
+            raise ValueError("the knob path leads from one trade-off to another; give two trades or more")
+        if not self.fused and len(self.trades) > 1:
+            raise ValueError(f"the tuning {self.tuning} has no fusion: it takes one trade-off at a time")
+        return self
+
+    @property
+    def fused(self) -> bool:
+        """Whether two adapters are trained apart and then fused."""
+        return self.tuning in ("tora", "adapterfusion")
+
+    @property
+    def path(self) -> bool:
+        """Whether one training serves all trade-offs; better than one each at equal cost (docs/tora.md)."""
+        return self.knob == "path" or (self.knob is None and len(self.trades) > 1)
+
+
 class Recipe(BaseModel):
     """A training in full; times are in epochs of the real images, sizes of steps in `batch` images.
 
@@ -65,7 +108,8 @@ class Recipe(BaseModel):
     budget, and the step with it, from zero; with `published_warmup` it rises once an epoch and the step
     stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a
     number of training images on which the best checkpoint is chosen; `extra_share` of each batch
-    comes from the extra data. `replays` trains on each batch so many times (free training).
+    comes from the extra data. `replays` trains on each batch so many times (free training). With
+    `adapters` the network stays as it is, and adapters learn on it by a loss of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,6 +126,7 @@ class Recipe(BaseModel):
     normalise: Literal["model", "imagenet", "none"] = "model"
     drop_path: Share = 0.0
 
+    adapters: AdapterSettings | None = None
     loss: str = "pgd_at"
     loss_settings: dict[str, Any] = {}
     inner: Inner = Inner()
@@ -128,6 +173,8 @@ class Recipe(BaseModel):
     def _fits_together(self) -> Recipe:
         if self.schedule == "drops" and not self.drops:
             raise ValueError("the schedule drops needs drops: a list of [epoch, factor]")
+        if self.adapters is not None and self.model_fields_set & {"loss", "loss_settings"}:
+            raise ValueError("adapters learn by a loss of their own; leave out loss, or adapters")
         if self.warmup >= self.epochs:
             raise ValueError(f"warmup must end before the {self.epochs:g} epochs do, got {self.warmup:g}")
         return self
@@ -140,7 +187,7 @@ class Recipe(BaseModel):
 
     def digest(self) -> str:
         """Names what decides the weights that come out."""
-        facts = self.model_dump(mode="json", exclude=set(_INCIDENTAL))
+        facts = self.model_dump(mode="json", exclude=set(_OUTSIDE))
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,6 +200,11 @@ def names() -> list[str]:
 def load_recipe(name: str | Path, **changes: Any) -> Recipe:
     """A recipe by its name, or from a YAML file; `changes` win, a dot reaches inside (`inner.eps`)."""
     return make_recipe(_nested(_content(name), changes), str(name))
+
+
+def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with other values for some keys, checked anew; a dot reaches inside (`inner.eps`)."""
+    return make_recipe(_nested(recipe.model_dump(exclude_unset=True), changes)) if changes else recipe
 
 
 def make_recipe(content: dict[str, Any], name: str = "recipe") -> Recipe:
@@ -186,8 +238,8 @@ def changes_of(items: list[str]) -> dict[str, Any]:
 
 
 def _room(place: list[str]) -> type[BaseModel]:
-    """The part of a recipe at a place: the recipe itself, its attack or its augmentation."""
-    rooms: dict[str, type[BaseModel]] = {"inner": Inner, "augment": Augment}
+    """The part of a recipe at a place: the recipe itself, its attack, its augmentation or its adapters."""
+    rooms: dict[str, type[BaseModel]] = {"inner": Inner, "augment": Augment, "adapters": AdapterSettings}
     return rooms.get(place[0], Recipe) if place else Recipe
 
 
@@ -220,7 +272,7 @@ def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _nested(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _nested(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         for part in reversed(key.split(".")):
             value = {part: value}

@@ -23,8 +23,9 @@ from robvit.studies.common import StudyContext, TrainingEffort, study
 from robvit.studies.judging import Attempt, per_cent, worst_of
 from robvit.threat import Threat
 from robvit.training.fit import WEIGHTS
+from robvit.training.job import job_of
 from robvit.training.recipe import load_recipe
-from robvit.training.train import job_of, train
+from robvit.training.train import run_job
 
 MODEL, IMAGES = "robvit-mini", 64
 THREAT = Threat("linf", 8 / 255)
@@ -205,7 +206,7 @@ def _trained(
     place = effort.folder(context) / folder
     start = time.monotonic()
     with progress(f"training {name}", total=1) as advance:
-        train(job, place, report=advance)
+        run_job(job, place, progress=advance)
     seconds = time.monotonic() - start
     model = load(str(place / WEIGHTS))
     images = context.dataset("sample", "test", model.input_size[0], context.count(IMAGES))

@@ -21,9 +21,9 @@ from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import BATCH, CLEAN, Attempt, judge
 from robvit.studies.published import read_published
 from robvit.threat import Threat
-from robvit.training.fit import Splits
-from robvit.training.recipe import Recipe, load_recipe
-from robvit.training.tora import Plan, train_adapters
+from robvit.training.recipe import Recipe, changed, load_recipe
+from robvit.training.splits import Splits
+from robvit.training.tora import train_adapters
 
 PUBLISHED = read_published("tora")
 PAPER = PUBLISHED.paper
@@ -63,14 +63,20 @@ class AdapterBench:
 
     def train(self, trades: Sequence[float], *, tuning: str = "tora", knob: str = "states") -> Model:
         """The backbone with adapters for these trade-offs; what was trained before is taken up again."""
-        recipe = self.effort.recipe(self.context.seed)
-        plan = Plan(recipe, tuning, tuple(trades), knob, self.effort.fusion_epochs)
+        wishes = {
+            "tuning": tuning,
+            "trades": trades,
+            "knob": knob,
+            "fusion_epochs": self.effort.fusion_epochs,
+        }
+        changes = {f"adapters.{name}": value for name, value in wishes.items()}
+        recipe = changed(self.effort.recipe(self.context.seed), changes)
         folder = self.effort.folder(self.context) / tuning
 
         def log(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
-        adapters, _ = train_adapters(self.model, self.splits, plan, folder, say=log)
+        adapters, _ = train_adapters(self.model, self.splits, recipe, folder, log=log)
         return adapted(self.model, adapters)
 
     def judge(

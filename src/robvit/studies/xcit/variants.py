@@ -24,8 +24,9 @@ from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import CLEAN, Attempt
 from robvit.threat import Threat
 from robvit.training.fit import WEIGHTS
+from robvit.training.job import Job, job_of
 from robvit.training.recipe import Recipe, load_recipe
-from robvit.training.train import Job, job_of, train
+from robvit.training.train import run_job
 
 IMAGES = 64  # judged at the small scale
 PAPER_EPOCHS = 100  # without the ten of cool-down
@@ -160,9 +161,9 @@ def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant)
     job = effort.job(context, variant)
     facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.resize]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    folder = effort.folder(context) / f"{Path(job.model).stem}-{key[:12]}"
+    folder = effort.folder(context) / f"{Path(job.model_name).stem}-{key[:12]}"
     with progress(f"training {variant.label}", total=1) as advance:
-        record = train(job, folder, report=advance)
+        record = run_job(job, folder, progress=advance)
     return load(str(folder / WEIGHTS)), record
 
 

@@ -1,0 +1,45 @@
+"""What a training learns from, and what it is judged on meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from robvit.data import ImageDataset
+from robvit.data.dataset import draw
+from robvit.errors import InputError
+from robvit.training.losses import Loss
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a training learns from: `validation` chooses the checkpoint and is never learned from."""
+
+    train: ImageDataset
+    validation: ImageDataset
+    extra: ImageDataset | None = None
+
+
+def held_out(images: ImageDataset, amount: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
+    """Training and validation images: a share below one, or a number, drawn class by class."""
+    if amount >= len(images):
+        raise InputError(f"validation takes {amount:g} of {len(images)} images: none are left")
+    count = round(amount * len(images)) if amount < 1 else round(amount)
+    places = list(range(len(images)))
+    order = draw(images.listing, list(images.picks), seed, lambda _: True)
+    chosen = {place for place, _ in zip(order, range(max(1, count)), strict=False)}
+    apart = [images.picks[i] in chosen for i in places]
+    return (
+        images.take(i for i in places if not apart[i]),
+        images.take(i for i in places if apart[i]),
+    )
+
+
+def check_labels(splits: Splits, loss: Loss) -> None:
+    """Refuse images without the labels that a loss needs."""
+    if not loss.needs_labels:
+        return
+    labels = set(splits.train.labels)
+    if splits.train.kind != "labels":
+        raise InputError(f"this loss needs labelled images, these have {splits.train.kind}")
+    if len(labels) < 2:
+        raise InputError(f"a classifier needs two classes or more, all training images are of class {labels}")
