@@ -34,7 +34,8 @@ def public_images(
 ) -> Callable[[int], ImageDataset]:
     """Images of attackers who learn, at most so many; never those on which is judged.
 
-    They are the training part of the judged data unless others are given.
+    Unless others are given, they are the last to be drawn of the judged data's training part: whoever hardens
+    a model with a part of it has the first ones, so the attackers' are others while there are enough.
     """
 
     def some(count: int) -> ImageDataset:
@@ -45,7 +46,8 @@ def public_images(
             found = source.take(range(min(count, len(source))))
         else:
             try:
-                found = open_data(source, split="train" if public is None else split, limit=count)
+                given = public is not None
+                found = open_data(source, split=split, limit=count) if given else _last_drawn(source, count)
             except DataError as error:
                 raise InputError(
                     f"attackers who learn need images of their own: {error}; give --public"
@@ -55,6 +57,14 @@ def public_images(
         return found.sized(judged.size, judged.resize)
 
     return some
+
+
+def _last_drawn(spec: str | Path, count: int) -> ImageDataset:
+    """The last training images in the order in which `open_data` draws."""
+    listed = open_data(spec, split="train", check=False)
+    order = list(draw(listed.listing, listed.picks, 0, lambda _: True))
+    names = [listed.listing.names[place] for place in reversed(order)]
+    return open_data(spec, split="train", subset=names[:count])
 
 
 def _drawn(images: ImageDataset, most: int | None, seed: int) -> ImageDataset:
