@@ -242,7 +242,7 @@ def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: py
     assert table.rows[0][1] == held.classes[int(held.truth[0])]
     text = (tmp_path / "report.html").read_text()
     for name in drawn:
-        assert FIGURES.info(name)["title"] in text
+        assert FIGURES.info(name).title in text
     assert text.count("<canvas") == 4 + 3  # massive: four views; landscape: three models
     assert "unnamed set" not in text
 
