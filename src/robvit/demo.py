@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from robvit.attacks import run
 from robvit.attacks.pixels import eight_bit
-from robvit.attention.hooks import class_attention
+from robvit.attention import class_attention
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data

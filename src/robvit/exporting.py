@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from robvit import __version__
-from robvit.attention.hooks import KEPT
+from robvit.attention import KEPT
 from robvit.backbones import zoo
 from robvit.backbones.model import Model
 from robvit.defenses.bake import save_baked

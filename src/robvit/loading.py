@@ -11,7 +11,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from robvit.attention.hooks import KEPT, attention_layers, keep_scales
+from robvit.attention import KEPT, attention_layers, keep_scales
 from robvit.backbones import validate as checked
 from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head

@@ -10,6 +10,7 @@ import torch
 import robvit
 from helpers.planted import planted
 from robvit.attacks import run
+from robvit.attention import attention_layers
 from robvit.attention.comparison import (
     Comparison,
     ScalingMethod,
@@ -17,7 +18,6 @@ from robvit.attention.comparison import (
     control_of,
     universal_scales,
 )
-from robvit.attention.hooks import attention_layers
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
 from robvit.evaluation.record import Trial

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import robvit
 from helpers.networks import SMALL_NETS, small_net
-from robvit.attention.hooks import attention_layers, keep_scales, kept_scales, scaled
+from robvit.attention import attention_layers, keep_scales, kept_scales, scaled
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 

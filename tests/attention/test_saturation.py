@@ -7,7 +7,7 @@ import torch
 
 from helpers.networks import small_net
 from helpers.planted import planted
-from robvit.attention.hooks import attention_layers, watch
+from robvit.attention import attention_layers, watch
 from robvit.attention.saturation import (
     DTYPES,
     delta_curve,

@@ -14,7 +14,7 @@ from helpers.planted import planted
 from robvit.attacks import ATTACKS, Count, certify, find_scales, pgd, run
 from robvit.attacks.core import supported
 from robvit.attacks.scales import OBJECTIVES, Scaled, View, lpips, unit
-from robvit.attention.hooks import attention_layers, watch
+from robvit.attention import attention_layers, watch
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName, Unsupported

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from helpers.networks import SMALL_NETS, small_net
-from robvit.attention.hooks import attention_blocks, attention_layers, class_attention, scaled, watch
+from robvit.attention import attention_blocks, attention_layers, class_attention, scaled, watch
 from robvit.backbones.model import Model
 from robvit.errors import InputError, Unsupported
 

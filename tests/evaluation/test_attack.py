@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks.pixels import eight_bit
-from robvit.attention.hooks import class_attention
+from robvit.attention import class_attention
 from robvit.cli import app, main
 from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_image

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import robvit
 from helpers.networks import SMALL_NETS, small_net
-from robvit.attention.hooks import watch
+from robvit.attention import watch
 from robvit.attention.saturation import score_gaps
 from robvit.backbones.heads import SegmentationHead
 from robvit.cli import app

@@ -10,7 +10,7 @@ import torch
 
 import robvit
 import robvit.studies.rob.tables as rob_tables
-from robvit.attention.hooks import watch
+from robvit.attention import watch
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import robvit
-from robvit.attention.hooks import keep_scales, kept_scales
+from robvit.attention import keep_scales, kept_scales
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.errors import InputError

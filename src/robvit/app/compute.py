@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from robvit.app.models import OFF, PlaygroundModel
 from robvit.app.request import AttackRequest, Prediction, Result, Step, Sweep
 from robvit.attacks import run
-from robvit.attention.hooks import class_attention
+from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.drawing.images import pixels
 from robvit.report.gallery import GalleryItem

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from robvit.attacks.core import frozen, gradient
 from robvit.attacks.losses import margin
-from robvit.attention.hooks import attention_layers, scaled, watch
+from robvit.attention import attention_layers, scaled, watch
 from robvit.evaluation.record import Curve, Table
 from robvit.threat import Threat
 
@@ -31,7 +31,7 @@ Scales = torch.Tensor | Sequence[float] | None
 
 
 @dataclass
-class Layer:
+class LayerSaturation:
     """One attention layer over all images: Delta of every row (rows,), and shares by precision.
 
     `one_hot`: rows whose softmax is exactly one-hot. `zero_weights`: attention weights that are zero.
@@ -70,26 +70,26 @@ class _Tally:
         for name, dtype in DTYPES.items():
             # As fused kernels do: low-precision scores, the softmax in float32, its result rounded.
             weights = scores.to(dtype).float().softmax(-1).to(dtype)
-            left = grad.to(dtype)
-            seen = {
+            rounded = grad.to(dtype)
+            shares = {
                 "one_hot": ((weights > 0).sum(-1) == 1),
                 "zero_weights": weights == 0,
-                "dead_rows": (left == 0).all(-1),
-                "zero_gradients": left == 0,
+                "dead_rows": (rounded == 0).all(-1),
+                "zero_gradients": rounded == 0,
             }
-            for kind, hits in seen.items():
+            for kind, hits in shares.items():
                 key = (kind, name)
                 self.shares[key] = self.shares.get(key, 0.0) + rows * float(hits.float().mean())
 
-    def layer(self) -> Layer:
+    def layer(self) -> LayerSaturation:
         kinds = ("one_hot", "zero_weights", "dead_rows", "zero_gradients")
         shares = {k: {n: self.shares[k, n] / self.rows for n in DTYPES} for k in kinds}
-        return Layer(torch.cat(self.delta), **shares)
+        return LayerSaturation(torch.cat(self.delta), **shares)
 
 
 def saturation(
     model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], *, scales: Scales = None
-) -> list[Layer]:
+) -> list[LayerSaturation]:
     """What every attention layer does to these images and labels; with `scales`, in the scaled model.
 
     The gradients are those of the summed margins for the scores. Where masks or windows shut entries out,
@@ -98,11 +98,11 @@ def saturation(
     tallies: list[_Tally] = []
     with _plain_kernel(model), frozen(model):
         for x, y in batches:
-            with _scaled(model, scales), watch(model, scores=True) as seen, torch.enable_grad():
+            with _scaled(model, scales), watch(model, scores=True) as recording, torch.enable_grad():
                 value = margin(model(x.detach().clone().requires_grad_()), y).sum()
-            grads = torch.autograd.grad(value, seen.scores)
-            tallies = tallies or [_Tally() for _ in seen.scores]
-            for tally, scores, grad in zip(tallies, seen.scores, grads, strict=True):
+            grads = torch.autograd.grad(value, recording.scores)
+            tallies = tallies or [_Tally() for _ in recording.scores]
+            for tally, scores, grad in zip(tallies, recording.scores, grads, strict=True):
                 tally.add(scores.detach(), grad)
     return [tally.layer() for tally in tallies]
 
@@ -150,14 +150,14 @@ def gradient_quality(
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
     point = Threat("linf", near).random(x, noise)
     with frozen(model), _scaled(model, scales):
-        own, true, moved = (
-            gradient(run, at, lambda output: margin(output, y))[2].flatten(1).double()
-            for run, at in ((model, x), (_in_double(model), x.double()), (model, point))
+        own, exact, nearby = (
+            gradient(network, at, lambda output: margin(output, y))[2].flatten(1).double()
+            for network, at in ((model, x), (_in_double(model), x.double()), (model, point))
         )
-    cosine = [F.cosine_similarity(own, other).mean() for other in (true, moved)]
+    cosine = [F.cosine_similarity(own, other).mean() for other in (exact, nearby)]
     return GradientQuality(
         rounding=float(1 - cosine[0]),
-        wrong_signs=float((own.sign() != true.sign()).double().mean()),
+        wrong_signs=float((own.sign() != exact.sign()).double().mean()),
         noise=float(1 - cosine[1]),
         zero={name: float((own.to(dtype) == 0).double().mean()) for name, dtype in DTYPES.items()},
     )
@@ -170,7 +170,9 @@ def _in_double(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: functional_call(model, exact, x)
 
 
-def delta_curve(title: str, before: list[Layer], after: list[Layer] | None = None) -> list[Curve]:
+def delta_curve(
+    title: str, before: list[LayerSaturation], after: list[LayerSaturation] | None = None
+) -> list[Curve]:
     """Histograms of Delta, one a layer: a share of rows for each bin's middle."""
     curves = []
     for place, layer in enumerate(before):
@@ -191,7 +193,7 @@ def histogram(delta: torch.Tensor, top: float | None = None) -> list[list[float]
     return [[(i + 0.5) * width, share] for i, share in enumerate(counts.tolist())]
 
 
-def saturation_table(title: str, layers: list[Layer], blocks: Sequence[int] | None = None) -> Table:
+def saturation_table(title: str, layers: list[LayerSaturation], blocks: Sequence[int] | None = None) -> Table:
     """One row a block: Delta's quantiles, and what is one-hot or without gradient in each precision, in %."""
     columns = ["block", "median", "90 %", "99 %", "largest"]
     columns += [f"one-hot rows, {n} %" for n in DTYPES] + [f"dead gradient rows, {n} %" for n in DTYPES]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from robvit.attacks.core import Model
-from robvit.attention.hooks import attention_layers, scaled
+from robvit.attention import attention_layers, scaled
 from robvit.registry import Registry
 
 

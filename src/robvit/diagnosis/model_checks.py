@@ -6,7 +6,7 @@ import torch
 
 from robvit.attacks.core import frozen, per_image_uniform
 from robvit.attacks.losses import LOSSES
-from robvit.attention.hooks import watch
+from robvit.attention import watch
 from robvit.diagnosis.context import AVERAGED, CheckContext
 from robvit.diagnosis.grading import (
     AMBER,

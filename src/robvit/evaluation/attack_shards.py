@@ -24,7 +24,7 @@ from torch import nn
 from robvit.attacks import ATTACKS, frozen, run
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.pixels import eight_bit
-from robvit.attention.hooks import class_attention
+from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError

@@ -13,7 +13,7 @@ from accelerate.utils import reduce
 from torch import nn
 
 from robvit.attacks.scales import find_scales
-from robvit.attention.hooks import attention_layers, keep_scales, kept_scales
+from robvit.attention import attention_layers, keep_scales, kept_scales
 from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.training.inner_attack import InnerAttack

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attention.hooks import watch
+from robvit.attention import watch
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
 from robvit.drawing.grid import Grid, Row, Tile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attention.hooks import watch
+from robvit.attention import watch
 from robvit.attention.saturation import histogram, score_gaps
 from robvit.backbones.model import Model
 from robvit.evaluation.record import Curve

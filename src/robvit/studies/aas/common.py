@@ -14,8 +14,8 @@ import torch
 
 from robvit.attacks import run
 from robvit.attacks.aas import FACTORS
+from robvit.attention import attention_layers
 from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
-from robvit.attention.hooks import attention_layers
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.record import Curve, Record, Table, Trial

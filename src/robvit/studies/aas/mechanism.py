@@ -10,7 +10,7 @@ from robvit.attacks.scales import find_scales
 from robvit.attention.saturation import (
     DTYPES,
     GradientQuality,
-    Layer,
+    LayerSaturation,
     delta_curve,
     gradient_quality,
     saturation,
@@ -57,7 +57,9 @@ def _labelled(model: Model, images: ImageDataset, batch: int) -> Iterator[tuple[
             yield x, model(x).argmax(1)
 
 
-def _layers(model: Model, images: ImageDataset, batch: int, scales: tuple[float, ...] | None) -> list[Layer]:
+def _layers(
+    model: Model, images: ImageDataset, batch: int, scales: tuple[float, ...] | None
+) -> list[LayerSaturation]:
     name = "scores" if scales is None else "scores, scaled"
 
     def watched() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -69,7 +71,9 @@ def _layers(model: Model, images: ImageDataset, batch: int, scales: tuple[float,
     return saturation(model, watched(), scales=scales)
 
 
-def _beside_paper(before: list[Layer], after: list[Layer], scales: tuple[float, ...]) -> Table:
+def _beside_paper(
+    before: list[LayerSaturation], after: list[LayerSaturation], scales: tuple[float, ...]
+) -> Table:
     columns = [
         "block",
         "scale",
@@ -107,7 +111,7 @@ def _gradients(quality: list[GradientQuality]) -> Table:
     return Table("The margin's gradient for the pixels", columns, rows)
 
 
-def answer(layers: list[Layer], quality: GradientQuality) -> str:
+def answer(layers: list[LayerSaturation], quality: GradientQuality) -> str:
     """Whether the paper's mechanism is there, in two sentences."""
     last, peak = layers[-1], max(float(layer.delta.max()) for layer in layers)
     hot = {p: 100 * max(layer.one_hot[p] for layer in layers) for p in DTYPES}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from robvit.attacks import run
+from robvit.attention import kept_scales
 from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
-from robvit.attention.hooks import kept_scales
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.record import Curve, Record, Table, Trial
