@@ -91,22 +91,25 @@ PYTHON = {
         ["robvit.training.recipe.Inner", "robvit.data.augment.Augment"],
     ),
     "Explanations": (
-        "robvit.explain",
+        "",
         [
-            f"robvit.explain.{name}"
-            for name in (
-                "activations.largest_activations",
-                "attention.attention_by_block",
-                "attention.rollout",
-                "attention.group_shares",
-                "gaps.gaps",
-                "features.Rainbow",
-                "landscape.loss_landscape",
-                "gradients.grey_perturbation",
-                "gradients.accumulate_gradient",
-                "masks.coloured_mask",
-                "gates.gate_maps",
-            )
+            *(
+                f"robvit.explanation.figures.{name}"
+                for name in (
+                    "activations.largest_activations",
+                    "attention.attention_by_block",
+                    "attention.rollout",
+                    "attending.group_shares",
+                    "gaps.gaps",
+                    "features.FeatureColours",
+                    "landscape.loss_landscape",
+                    "accumulation.accumulate_gradient",
+                    "gates.gate_maps",
+                )
+            ),
+            "robvit.drawing.perturbation.grey_perturbation",
+            "robvit.drawing.images.heat",
+            "robvit.drawing.images.coloured_mask",
         ],
     ),
     "Errors": (
@@ -135,7 +138,7 @@ SETTINGS: dict[str, Any] = {
     "html_copy_source": False,
     "html_css_files": ["site.css"],
     "html_static_path": ["_static"],
-    "extensions": ["myst_parser", "sphinx.ext.autodoc"],
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
     "myst_heading_anchors": 3,
     "highlight_language": "bash",
     "pygments_style": "friendly",

@@ -190,7 +190,7 @@ def test_images_are_tensors_data_sets_files_or_numbers_in_a_set(tmp_path: Path) 
     mixed = open_inputs([file, "sample:3"], 32)
     assert mixed.truth is None
     assert mixed.names[0] == "photo.png"
-    assert mixed.spec == "photo.png sample:3"  # without the folders
+    assert mixed.facts["spec"] == "photo.png sample:3"  # without the folders
     assert mixed.x.shape == (2, 3, 32, 32)
     assert open_inputs(["shapes:0"], 32).truth.shape == (1, 32, 32)
     for wrong, message in (

@@ -15,10 +15,11 @@ from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.drawing.images import save_png
 from robvit.errors import InputError, Unsupported
+from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.record import Curve, Record, Table
 from robvit.explanation.figures import NAMES
 from robvit.explanation.inputs import Source, open_inputs
-from robvit.explanation.subject import FIGURES, Subject
+from robvit.explanation.subject import FIGURES, Subject, shown_name
 from robvit.loading import load
 from robvit.progress import Advance, silent
 from robvit.report.figure import Figure
@@ -85,7 +86,7 @@ def explain(
     )
     drawn, left_out = draw_figures(subject, figures, progress)
     record = _record(subject, drawn, left_out)
-    record.data["spec"], record.command = inputs.spec, command
+    record.data, record.command = record.data | inputs.facts, command
     if out is not None:
         for one in drawn:
             save_png(one.image(), Path(out) / f"{one.name}.png")
@@ -125,15 +126,13 @@ def _harden(model: Model, tokens: RobustTokens | TokenPool | torch.Tensor | str 
 
 
 def _record(subject: Subject, drawn: list[Figure], left_out: dict[str, str]) -> Record:
-    model = subject.model
     return Record(
         kind="explain",
         model={
-            "name": model.name,
-            "identity": model.identity(),
-            "input": list(model.input_size),
-            "tokens": subject.hardened is not None,
-            "beside": subject.beside.name if subject.beside else None,
+            **model_facts(subject.model),
+            "name": shown_name(subject.model),
+            "tokens": model_facts(subject.hardened or subject.model)["tokens"],
+            "beside": shown_name(subject.beside) if subject.beside else None,
         },
         data={"count": len(subject.x), "names": subject.names},
         trials=[],

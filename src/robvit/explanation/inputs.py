@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ Source = ImageDataset | torch.Tensor | str | Path | Sequence[str | Path]
 class Inputs:
     """Images x (B 3 H W) in [0,1], their names, and labels (B,) or masks (B H W) where all have them.
 
-    `kind` is "labels", "masks" or "none"; `spec` says what was opened.
+    `kind` is "labels", "masks" or "none"; `facts` are what a record tells of them.
     """
 
     x: torch.Tensor
@@ -29,7 +30,7 @@ class Inputs:
     truth: torch.Tensor | None = None
     kind: str = "none"
     classes: list[str] = field(default_factory=list)
-    spec: str = "images"
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def truth_for(self, model: Model) -> torch.Tensor | None:
         """The labels or masks, if they are what the model tells apart."""
@@ -50,17 +51,18 @@ def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
     "sample:3" is one of a data set's judging part, counted from 0.
     """
     if isinstance(images, torch.Tensor):
-        return Inputs(images)
+        return Inputs(images, facts={"spec": "a tensor"})
     if isinstance(images, ImageDataset):
         dataset = images if images.size else images.sized(size, resize)
-        return _stacked([(dataset, place) for place in range(len(dataset))], "a data set")
+        return _stacked([(dataset, place) for place in range(len(dataset))], dataset.facts())
     specs = [str(one) for one in ([images] if isinstance(images, str | Path) else images)]
     if not specs:
         raise InputError("expected at least one image, a file or DATA:NUMBER such as sample:3")
-    return _stacked([_find(spec, size, resize) for spec in specs], " ".join(map(_without_folders, specs)))
+    facts = {"spec": " ".join(map(_without_folders, specs)), "size": size, "resize": resize}
+    return _stacked([_find(spec, size, resize) for spec in specs], facts)
 
 
-def _stacked(found: list[tuple[ImageDataset, int]], spec: str) -> Inputs:
+def _stacked(found: list[tuple[ImageDataset, int]], facts: dict[str, Any]) -> Inputs:
     """Images of one or several data sets; labels and classes only where all agree in them."""
     pairs = [dataset[place] for dataset, place in found]
     kinds = {dataset.kind for dataset, _ in found}
@@ -71,7 +73,7 @@ def _stacked(found: list[tuple[ImageDataset, int]], spec: str) -> Inputs:
     if truth is not None and kind == "labels" and bool((truth == UNLABELLED).any()):
         truth, kind = None, "none"
     names = [dataset.names[place] for dataset, place in found]
-    return Inputs(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [], spec)
+    return Inputs(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [], facts)
 
 
 def _find(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
