@@ -22,7 +22,7 @@ import typer
 from sphinx.application import Sphinx
 
 from robvit.cli import app
-from robvit.evaluation.record import PARTS
+from robvit.record import PARTS
 from robvit.studies import STUDIES
 from robvit.training.recipe import load_recipe, names
 
@@ -69,8 +69,8 @@ PYTHON = {
     "Records": (
         "",
         [
-            "robvit.evaluation.record.Record",
-            *(f"robvit.evaluation.record.{p.__name__}" for p in PARTS.values()),
+            "robvit.record.Record",
+            *(f"robvit.record.{p.__name__}" for p in PARTS.values()),
             "robvit.evaluation.compare.compare",
             "robvit.evaluation.protocol.Protocol",
         ],

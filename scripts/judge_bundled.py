@@ -16,9 +16,9 @@ import torch
 
 import robvit
 from robvit.data import open_data
-from robvit.evaluation.metrics import interval
 from robvit.files import write_json
 from robvit.progress import progress
+from robvit.statistics import interval
 
 THREAT = robvit.Threat("linf", 8 / 255)
 

@@ -27,11 +27,11 @@ from robvit.data import ImageDataset, open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import Adaptive, Recipe
 from robvit.defenses.robustify import train
-from robvit.evaluation.metrics import interval, mcnemar
-from robvit.evaluation.record import Record, Trial
 from robvit.files import read_tensors, written_whole
 from robvit.loading import load
 from robvit.progress import progress
+from robvit.record import Record, Trial
+from robvit.statistics import interval, mcnemar
 from robvit.threat import Threat
 
 Options = argparse.Namespace

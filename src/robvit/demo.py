@@ -25,9 +25,9 @@ from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attack_shards import levels
 from robvit.evaluation.attackers import random_tokens
-from robvit.evaluation.record import Record, Trial
 from robvit.loading import load
 from robvit.progress import progress
+from robvit.record import Record, Trial
 from robvit.report import GalleryItem, write_report
 from robvit.threat import Threat
 

@@ -20,9 +20,9 @@ from robvit.attention.comparison import (
 )
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluation.record import Trial
-from robvit.evaluation.verdict import Verdict
+from robvit.record import Trial
 from robvit.threat import Threat
+from robvit.verdict import Verdict
 
 LINF = Threat("linf", 8 / 255)
 

@@ -20,8 +20,8 @@ from robvit.cli import app
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.robustify import Recipe
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluation.record import Record
 from robvit.files import read_tensors
+from robvit.record import Record
 
 SMALL = ("robustify", "robvit-mini", "sample", "--limit", "32", "--attack-steps", "2", "--batch", "4")
 

@@ -17,7 +17,7 @@ from robvit.defenses.tora.attack import Goal, _logits_and_gate, gate_aware, gate
 from robvit.defenses.tora.io import adapted, fresh, load_adapters, save_adapters
 from robvit.defenses.tora.modules import TUNINGS, Adapters, Fusion
 from robvit.errors import InputError, Unsupported, WrongBackbone
-from robvit.evaluation.record import Record
+from robvit.record import Record
 from robvit.studies.tora.cost import cost
 
 

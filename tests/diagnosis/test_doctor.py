@@ -17,7 +17,7 @@ from robvit.diagnosis.context import CheckContext, Effort
 from robvit.diagnosis.doctor import CHECKS, doctor
 from robvit.diagnosis.grading import graded, surely_more
 from robvit.errors import DataError, InputError, UnknownName
-from robvit.evaluation.record import Record
+from robvit.record import Record
 from robvit.threat import Threat
 
 SMALL = Effort(steps=8, restarts=2, queries=60, draws=20)

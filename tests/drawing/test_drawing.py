@@ -19,7 +19,7 @@ from robvit.drawing.perturbation import amplification, amplified, grey_perturbat
 from robvit.drawing.sheet import Pair, attack_sheet, beside, sheet
 from robvit.drawing.surfaces import Surface, draw_surfaces
 from robvit.errors import InputError
-from robvit.evaluation.record import Curve
+from robvit.record import Curve
 
 
 def test_a_perturbation_fills_the_range_of_grey_exactly() -> None:

@@ -23,9 +23,9 @@ from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_image
 from robvit.errors import DataError, InputError
 from robvit.evaluation.attack_shards import Job, craft, shards
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Record
+from robvit.record import Record
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
+from robvit.statistics import interval
 from robvit.threat import Threat
 
 LINF = Threat("linf", 8 / 255)

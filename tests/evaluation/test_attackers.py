@@ -20,7 +20,7 @@ from robvit.evaluation import protocol
 from robvit.evaluation.attack_shards import shards
 from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
 from robvit.evaluation.protocol import AttackerBudget, Protocol, find
-from robvit.evaluation.record import Record
+from robvit.record import Record
 from robvit.threat import Threat
 
 RULES: dict[str, Any] = {

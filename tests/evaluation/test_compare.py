@@ -21,9 +21,9 @@ from robvit.errors import InputError, RobvitError
 from robvit.evaluation.classifiers import check_fit, open_classifier
 from robvit.evaluation.compare import compare, differences
 from robvit.evaluation.corruption_error import ALEXNET_ERRORS
-from robvit.evaluation.metrics import mcnemar, paired_interval
 from robvit.evaluation.protocol import Protocol
-from robvit.evaluation.record import Budget, Record, Trial
+from robvit.record import Budget, Record, Trial
+from robvit.statistics import mcnemar, paired_interval
 
 
 def record(*outcomes: str, names: str = "abcdef") -> Record:

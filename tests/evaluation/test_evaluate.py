@@ -24,8 +24,8 @@ from robvit.errors import DataError, InputError
 from robvit.evaluation import protocol as protocols
 from robvit.evaluation.forecast import _Steadfast, forecast
 from robvit.evaluation.protocol import Protocol
-from robvit.evaluation.record import Record
 from robvit.evaluation.robustbench import model_info
+from robvit.record import Record
 
 HEAD = "name: mine@1\nabout: for a test\n"
 LINF = HEAD + "threat: {norm: linf, eps: 8/255}\n"

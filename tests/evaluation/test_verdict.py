@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from robvit.errors import InputError
-from robvit.evaluation.record import Record
-from robvit.evaluation.verdict import Verdict, claim_of, smallest_difference
+from robvit.record import Record
+from robvit.verdict import Verdict, claim_of, smallest_difference
 
 YES, NO = [True], [False]
 

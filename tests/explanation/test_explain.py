@@ -20,7 +20,6 @@ from robvit.cli import app
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import DataError, InputError, UnknownName, Unsupported, WrongBackbone
-from robvit.evaluation.record import Record
 from robvit.explanation.figures import NAMES, accumulation, landscape
 from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.explanation.figures.attending import group_shares
@@ -32,6 +31,7 @@ from robvit.explanation.figures.landscape import loss_landscape, random_like
 from robvit.explanation.figures.massive import surface
 from robvit.explanation.inputs import Inputs, open_inputs
 from robvit.explanation.subject import FIGURES, Subject
+from robvit.record import Record
 from robvit.threat import Threat
 
 

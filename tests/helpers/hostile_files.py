@@ -34,8 +34,8 @@ from robvit.defenses.tokens import import_published
 from robvit.defenses.tora.io import load_adapters
 from robvit.evaluation.compare import open_record
 from robvit.evaluation.protocol import find
-from robvit.evaluation.record import Record
 from robvit.fetch import read_member
+from robvit.record import Record
 from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robvit.evaluation.record import PARTS, Budget, Curve, Finding, Record, Table, Trial
+from robvit.record import PARTS, Budget, Curve, Finding, Record, Table, Trial
 from robvit.report import GalleryItem
 
 # Whatever of this became markup would change the page's title or break the content policy.

@@ -16,7 +16,7 @@ from robvit.backbones.heads import load_head
 from robvit.cli import app
 from robvit.cli.models import FAMILIES
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluation.record import Record
+from robvit.record import Record
 
 
 def robvit_(*arguments: object) -> Result:

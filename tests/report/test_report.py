@@ -17,7 +17,7 @@ from helpers.report_samples import EVIL, exhibits, poisoned, rich_record, trial
 from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation import claims
-from robvit.evaluation.record import Record, Trial
+from robvit.record import Record, Trial
 from robvit.report import GalleryItem, write_report
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned

@@ -15,7 +15,7 @@ from helpers.browsing import Visit
 from helpers.report_samples import exhibits, poisoned, rich_record
 from robvit.drawing.grid import Grid, Row, Tile
 from robvit.drawing.surfaces import Surface
-from robvit.evaluation.record import Curve
+from robvit.record import Curve
 from robvit.report import GalleryItem, write_report
 from robvit.report.figure import Figure
 

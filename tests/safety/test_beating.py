@@ -31,8 +31,8 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import Recipe
 from robvit.defenses.robustify import train as learn
 from robvit.errors import Busy, CannotWrite, DataError
-from robvit.evaluation.record import Record
 from robvit.files import alone_in, read_tensors, remove_remains, write_json, written_whole
+from robvit.record import Record
 from robvit.threat import Threat
 
 ATTACK = ["attack", "robvit-mini", "sample", "--set", "steps=2", "--limit", "6", "--batch", "2", "--out"]

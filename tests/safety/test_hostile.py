@@ -20,7 +20,7 @@ from helpers.hostile_files import CASES
 from helpers.report_samples import rich_record
 from robvit.cli import main
 from robvit.errors import RobvitError
-from robvit.evaluation.record import Record
+from robvit.record import Record
 from robvit.report.adversarial_images import shard_folders
 
 SECONDS = 30  # far more than any takes; a hang ends here

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import robvit.studies.aas.common as shared
-from robvit.evaluation.verdict import Verdict
 from robvit.studies import STUDIES, reproduce
 from robvit.studies.aas.training import AasTrainingEffort
 from robvit.training.recipe import load_recipe
+from robvit.verdict import Verdict
 
 QUICK: dict[str, dict[str, Any]] = {
     "aas-table1": {"steps": 1},

@@ -12,7 +12,7 @@ from PIL import Image
 import robvit
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.studies import STUDIES, StudyContext
 from robvit.studies.published import read_published
 

@@ -14,8 +14,8 @@ from robvit.attention import watch
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError
-from robvit.evaluation.record import Record
 from robvit.explanation.figures.activations import largest_activations
+from robvit.record import Record
 
 QUICK = {"model": "robvit-mini", "steps": 2, "learn": 16}
 

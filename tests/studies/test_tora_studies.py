@@ -10,8 +10,8 @@ import torch
 import robvit
 from robvit.defenses.tora.attack import gates
 from robvit.defenses.tora.io import adapted, fresh
-from robvit.evaluation.record import Record
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
+from robvit.record import Record
 from robvit.studies.tora.common import PUBLISHED
 from robvit.studies.tora.tables import _trades_off
 

@@ -16,15 +16,15 @@ import robvit.studies.xcit.common as bench
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluation.record import Record, Trial
-from robvit.evaluation.verdict import Verdict
 from robvit.loading import load
+from robvit.record import Record, Trial
 from robvit.studies import STUDIES, StudyContext, reproduce
 from robvit.studies.judging import Attempt, attack_title
 from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, claims_of
 from robvit.studies.xcit.semantic import _published, correlation, edges
 from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
 from robvit.training.recipe import changes_of, load_recipe
+from robvit.verdict import Verdict
 
 TABLES = [f"xcit-table{n}" for n in range(1, 9)]
 TINY: dict[str, Any] = {"learn": 32, "epochs": 1, "steps": 1}

@@ -22,8 +22,8 @@ from robvit.cli import app
 from robvit.data import open_data
 from robvit.data.augment import Augment, mix, seeded, transform
 from robvit.errors import InputError, Unsupported
-from robvit.evaluation.record import Record
 from robvit.files import read_tensors
+from robvit.record import Record
 from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe, names
 

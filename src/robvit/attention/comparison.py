@@ -20,11 +20,11 @@ from robvit.attacks import ATTACKS, Outcome, find_scales, run
 from robvit.attacks.scales import Scaled
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.evaluation.record import Trial
 from robvit.evaluation.trials import clean_trial, joined, spread, trial_of
-from robvit.evaluation.verdict import Claim, claim_of
 from robvit.progress import Advance, silent
+from robvit.record import Trial
 from robvit.threat import Threat
+from robvit.verdict import Claim, claim_of
 
 LOOKS = 2  # passes of every run besides the attack's: one look before, one after
 

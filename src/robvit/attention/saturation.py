@@ -20,7 +20,7 @@ from torch.func import functional_call
 from robvit.attacks.core import frozen, gradient
 from robvit.attacks.losses import margin
 from robvit.attention import attention_layers, scaled, watch
-from robvit.evaluation.record import Curve, Table
+from robvit.record import Curve, Table
 from robvit.threat import Threat
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -28,7 +28,7 @@ from robvit.cli.options import (
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
     from robvit.data import ImageDataset
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
 
 
 def attack(

@@ -23,7 +23,7 @@ from robvit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from robvit.evaluation.record import Finding
+    from robvit.record import Finding
 
 COLOURS = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
 SHOWN = 4  # images named in a line

@@ -23,7 +23,7 @@ from robvit.cli.options import (
 from robvit.cli.tables import show_table
 
 if TYPE_CHECKING:
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
 
 
 def evaluate(

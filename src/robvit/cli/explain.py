@@ -12,7 +12,7 @@ from robvit.cli.options import Adapters, Architecture, Fit, Head, ImageSize, Mod
 from robvit.explanation.figures import NAMES
 
 if TYPE_CHECKING:
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
 
 
 def explain(

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from robvit.drawing.images import Pixels
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
     from robvit.report.adversarial_images import AdversarialImages
 
 
@@ -32,7 +32,7 @@ def report(
 
     Attacked images that lie beside a record are shown with their originals, up to a thousand a page.
     """
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
     from robvit.report.html import write_report
 
     paths = [path / "record.json" if path.is_dir() else path for path in records]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from robvit.defenses.attack_cache import AttackSetting
     from robvit.defenses.recipe import Recipe
     from robvit.defenses.robustify import Training
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
 
 BEYOND = "Beyond the paper"
 
@@ -208,7 +208,7 @@ def _attack(
 
 def _record(net: Model, data: dict[str, Any], trainings: list[Training]) -> Record:
     """What was learned and how, with both parts of the objective; of the tokens, their keys alone."""
-    from robvit.evaluation.record import Curve, Record
+    from robvit.record import Curve, Record
 
     lines: dict[str, list[list[float]]] = {}
     figures: dict[str, float] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from robvit.evaluation.record import Table
+    from robvit.record import Table
 
 
 def show_table(table: Table) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from robvit.data import ImageDataset
     from robvit.defenses.rotate import Seen
     from robvit.defenses.tokens import RobustTokens
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
 
 app = typer.Typer(no_args_is_help=True, help="Bring in, look at, rotate and bake files of robustness tokens.")
 
@@ -99,10 +99,10 @@ def rotate(
     from robvit.defenses.rotate import check_invariance, compare
     from robvit.defenses.tokens import RobustTokens
     from robvit.errors import InputError
-    from robvit.evaluation.record import Table
     from robvit.files import alone_in
     from robvit.loading import load
     from robvit.progress import progress
+    from robvit.record import Table
 
     before = RobustTokens.load(old)
     net = load(model, img_size=img_size, arch=arch, head=head)
@@ -139,7 +139,7 @@ def _rotation(
     net: Model, sets: dict[str, RobustTokens], seen: list[Seen], held: ImageDataset, threat: str
 ) -> Record:
     """What was seen, as a table: images, model, cosine, accuracy where there is a head."""
-    from robvit.evaluation.record import Record, Table
+    from robvit.record import Record, Table
 
     rows: list[list[Any]] = []
     for one in seen:

@@ -22,7 +22,7 @@ from robvit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from robvit.evaluation.record import Record
+    from robvit.record import Record
     from robvit.training.job import Job
 
 

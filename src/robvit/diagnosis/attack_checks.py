@@ -24,8 +24,8 @@ from robvit.diagnosis.grading import (
     surely_more,
 )
 from robvit.errors import InputError
-from robvit.evaluation.metrics import interval
 from robvit.loading import load
+from robvit.statistics import interval
 
 BUNDLED = ("robvit-mini", "robvit-mini-robust")  # surrogates for CIFAR-10, where no other is named
 BUDGETS = (0.25, 0.5, 1.0, 2.0)  # of eps, for the curve

@@ -23,7 +23,7 @@ from robvit.attacks.losses import LOSSES
 from robvit.attacks.run import Count, certify
 from robvit.attacks.scales import network_of
 from robvit.errors import InputError, Unsupported, check_images, check_labels
-from robvit.evaluation.record import Trial
+from robvit.record import Trial
 from robvit.threat import Threat
 
 AVERAGED = 4  # passes over which a randomised model is averaged

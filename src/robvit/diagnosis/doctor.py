@@ -17,9 +17,9 @@ from robvit.diagnosis import attack_checks  # noqa: F401  registers the others
 from robvit.diagnosis.context import AVERAGED, CheckContext, Effort, name_of
 from robvit.diagnosis.grading import CHECKS, GREEN, RED
 from robvit.errors import DataError
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Curve, Finding, Record
 from robvit.evaluation.trials import clean_trial
+from robvit.record import Curve, Finding, Record
+from robvit.statistics import interval
 from robvit.threat import Threat
 
 Report = Callable[..., None]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from robvit.evaluation.metrics import interval, mcnemar
 from robvit.registry import Registry
+from robvit.statistics import interval, mcnemar
 
 if TYPE_CHECKING:
     from robvit.diagnosis.context import CheckContext

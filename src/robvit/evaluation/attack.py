@@ -12,9 +12,9 @@ from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attack_shards import Job, attack_masks, craft, judge_clean, shards
 from robvit.evaluation.masks import MaskScore
-from robvit.evaluation.record import Record, Table
 from robvit.processes import processes
 from robvit.progress import Advance, silent
+from robvit.record import Record, Table
 
 SHOWN = 8  # pairs on the sheet
 

@@ -29,11 +29,11 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError
 from robvit.evaluation.masks import MaskScore, pixel_counts, score_masks, score_of
-from robvit.evaluation.record import Trial
 from robvit.evaluation.trials import clean_trial
 from robvit.files import parse_json, read_tensors, read_text, tensors_sha256, write_json, written_whole
 from robvit.processes import processes
 from robvit.progress import Advance
+from robvit.record import Trial
 from robvit.threat import Threat
 
 SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more

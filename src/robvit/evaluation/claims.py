@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Record, Table, Trial
+from robvit.record import Record, Table, Trial
+from robvit.statistics import interval
 
 LADDER = "Threat ladder"  # the title of the table; the report draws the same from the trials
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from robvit.errors import InputError
-from robvit.evaluation.metrics import mcnemar, paired_interval
-from robvit.evaluation.record import Record
+from robvit.record import Record
+from robvit.statistics import mcnemar, paired_interval
 
 
 class Pair(NamedTuple):

@@ -15,7 +15,7 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.corruptions import SEVERITIES
 from robvit.evaluation.corruption_error import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
 from robvit.evaluation.protocol import Corruptions
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 
 IMAGENET_C = "imagenet-c:"
 

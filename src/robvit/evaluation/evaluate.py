@@ -20,10 +20,10 @@ from robvit.evaluation.classifiers import Classifier, check_fit, model_facts, op
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.forecast import forecast
 from robvit.evaluation.protocol import Protocol, find
-from robvit.evaluation.record import Record
 from robvit.evaluation.runner import Case
 from robvit.evaluation.subset import Data, judged_images, public_images
 from robvit.progress import Log
+from robvit.record import Record
 
 Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robvit.errors import InputError
-from robvit.evaluation.record import Record
+from robvit.record import Record
 
 NORMS = {"linf": "Linf", "l2": "L2"}  # as RobustBench writes them
 AUTOATTACK = {"apgd_ce", "apgd_t", "fab_t", "square"}

@@ -17,10 +17,10 @@ from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Source, rand
 from robvit.evaluation.classifiers import Classifier, ClassSubset
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.protocol import Attack, Protocol
-from robvit.evaluation.record import Trial
 from robvit.evaluation.trials import spread
 from robvit.processes import processes
 from robvit.progress import Advance, progress, silent
+from robvit.record import Trial
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from robvit.attacks import Outcome
-from robvit.evaluation.record import Trial
+from robvit.record import Trial
 from robvit.threat import Threat
 
 

@@ -16,12 +16,12 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.drawing.images import save_png
 from robvit.errors import InputError, Unsupported
 from robvit.evaluation.classifiers import model_facts
-from robvit.evaluation.record import Curve, Record, Table
 from robvit.explanation.figures import NAMES
 from robvit.explanation.inputs import Source, open_inputs
 from robvit.explanation.subject import FIGURES, Subject, shown_name
 from robvit.loading import load
 from robvit.progress import Advance, silent
+from robvit.record import Curve, Record, Table
 from robvit.report.figure import Figure
 from robvit.report.html import write_report
 from robvit.threat import Threat

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from robvit.drawing.images import Pixels
 from robvit.errors import InputError
-from robvit.evaluation.record import Record, Trial
+from robvit.record import Record, Trial
 from robvit.report.gallery import GalleryItem, Map
 
 Original = Callable[[int], Pixels]

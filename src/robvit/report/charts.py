@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from robvit.evaluation.record import Curve, Record, Trial
+from robvit.record import Curve, Record, Trial
 from robvit.report.summary import clean_of, share
 
 MOST_POINTS = 300  # more than a line of some hundred pixels can show

@@ -10,7 +10,7 @@ from robvit.drawing.charts import draw_charts
 from robvit.drawing.grid import Grid, draw_grid
 from robvit.drawing.sheet import sheet
 from robvit.drawing.surfaces import Surface, draw_surfaces
-from robvit.evaluation.record import Curve
+from robvit.record import Curve
 
 
 @dataclass(frozen=True)

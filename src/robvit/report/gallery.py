@@ -13,7 +13,7 @@ from PIL import Image
 from robvit.drawing.images import Pixels, data_url, encoded, heat
 from robvit.drawing.perturbation import amplification, amplified
 from robvit.errors import InputError
-from robvit.evaluation.record import Record, Trial
+from robvit.record import Record, Trial
 from robvit.report.summary import AttackerSummary, Labels, clean_of, outcome, trial_name
 
 MOST = 1000  # images on one page

@@ -22,8 +22,8 @@ from markupsafe import Markup
 from robvit.drawing.images import data_url
 from robvit.errors import InputError
 from robvit.evaluation.claims import LADDER
-from robvit.evaluation.record import Curve, Record, Table
 from robvit.files import written_whole
+from robvit.record import Curve, Record, Table
 from robvit.report import charts
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Record, Trial
+from robvit.record import Record, Trial
+from robvit.statistics import interval
 
 OUTCOMES = {
     "withstood": "withstood every attack",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from robvit.evaluation.record import Table
-from robvit.evaluation.verdict import Claim
+from robvit.record import Table
+from robvit.verdict import Claim
 
 COLUMNS = [
     "claim",

@@ -18,10 +18,10 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.errors import DataError, InputError
 from robvit.evaluation.protocol import Subset
-from robvit.evaluation.record import Record
 from robvit.evaluation.subset import judged_images
 from robvit.files import alone_in
 from robvit.loading import load
+from robvit.record import Record
 from robvit.registry import Registry, unknown
 
 Study = Callable[..., Record]

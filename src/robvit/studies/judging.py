@@ -13,9 +13,9 @@ from robvit.attacks import ATTACKS
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import Job, craft
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.record import Trial
 from robvit.progress import progress
+from robvit.record import Trial
+from robvit.statistics import interval
 from robvit.studies.common import StudyContext
 from robvit.threat import Threat
 

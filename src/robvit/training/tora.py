@@ -20,9 +20,9 @@ from robvit.data import ImageDataset
 from robvit.defenses.tora.io import adapted, fresh, save_adapters
 from robvit.defenses.tora.modules import BOTH, Adapters
 from robvit.errors import InputError
-from robvit.evaluation.record import Curve, Record, Table, Trial
 from robvit.evaluation.trials import clean_trial_of, trial_of
 from robvit.progress import Advance, Log, silent
+from robvit.record import Curve, Record, Table, Trial
 from robvit.threat import Threat
 from robvit.training.adapters import TrainableAdapters
 from robvit.training.fit import Fit, RunState

@@ -7,8 +7,8 @@ import torch
 from robvit.attention import watch
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
-from robvit.evaluation.record import Curve
 from robvit.explanation.subject import Subject, figure
+from robvit.record import Curve
 from robvit.report.figure import Figure
 
 

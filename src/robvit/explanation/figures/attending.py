@@ -8,9 +8,9 @@ from robvit.backbones.families import Tokens
 from robvit.drawing.grid import Grid, Row, Tile
 from robvit.drawing.images import heat, mark_patches, photo
 from robvit.errors import Unsupported
-from robvit.evaluation.record import Curve
 from robvit.explanation.figures.attention import attention_maps, over_patches
 from robvit.explanation.subject import Subject, View, figure
+from robvit.record import Curve
 from robvit.report.figure import Figure
 
 COLUMNS = ["image", "attended to by all", "from A, the middle", "from B, a corner", "from C, most attended"]

@@ -7,9 +7,9 @@ import torch
 from robvit.attention import watch
 from robvit.attention.saturation import histogram, score_gaps
 from robvit.backbones.model import Model
-from robvit.evaluation.record import Curve
 from robvit.explanation.figures.attention import spread
 from robvit.explanation.subject import Subject, figure
+from robvit.record import Curve
 from robvit.report.figure import Figure
 
 MOST = 12  # blocks shown

@@ -11,8 +11,8 @@ from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import photo, signed
 from robvit.drawing.sheet import sheet
 from robvit.errors import Unsupported
-from robvit.evaluation.record import Curve
 from robvit.explanation.subject import SHOWN, Subject, figure
+from robvit.record import Curve
 from robvit.report.figure import Figure
 
 CAPTION = "Red patches are read more through the accuracy adapter than the block's mean, blue ones less."

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from robvit.attacks.losses import LOSSES
 from robvit.backbones.model import Model
 from robvit.drawing.surfaces import Surface
-from robvit.evaluation.record import Curve
 from robvit.explanation.subject import Subject, figure
+from robvit.record import Curve
 from robvit.report.figure import Figure
 
 POINTS = 19  # along each direction: both the image and the end of the attack are among them

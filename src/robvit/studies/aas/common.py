@@ -18,14 +18,14 @@ from robvit.attention import attention_layers
 from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.record import Curve, Record, Table, Trial
-from robvit.evaluation.verdict import Claim, Verdict
 from robvit.progress import progress
+from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import per_cent, point
 from robvit.studies.published import read_published
 from robvit.threat import Threat
+from robvit.verdict import Claim, Verdict
 
 PUBLISHED = read_published("aas")
 PAPER = PUBLISHED.paper

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robvit.attention.comparison import Comparison, ScalingMethod
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.studies.aas.common import PAPER, ScalingBench, bench, over_axis, shares
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import attack_title, per_cent

@@ -18,8 +18,8 @@ from robvit.attention.saturation import (
 )
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.record import Record, Table
 from robvit.progress import progress
+from robvit.record import Record, Table
 from robvit.studies.aas.common import PAPER, PUBLISHED
 from robvit.studies.common import StudyContext, study
 

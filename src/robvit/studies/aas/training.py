@@ -12,11 +12,10 @@ from robvit.attention import kept_scales
 from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.record import Curve, Record, Table, Trial
 from robvit.evaluation.trials import spread, trial_of
-from robvit.evaluation.verdict import Claim, claim_of
 from robvit.loading import load
 from robvit.progress import progress
+from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.aas.common import PAPER, PUBLISHED
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, TrainingEffort, study
@@ -26,6 +25,7 @@ from robvit.training.fit import WEIGHTS
 from robvit.training.job import job_of
 from robvit.training.recipe import load_recipe
 from robvit.training.train import run_job
+from robvit.verdict import Claim, claim_of
 
 MODEL, IMAGES = "robvit-mini", 64
 THREAT = Threat("linf", 8 / 255)

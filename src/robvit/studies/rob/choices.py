@@ -9,7 +9,7 @@ from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.robustify import REFERENCE
 from robvit.errors import InputError
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosines, open_tokens
 from robvit.threat import Threat

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from robvit.evaluation.record import Curve, Record, Table
 from robvit.explanation.figures.activations import largest_activations
+from robvit.record import Curve, Record, Table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.rob.common import (
     PAPER,

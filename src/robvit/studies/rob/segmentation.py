@@ -17,8 +17,8 @@ from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import coloured_mask, photo, save_png
 from robvit.errors import DataError
 from robvit.evaluation.masks import pixel_counts, score_of
-from robvit.evaluation.record import Record, Table
 from robvit.progress import progress
+from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.rob.common import PAPER, TokenEffort, backbone, learn_tokens, open_tokens, random_like
 from robvit.threat import Threat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.judging import Attempt
 from robvit.studies.rob.common import (

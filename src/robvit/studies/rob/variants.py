@@ -8,8 +8,8 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.tokens import RobustTokens
-from robvit.evaluation.record import Trial
 from robvit.progress import progress
+from robvit.record import Trial
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import CLEAN, Attempt, judge, judge_transfer, per_cent
 from robvit.studies.rob.common import CONTROLS, TokenEffort, backbone, learn_tokens, open_tokens, random_like

@@ -14,9 +14,9 @@ from robvit.data import ImageDataset
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.defenses.tora.attack import gate_aware
 from robvit.defenses.tora.io import adapted
-from robvit.evaluation.record import Trial
 from robvit.evaluation.trials import joined, trial_of
 from robvit.progress import progress
+from robvit.record import Trial
 from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import BATCH, CLEAN, Attempt, judge
 from robvit.studies.published import read_published

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robvit.backbones.model import Model
-from robvit.evaluation.record import Curve, Record, Table, Trial
+from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import CLEAN, Attempt, per_cent, worst_of
 from robvit.studies.rob.common import TokenEffort, learn_tokens

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from robvit.drawing.images import save_png
-from robvit.evaluation.record import Curve, Record, Table
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
+from robvit.record import Curve, Record, Table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.tora.common import PAPER, AdapterEffort, bench
 

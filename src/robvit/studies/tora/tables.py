@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from robvit.evaluation.record import Curve, Finding, Record, Table, Trial
+from robvit.record import Curve, Finding, Record, Table, Trial
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import Attempt, per_cent, worst_of
 from robvit.studies.tora.common import (

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.record import Curve, Finding, Record, Table, Trial
-from robvit.evaluation.verdict import Claim, claim_of
+from robvit.record import Curve, Finding, Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import Attempt, judge, point, with_interval
 from robvit.studies.published import Cell, PublishedTable, read_published
 from robvit.studies.xcit.variants import RecipeEffort, Variant, train_variant
+from robvit.verdict import Claim, claim_of
 
 PUBLISHED = read_published("xcit")
 PAPER = PUBLISHED.paper

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from robvit.errors import InputError
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.registry import unknown
 from robvit.studies.common import StudyContext, study
 from robvit.studies.xcit.common import (

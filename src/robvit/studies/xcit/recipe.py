@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from robvit.backbones.model import Model
-from robvit.evaluation.record import Record, Table
+from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.xcit.common import (
     PAPER,

@@ -17,10 +17,10 @@ from robvit.data import ImageDataset
 from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import photo, save_png
 from robvit.drawing.perturbation import grey_perturbation, rescaled_perturbation
-from robvit.evaluation.record import Record, Table
 from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.loading import load
 from robvit.progress import progress
+from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
 from robvit.studies.xcit.common import PAPER, PUBLISHED

@@ -17,9 +17,9 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.data.imagenet import ROBUSTBENCH
 from robvit.errors import InputError
-from robvit.evaluation.record import Record
 from robvit.loading import load
 from robvit.progress import progress
+from robvit.record import Record
 from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import CLEAN, Attempt
 from robvit.threat import Threat

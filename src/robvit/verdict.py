@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 
-from robvit.evaluation.metrics import mcnemar, paired_interval
+from robvit.statistics import mcnemar, paired_interval
 
 SURE = 0.05  # a difference counts if chance alone makes it less often
 

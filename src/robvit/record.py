@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from robvit.budget import Budget
 from robvit.errors import InputError
-from robvit.evaluation.metrics import interval
-from robvit.evaluation.verdict import Claim, Verdict
 from robvit.files import parse_json, read_text, write_json
+from robvit.statistics import interval
+from robvit.verdict import Claim, Verdict
 
 SCHEMA = 3
 
