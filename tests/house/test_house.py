@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,18 @@ def test_imports_go_one_way() -> None:
         ):
             upward[name] = sorted(wrong)
     assert not upward
+
+
+def test_contributing_shows_the_rooms_as_they_are() -> None:
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[a-z`, ]+`|the base) \| (.+) \| (.*)\|$", text, flags=re.MULTILINE)
+    shown = {name: imports for rooms, _, imports in rows for name in re.findall(r"`(\w+)`", rooms)}
+    base = next(what for room, what, _ in rows if room == "the base")
+    assert set(re.findall(r"`(\w+)`", base)) == BASE
+    assert set(shown) == {room for room in MAY_IMPORT if room.isalpha()} - BASE
+    for room, imports in shown.items():
+        if "everything" not in imports:
+            assert set(re.findall(r"`(\w+)`", imports)) == MAY_IMPORT[room] - BASE - {"__init__"}, room
 
 
 def test_every_public_name_is_there() -> None:
