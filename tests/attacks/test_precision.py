@@ -14,6 +14,7 @@ from robvit.threat import Threat
 LINF = Threat("linf", 4 / 255)
 
 
+@pytest.mark.slow
 def test_every_success_holds_in_full_precision() -> None:
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=24).arrays()
@@ -57,6 +58,7 @@ def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
         run("fgsm", model, x, y, LINF, precision="fp8")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_a_compiled_model_gives_the_same_images() -> None:
     model = robvit.load("robvit-mini")

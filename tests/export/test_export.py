@@ -46,6 +46,7 @@ def torch_answers(path: Path, x: torch.Tensor) -> tuple[list[torch.Tensor], dict
     return list(program.module()(x)), json.loads(about[exporting.ABOUT])
 
 
+@pytest.mark.slow
 def test_the_command_writes_onnx_that_answers_like_the_hardened_model(tmp_path: Path) -> None:
     model, out = robvit.load("robvit-mini"), tmp_path / "mini.onnx"
     tokens = tokens_for(model)
@@ -103,6 +104,7 @@ def test_other_families_become_onnx(family: str, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "m.onnx").stat().st_mode) == 0o644
 
 
+@pytest.mark.slow
 def test_adapters_are_exported_at_their_present_trade_off(tmp_path: Path) -> None:
     model = Model(small_net("vit"), name="vit").eval()
     held = fresh(model, trades=(0.0, 0.5, 1.0))
@@ -123,6 +125,7 @@ def test_adapters_are_exported_at_their_present_trade_off(tmp_path: Path) -> Non
     assert facts["trade_off"] == "0.3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["knn", "segmentation"])
 def test_heads_go_along(kind: str, tmp_path: Path) -> None:
     model = Model(small_net("vit"), name="vit").eval()

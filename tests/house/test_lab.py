@@ -46,6 +46,7 @@ def test_the_queue_of_the_project_can_be_read(monkeypatch: pytest.MonkeyPatch, l
         assert study.words()[3]
 
 
+@pytest.mark.slow
 def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     write_queue(lab, COMMAND)
     assert lab.main() == 0
@@ -65,6 +66,7 @@ def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.C
     assert not study.is_done()  # the command is another one now
 
 
+@pytest.mark.slow
 def test_a_study_that_fails_is_told_and_the_next_one_runs(
     lab: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

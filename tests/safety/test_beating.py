@@ -232,6 +232,7 @@ def test_one_s_own_unfinished_file_is_not_taken_for_remains(tmp_path: Path) -> N
     assert (tmp_path / "a").read_text() == "whole"
 
 
+@pytest.mark.slow
 def test_clocks_that_jump_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert robvit_(*ATTACK, tmp_path / "steady") == 0
     jumps = itertools.cycle([0.0, 4e9, 1.0, 2e9, -5.0])
@@ -252,6 +253,7 @@ def _flip(path: Path, place: Callable[[bytes], int]) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [lambda data: len(data) - 5, lambda data: data.index(b'correct\\":') + 13, lambda data: 3],

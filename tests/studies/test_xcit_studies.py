@@ -76,6 +76,7 @@ def test_each_table_stands_beside_the_papers_with_commands_that_resolve(name: st
         assert model == CHECKPOINT or zoo.resolve(model)
 
 
+@pytest.mark.slow
 def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learned(tmp_path: Path) -> None:
     kept = str(tmp_path / "training")
     first = reproduce("xcit-table2", images=4, out=tmp_path / "a", training=kept, periods=(0, 20), **TINY)
