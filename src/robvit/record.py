@@ -108,12 +108,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of the doctor saw: its status is green, amber or red; `images` violate it."""
+    """What one check of the doctor found: its status is red, amber, green or skipped; `images` violate it.
+
+    `title` says in plain words what should hold, `remedy` what to do where it does not.
+    """
 
     check: str
     status: str
     evidence: str
     images: list[str] = field(default_factory=list)
+    title: str = ""
+    remedy: str = ""
 
 
 class Row(NamedTuple):

@@ -25,7 +25,12 @@ from robvit.cli.options import (
 if TYPE_CHECKING:
     from robvit.record import Finding
 
-COLOURS = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
+COLOURS = {
+    "red": typer.colors.RED,
+    "amber": typer.colors.YELLOW,
+    "green": typer.colors.GREEN,
+    "skipped": typer.colors.BRIGHT_BLACK,
+}
 SHOWN = 4  # images named in a line
 
 
@@ -65,49 +70,48 @@ def doctor(
     batch: BatchSize = 32,
     seed: Seed = 0,
 ) -> None:
-    """Look for signs that a model only seems robust: masked gradients, blind attacks, hidden dice.
+    """Look for signs that a model only seems robust: masked gradients, blind attacks, undisclosed randomness.
 
-    Every check is green, amber or red, with its evidence and the images that speak against the model.
-    The exit code is 1 if any is red, so that it can stand in CI.
+    Every check is red, amber, green or skipped, worst first, with its evidence, the violating images and a
+    remedy. The exit code is 1 if any is red, so that it can run in CI.
     """
     from robvit.data import open_data
-    from robvit.diagnosis.context import Effort
     from robvit.diagnosis.doctor import doctor as examine
-    from robvit.evaluation.classifiers import check_fit, model_facts, open_classifier
+    from robvit.evaluation.classifiers import open_classifier
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.threat import Threat
 
-    effort = Effort(steps, restarts, queries, draws)
     judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens, adapters=adapters)
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
     images = open_data(data, split=split, size=judged.size, resize=fit, limit=limit)
     for classifier in filter(None, (judged, other)):
         classifier.net.to(processes().device)
-        check_fit(classifier, images)
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
-            judged.net,
+            judged,
             images,
             threat=Threat.parse(norm, eps),
-            samples=samples,
+            surrogate=other,
+            out=out,
             checks=check,
-            effort=effort,
-            surrogate=other.net if other else None,
+            steps=steps,
+            restarts=restarts,
+            queries=queries,
+            draws=draws,
+            samples=samples,
             seed=seed,
             batch=batch,
-            report=advance,
+            command=" ".join(["robvit", *sys.argv[1:]]),
+            progress=advance,
         )
-    record.model |= model_facts(judged)
-    record.data["spec"] = data
-    record.command = " ".join(["robvit", *sys.argv[1:]])
-    record.save(out / "record.json")
     write_report(record, out / "report.html")
     for finding in record.findings:
         _show(finding)
     statuses = [finding.status for finding in record.findings]
-    typer.echo("\n" + ", ".join(f"{statuses.count(status)} {status}" for status in COLOURS))
+    typer.echo("\nchecks: " + ", ".join(f"{statuses.count(status)} {status}" for status in COLOURS))
+    typer.echo(", ".join(f"{name} {value:.1%}" for name, value in record.metrics.items()))
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"written: {out}/record.json, {out}/report.html")
@@ -117,9 +121,12 @@ def doctor(
 
 
 def _show(finding: Finding) -> None:
-    status = typer.style(f"{finding.status:<7}", fg=COLOURS[finding.status])
-    typer.echo(f"{status}{finding.check:<21}{finding.evidence}")
+    status = typer.style(f"{finding.status:<9}", fg=COLOURS[finding.status])
+    typer.echo(f"{status}{finding.title} ({finding.check})")
+    typer.echo(f"{'':<9}{finding.evidence}")
     if finding.images:
         more = len(finding.images) - SHOWN
         rest = f" and {more} more in the record" if more > 0 else ""
-        typer.echo(f"{'':<28}images: {', '.join(finding.images[:SHOWN])}{rest}")
+        typer.echo(f"{'':<9}images: {', '.join(finding.images[:SHOWN])}{rest}")
+    if finding.remedy:
+        typer.echo(f"{'':<9}remedy: {finding.remedy}")

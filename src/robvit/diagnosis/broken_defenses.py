@@ -1,6 +1,6 @@
-"""Deliberately broken defences, each with the check that must catch it: the doctor's own examination.
+"""Deliberately broken defences, each with the checks that must catch it: the doctor's own test.
 
-None of them makes a model harder to fool; each only makes gradients, or numbers, look as if it did.
+None of them makes a model harder to attack; each only makes gradients, or numbers, look as if it did.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class DefenseInfo:
 
 
 # A defence takes a sound model to a broken one.
-PATIENTS: Registry[Callable[[nn.Module], Model], DefenseInfo] = Registry("patient", DefenseInfo)
+BROKEN_DEFENSES: Registry[Callable[[nn.Module], Model], DefenseInfo] = Registry("broken defence", DefenseInfo)
 
 
-class _Around(nn.Module):
-    """A model with something done to the image before and to the logits after."""
+class _Wrapped(nn.Module):
+    """A model with a function applied to the image before and to the logits after."""
 
     def __init__(self, model: nn.Module, before: Model | None = None, after: Model | None = None) -> None:
         super().__init__()
@@ -41,17 +41,17 @@ class _Around(nn.Module):
         return self.after(output) if self.after else output
 
 
-@PATIENTS.add(caught_by=("gradients", "black_box", "transfer", "binarisation"))
+@BROKEN_DEFENSES.add(caught_by=("gradients", "finite_differences", "black_box", "transfer", "binarisation"))
 def quantised(model: nn.Module) -> Model:
     """Sixteen grey levels: rounding has no slope."""
-    return _Around(model, before=lambda x: (x * 15).round() / 15)
+    return _Wrapped(model, before=lambda x: (x * 15).round() / 15)
 
 
-@PATIENTS.add(caught_by=("gradients", "random_noise"))
+@BROKEN_DEFENSES.add(caught_by=("gradients", "random_noise"))
 def signs(model: nn.Module) -> Model:
-    """The image redrawn from the signs of its differences to a few thresholds."""
+    """The image rebuilt from the signs of its differences to a few thresholds."""
     steps = torch.linspace(0.05, 0.95, 10)
-    return _Around(model, before=lambda x: torch.stack([(x - s).sign() for s in steps]).sum(0) / 20 + 0.5)
+    return _Wrapped(model, before=lambda x: torch.stack([(x - s).sign() for s in steps]).sum(0) / 20 + 0.5)
 
 
 def _dct(size: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _dct(size: int) -> torch.Tensor:
     return rows
 
 
-@PATIENTS.add(caught_by=("gradients",))
+@BROKEN_DEFENSES.add(caught_by=("gradients",))
 def jpeg(model: nn.Module) -> Model:
     """What JPEG does: blocks of 8x8 to frequencies, rounded, and back."""
     basis = _dct(8)
@@ -72,24 +72,24 @@ def jpeg(model: nn.Module) -> Model:
         back = basis.T @ rounded @ basis
         return back.permute(0, 1, 2, 4, 3, 5).reshape_as(x).clamp(0, 1)
 
-    return _Around(model, before=compress)
+    return _Wrapped(model, before=compress)
 
 
-@PATIENTS.add(caught_by=("saturation", "losses"))
+@BROKEN_DEFENSES.add(caught_by=("saturation", "losses"))
 def hot_logits(model: nn.Module) -> Model:
-    """Logits a thousand times too large: cross-entropy is flat wherever the model is right."""
-    return _Around(model, after=lambda z: 1000 * z)
+    """Logits a thousand times too large: cross-entropy is flat wherever the model is correct."""
+    return _Wrapped(model, after=lambda z: 1000 * z)
 
 
-@PATIENTS.add(caught_by=("softmax_output",))
+@BROKEN_DEFENSES.add(caught_by=("softmax_output",))
 def probabilities(model: nn.Module) -> Model:
-    """Sharp probabilities in the place of logits."""
-    return _Around(model, after=lambda z: (8 * z).softmax(1))
+    """Sharp probabilities instead of logits."""
+    return _Wrapped(model, after=lambda z: (8 * z).softmax(1))
 
 
-@PATIENTS.add(caught_by=("randomness",))
+@BROKEN_DEFENSES.add(caught_by=("randomness",))
 def random_resizing(model: nn.Module) -> Model:
-    """The image shrunk by chance and put somewhere on a black ground."""
+    """The image shrunk to a random size and placed at random on a black background."""
 
     def resize(x: torch.Tensor) -> torch.Tensor:
         side = int(torch.randint(x.shape[-1] * 3 // 4, x.shape[-1] + 1, ()))
@@ -98,24 +98,24 @@ def random_resizing(model: nn.Module) -> Model:
         small = F.interpolate(x, (side, side), mode="bilinear", antialias=True)
         return F.pad(small, (left, room - left, top, room - top))
 
-    return _Around(model, before=resize)
+    return _Wrapped(model, before=resize)
 
 
-@PATIENTS.add(caught_by=("randomness",))
+@BROKEN_DEFENSES.add(caught_by=("randomness",))
 def random_noise(model: nn.Module) -> Model:
-    """Noise on every image, other noise every time."""
-    return _Around(model, before=lambda x: (x + 0.05 * torch.randn_like(x)).clamp(0, 1))
+    """Fresh noise on every image at every pass."""
+    return _Wrapped(model, before=lambda x: (x + 0.05 * torch.randn_like(x)).clamp(0, 1))
 
 
-@PATIENTS.add(caught_by=("gradients", "large_budget"))
+@BROKEN_DEFENSES.add(caught_by=("gradients", "large_budget"))
 def no_gradient(model: nn.Module) -> Model:
     """A step outside autograd, as a call of another library would be."""
-    return _Around(model, before=lambda x: torch.from_numpy(x.detach().cpu().numpy().copy()).to(x.device))
+    return _Wrapped(model, before=lambda x: torch.from_numpy(x.detach().cpu().numpy().copy()).to(x.device))
 
 
-@PATIENTS.add(caught_by=("finite_differences",))
+@BROKEN_DEFENSES.add(caught_by=("finite_differences",))
 def detached(model: nn.Module) -> Model:
-    """Nearly all of the answer comes through a branch that is cut off from the gradient."""
+    """Nearly all of the output comes through a branch that is detached from the gradient."""
 
     class Cut(nn.Module):
         def __init__(self) -> None:
@@ -129,21 +129,21 @@ def detached(model: nn.Module) -> Model:
     return Cut()
 
 
-@PATIENTS.add(caught_by=("finite_differences", "more_steps", "monotone_budget"))
+@BROKEN_DEFENSES.add(caught_by=("finite_differences", "more_steps", "monotone_budget"))
 def shattered(model: nn.Module) -> Model:
-    """Wiggles too fine to see, and so steep that they are all a gradient sees."""
-    pace = 2 * math.pi * 255 * 5.3
-    return _Around(model, before=lambda x: x + (2 / 255) * torch.sin(pace * x))
+    """Oscillations too fine to see, and so steep that they dominate the gradient."""
+    frequency = 2 * math.pi * 255 * 5.3
+    return _Wrapped(model, before=lambda x: x + (2 / 255) * torch.sin(frequency * x))
 
 
-@PATIENTS.add(caught_by=("single_step",))
+@BROKEN_DEFENSES.add(caught_by=("single_step",))
 def traps_off_the_grid(model: nn.Module) -> Model:
-    """Wiggles that vanish on whole grey levels: the first gradient is right, all later ones are not."""
-    pace = 2 * math.pi * 255
-    return _Around(model, before=lambda x: x + (2 / 255) * torch.sin(pace * x))
+    """Oscillations that vanish on whole grey levels: only the first gradient is correct."""
+    frequency = 2 * math.pi * 255
+    return _Wrapped(model, before=lambda x: x + (2 / 255) * torch.sin(frequency * x))
 
 
-@PATIENTS.add(caught_by=("attention_underflow",))
+@BROKEN_DEFENSES.add(caught_by=("attention_underflow",))
 def hot_attention(model: nn.Module) -> Model:
     """Query-key products so large that every softmax is one-hot."""
     layers = len(attention_layers(model))

@@ -1,8 +1,7 @@
-"""An examination: the images, the model under suspicion, and every attack on it, each made once.
+"""What the checks share: the images, the examined model, and every attack on it, each run once.
 
-Checks ask the exam for attacks; what one check has paid for, the next one gets for nothing. A model that
-answers differently when asked again is replaced by its mean over several passes, in attacks (EOT) and in
-judgements alike.
+Checks request attacks; what one check has computed, the next one gets for nothing. A model whose output
+differs from pass to pass is replaced by its mean over several passes, in attacks (EOT) and when judging.
 """
 
 from __future__ import annotations
@@ -17,27 +16,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit.attacks import Outcome
 from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.run import Count, certify
 from robvit.attacks.scales import network_of
 from robvit.errors import InputError, Unsupported, check_images, check_labels
+from robvit.evaluation.trials import clean_trial, trial_of
 from robvit.record import Trial
 from robvit.threat import Threat
 
-AVERAGED = 4  # passes over which a randomised model is averaged
+EOT_PASSES = 4  # over which a randomised model is averaged
 WHITE_BOX = ("cross_entropy", "margin", "dlr")  # the losses whose union is "the white box"
 
 
-def name_of(model: Model) -> str:
-    """What to call a model in words."""
-    return str(getattr(model, "name", None) or getattr(model, "__qualname__", type(model).__qualname__))
-
-
 @dataclass(frozen=True)
-class Effort:
-    """How hard the attacks try: gradient steps, restarts, queries and noisy images, each for an image."""
+class AttackStrength:
+    """How hard the attacks try: gradient steps, restarts, queries and random draws, each for an image."""
 
     steps: int = 20
     restarts: int = 4
@@ -50,39 +46,13 @@ class Effort:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True)
-class Shot:
-    """One attack: images (n 3 H W), what the model says of each (n,), and whether it errs (n,)."""
-
-    title: str
-    threat: Threat
-    settings: dict[str, Any]
-    adv: torch.Tensor
-    predicted: torch.Tensor
-    broken: torch.Tensor
-    forward: int = 0
-    backward: int = 0
-    seconds: float = 0.0
-    skipped: tuple[int, ...] = ()
-
-    def trial(self, x: torch.Tensor) -> Trial:
-        """The shot as a part of a record."""
-        return Trial(
-            self.title,
-            self.threat.budget,
-            self.settings,
-            (~self.broken).tolist(),
-            self.predicted.tolist(),
-            self.threat.size(self.adv - x).tolist(),
-            self.forward,
-            self.backward,
-            self.seconds,
-            skipped=list(self.skipped),
-        )
-
-
 class CheckContext:
-    """The model under examination on images x (n 3 H W) in [0,1] with labels y (n,)."""
+    """The examined model on images x (n 3 H W) in [0,1] with labels y (n,).
+
+    `judged` is the model, or its mean over several passes if it is `randomised`; `clean_logits` (n K) and
+    `correct` (n,) are its own on the images as they are. `outcomes` holds every attack so far by its title,
+    `trials` the same for a record, and `pgd_outcomes` those of `pgd` by steps and budget.
+    """
 
     def __init__(
         self,
@@ -91,61 +61,67 @@ class CheckContext:
         y: torch.Tensor,
         threat: Threat,
         *,
-        effort: Effort | None = None,
+        strength: AttackStrength | None = None,
         surrogate: Model | None = None,
         seed: int = 0,
         batch: int = 32,
     ) -> None:
         check_images(x)
         self.model, self.x, self.y, self.threat = model, x, y.to(x.device), threat
-        self.effort, self.seed, self.batch = effort or Effort(), seed, batch
+        self.strength, self.seed, self.batch = strength or AttackStrength(), seed, batch
         self.surrogate = surrogate
-        self.shots: dict[str, Shot] = {}
-        self.subject: Model = model
-        self.clean = self.logits(x)
-        if self.clean.ndim != 2 or self.clean.shape[0] != len(x) or self.clean.shape[1] < 2:
-            got = tuple(self.clean.shape)
-            raise InputError(f"the model must return logits ({len(x)}, K) with K >= 2, got {got}")
-        if not bool(self.clean.isfinite().all()):
-            raise InputError("the model must return finite numbers on clean images, got NaN or infinity")
-        check_labels(y, len(x), self.clean.shape[1])
-        self.again = self.logits(x)  # a second answer to the same question
-        close = 1e-3 * float(self.clean.abs().max())
-        self.randomised = not torch.allclose(self.clean, self.again, rtol=1e-3, atol=close)
+        self.outcomes: dict[str, Outcome] = {}
+        self.pgd_outcomes: dict[tuple[int, float], Outcome] = {}
+        self.trials: list[Trial] = []
+        self.judged: Model = model
+        self.clean_logits = self.logits(x)
+        self._check_logits(y)
+        second = self.logits(x)
+        tolerance = 1e-3 * float(self.clean_logits.abs().max())
+        self.randomised = not torch.allclose(self.clean_logits, second, rtol=1e-3, atol=tolerance)
         if self.randomised:
-            self.subject = eot(model, AVERAGED)
-            self.clean = self.logits(x)
-        self.correct = ~misclassified(self.clean, self.y)
+            self.judged = eot(model, EOT_PASSES)
+            self.clean_logits = self.logits(x)
+        self.correct = ~misclassified(self.clean_logits, self.y)
         if not bool(self.correct.any()):
             raise InputError(
-                f"the model is right on none of the {len(x)} images, so there is nothing to attack; "
+                f"the model classifies none of the {len(x)} images correctly, so there is nothing to attack; "
                 "check that the labels are of the classes it was trained on"
             )
 
+    def _check_logits(self, y: torch.Tensor) -> None:
+        count, logits = len(self.x), self.clean_logits
+        if logits.ndim != 2 or logits.shape[0] != count or logits.shape[1] < 2:
+            got = tuple(logits.shape)
+            raise InputError(f"the model must return logits ({count}, K) with K >= 2, got {got}")
+        if not bool(logits.isfinite().all()):
+            raise InputError("the model must return finite numbers on clean images, got NaN or infinity")
+        check_labels(y, count, logits.shape[1])
+
     @property
-    def at_stake(self) -> int:
-        """How many images the model gets right, which is how many an attack can break."""
+    def num_correct(self) -> int:
+        """How many images the model classifies correctly, which is how many an attack can change."""
         return int(self.correct.sum())
 
-    # --- what the model says ------------------------------------------------------------------------
+    # --- outputs and gradients ----------------------------------------------------------------------
 
     def logits(self, x: torch.Tensor, model: Model | None = None) -> torch.Tensor:
         """(n 3 H W) -> (n K), without gradients."""
-        asked = model or self.subject
-        with torch.no_grad(), frozen(asked):
-            return torch.cat([asked(some) for some in x.split(self.batch)]).detach()
+        model = model or self.judged
+        with torch.no_grad(), frozen(model):
+            return torch.cat([model(part) for part in x.split(self.batch)]).detach()
 
-    def slopes(self, loss: str, point: torch.Tensor) -> torch.Tensor | None:
-        """The raw gradient of a loss at `point` (n 3 H W), NaN and all; None if autograd knows of none."""
+    def input_gradient(self, loss: str, point: torch.Tensor) -> torch.Tensor | None:
+        """The raw gradient of a loss at `point` (n 3 H W), NaN and all; None if autograd finds none."""
         parts = []
-        for some, labels in zip(point.split(self.batch), self.y.split(self.batch), strict=True):
-            with torch.enable_grad(), frozen(self.subject):
-                leaf = some.detach().clone().requires_grad_()
+        for x, y in zip(point.split(self.batch), self.y.split(self.batch), strict=True):
+            with torch.enable_grad(), frozen(self.judged):
+                leaf = x.detach().clone().requires_grad_()
                 try:
-                    total = LOSSES[loss](self.subject(leaf), labels).sum()
+                    total = LOSSES[loss](self.judged(leaf), y).sum()
                 except torch.OutOfMemoryError:
                     raise
-                except RuntimeError:  # the pass that wants no gradients went well, so this step has none
+                except RuntimeError:  # the pass without gradients went well, so this one has none
                     return None
                 if not total.requires_grad:
                     return None
@@ -156,12 +132,12 @@ class CheckContext:
         return torch.cat(parts)
 
     @cached_property
-    def slope(self) -> torch.Tensor | None:
+    def margin_gradient(self) -> torch.Tensor | None:
         """The raw gradient of the margin at the clean images."""
-        return self.slopes("margin", self.x)
+        return self.input_gradient("margin", self.x)
 
     @cached_property
-    def attentive(self) -> nn.Module | None:
+    def attention_network(self) -> nn.Module | None:
         """The network with attention behind the model, if there is one within reach."""
         with suppress(Unsupported):
             return network_of(self.model)
@@ -175,93 +151,113 @@ class CheckContext:
         *,
         title: str,
         threat: Threat | None = None,
-        source: Model | None = None,
-        after: Shot | None = None,
+        surrogate: Model | None = None,
+        after: Outcome | None = None,
         **settings: Any,
-    ) -> Shot:
-        """Attack all images that are right, or only those that `after` left standing, and judge afresh.
+    ) -> Outcome:
+        """Attack all correct images, or only those still correct in `after`, and judge the result.
 
-        Images are made on `source` and always judged on the model under examination. The title names the
-        attack with all its settings: under the same title it is run once.
+        Images are made on the `surrogate`, if there is one, and always judged on the examined model. The
+        title names the attack with all its settings: under the same title it is run once.
         """
         threat = threat or self.threat
-        if title not in self.shots:
-            body = ATTACKS[name]
-            given = {"seed": self.seed, **(supported(name, early_stop=False) if source else {}), **settings}
-            blind = ATTACKS.info(name).gradients and source is None and self.slope is None
+        if title in self.outcomes:
+            return self.outcomes[title]
+        function = ATTACKS[name]
+        options = {"seed": self.seed, **(supported(name, early_stop=False) if surrogate else {}), **settings}
+        is_blind = ATTACKS.info(name).gradients and surrogate is None and self.margin_gradient is None
 
-            def make(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-                return x if blind else body(model, x, y, threat, **given)
+        def make(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x if is_blind else function(model, x, y, threat, **options)
 
-            shown = {**settings, **({"after": after.title} if after else {})}
-            self.shoot(title, make, threat, source=source, after=after, settings=shown)
-        return self.shots[title]
+        return self.run(title, make, threat, surrogate=surrogate, after=after, settings=settings)
 
-    def shoot(
+    def run(
         self,
         title: str,
         make: Callable[[Model, torch.Tensor, torch.Tensor], torch.Tensor],
         threat: Threat,
         *,
-        source: Model | None = None,
-        after: Shot | None = None,
+        surrogate: Model | None = None,
+        after: Outcome | None = None,
         settings: dict[str, Any] | None = None,
-    ) -> Shot:
+    ) -> Outcome:
         """Let `make(model, x, y)` change the images, certify the budget, and judge the result."""
         start = time.monotonic()
-        standing = self.correct if after is None else ~after.broken
+        clean_predicted = self.clean_logits.argmax(1)
         adv = self.x.clone() if after is None else after.adv.clone()
-        counted = Count(source or self.subject)
-        predicted = self.clean.argmax(1) if after is None else after.predicted.clone()
-        broken = ~standing
-        rows = standing.nonzero()[:, 0]
+        predicted = clean_predicted if after is None else after.predicted
+        predicted, success = predicted.clone(), (~self.correct if after is None else after.success).clone()
+        counted, rows = Count(surrogate or self.judged), (~success).nonzero()[:, 0]
         if len(rows):
-            for some in rows.split(self.batch):
+            for part in rows.split(self.batch):
                 with torch.no_grad():
-                    adv[some] = make(counted, self.x[some], self.y[some])
-                certify(self.x[some], adv[some], threat)
-            output = self.logits(adv[rows])
-            if bool(output.isnan().any()):
+                    adv[part] = make(counted, self.x[part], self.y[part])
+                certify(self.x[part], adv[part], threat)
+            logits = self.logits(adv[rows])
+            if bool(logits.isnan().any()):
                 raise InputError("the model must return numbers, got NaN on attacked images; mend that first")
-            predicted[rows], broken[rows] = output.argmax(1), misclassified(output, self.y[rows])
-        self.shots[title] = Shot(
-            title,
-            threat,
-            settings or {},
-            adv,
-            predicted,
-            broken,
-            counted.forward + len(rows),
-            counted.backward,
-            time.monotonic() - start,
-            () if after is None else tuple((~standing).nonzero()[:, 0].tolist()),
+            predicted[rows], success[rows] = logits.argmax(1), misclassified(logits, self.y[rows])
+        self.outcomes[title] = outcome = Outcome(
+            adv=adv,
+            success=success,
+            predicted=predicted,
+            clean_correct=self.correct,
+            clean_predicted=clean_predicted,
+            distance=threat.size(adv - self.x),
+            forward=counted.forward + len(rows),
+            backward=counted.backward,
+            seconds=time.monotonic() - start,
         )
-        return self.shots[title]
+        settings, skipped = dict(settings or {}), []
+        if after is not None:
+            settings["after"], skipped = self._title(after), after.success.nonzero()[:, 0].tolist()
+        self.trials.append(trial_of(outcome, title, threat, settings, skipped=skipped))
+        return outcome
 
-    def pgd(self, *, steps: int | None = None, eps: float | None = None) -> Shot:
-        """The attack whose word is tested: PGD on cross-entropy, as most evaluations begin with."""
-        steps = steps or self.effort.steps
+    def _title(self, outcome: Outcome) -> str:
+        return next(title for title, known in self.outcomes.items() if known is outcome)
+
+    def pgd(self, *, steps: int | None = None, eps: float | None = None) -> Outcome:
+        """The attack under test: PGD on cross-entropy, with which most evaluations begin."""
+        steps = steps or self.strength.steps
         threat = self.threat if eps is None else Threat(self.threat.norm, eps)
-        loud = "" if eps is None else f", {threat}"
-        return self.attack("pgd", title=f"pgd-{steps}{loud}", threat=threat, steps=steps)
+        suffix = "" if eps is None else f", {threat}"
+        outcome = self.attack("pgd", title=f"pgd-{steps}{suffix}", threat=threat, steps=steps)
+        self.pgd_outcomes[steps, threat.eps] = outcome
+        return outcome
 
-    def on_loss(self, loss: str) -> Shot:
+    def pgd_on(self, loss: str) -> Outcome:
         """PGD on another loss, otherwise as `pgd`."""
         if loss == WHITE_BOX[0]:
             return self.pgd()
-        return self.attack("pgd", title=f"pgd-{self.effort.steps} {loss}", steps=self.effort.steps, loss=loss)
+        steps = self.strength.steps
+        return self.attack("pgd", title=f"pgd-{steps} {loss}", steps=steps, loss=loss)
 
     @cached_property
-    def white(self) -> Shot:
+    def white_box(self) -> Outcome:
         """The white box: for each image the worst of PGD on three losses."""
-        parts = [self.on_loss(loss) for loss in WHITE_BOX]
-        adv, predicted, broken = (getattr(parts[0], n).clone() for n in ("adv", "predicted", "broken"))
-        for part in parts[1:]:
-            fresh = part.broken & ~broken
-            adv[fresh], predicted[fresh] = part.adv[fresh], part.predicted[fresh]
-            broken |= part.broken
-        return Shot("white box", self.threat, {"losses": list(WHITE_BOX)}, adv, predicted, broken)
+        first, *others = (self.pgd_on(loss) for loss in WHITE_BOX)
+        adv, predicted, success = first.adv.clone(), first.predicted.clone(), first.success.clone()
+        for other in others:
+            new = other.success & ~success
+            adv[new], predicted[new] = other.adv[new], other.predicted[new]
+            success |= other.success
+        self.outcomes["white box"] = outcome = Outcome(
+            adv=adv,
+            success=success,
+            predicted=predicted,
+            clean_correct=self.correct,
+            clean_predicted=first.clean_predicted,
+            distance=self.threat.size(adv - self.x),
+        )
+        return outcome
 
-    def share(self, shot: Shot) -> str:
-        """The accuracy that a shot leaves, in words."""
-        return f"{float((~shot.broken).float().mean()):.0%}"
+    def clean_trial(self) -> Trial:
+        """The predictions on the images as they are, for a record."""
+        return clean_trial(self.correct.tolist(), self.clean_logits.argmax(1).tolist())
+
+
+def percent(outcome: Outcome) -> str:
+    """The accuracy under an attack, in words."""
+    return f"{outcome.robust_accuracy:.0%}"

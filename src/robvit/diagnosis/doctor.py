@@ -1,136 +1,200 @@
-"""The doctor: every check on one model, and a record of what each found."""
+"""`robvit.doctor`: every check on one model, and a record of what each found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from robvit.attacks.core import Model, modules_of
+from robvit.attacks import Outcome
+from robvit.attacks.core import modules_of
 from robvit.attacks.eot import eot
-from robvit.data import ImageDataset
-from robvit.diagnosis import model_checks  # noqa: F401  registers its checks, which are run first
-
-# isort: split
-from robvit.diagnosis import attack_checks  # noqa: F401  registers the others
-from robvit.diagnosis.context import AVERAGED, CheckContext, Effort, name_of
-from robvit.diagnosis.grading import CHECKS, GREEN, RED
-from robvit.errors import DataError
-from robvit.evaluation.trials import clean_trial
+from robvit.data import ImageDataset, open_data
+from robvit.diagnosis.checks import CHECKS
+from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
+from robvit.diagnosis.grading import Status, Verdict, run_check
+from robvit.evaluation.classifiers import Classifier, check_fit, model_facts, open_classifier
+from robvit.evaluation.evaluate import Judged
+from robvit.files import alone_in
+from robvit.processes import processes
+from robvit.progress import Advance, silent
 from robvit.record import Curve, Finding, Record
 from robvit.statistics import interval
 from robvit.threat import Threat
 
-Report = Callable[..., None]
-Images = ImageDataset | tuple[torch.Tensor, torch.Tensor]
+Data = ImageDataset | str | Path | tuple[torch.Tensor, torch.Tensor]
 
 
 def doctor(
-    model: Model,
-    images: Images,
+    model: Judged,
+    data: Data,
     *,
-    threat: Threat | None = None,
-    surrogate: Model | None = None,
-    samples: int = 1,
+    threat: Threat = Threat("linf", 8 / 255),  # noqa: B008  immutable
+    surrogate: Judged | None = None,
+    out: str | Path | None = None,
     checks: Sequence[str] | None = None,
-    effort: Effort | None = None,
+    steps: int = 20,
+    restarts: int = 4,
+    queries: int = 300,
+    draws: int = 100,
+    samples: int = 1,
+    limit: int = 64,
     seed: int = 0,
     batch: int = 32,
-    report: Report | None = None,
+    command: str = "",
+    progress: Advance = silent,
 ) -> Record:
-    """Look for signs that a model only seems robust; a record whose `findings` are green, amber or red.
+    """Look for signs that a model only seems robust; the record's `findings` are graded, worst first.
 
-    `model` is any callable from pixels (B 3 H W) in [0,1] to logits (B K), `images` a labelled set or
-    (x, y); a few dozen images suffice. `surrogate` is another classifier of the same images, from
-    which attacks are transferred; the bundled ones serve where they fit. A randomised model may be judged
-    by its mean over `samples` passes. `checks` names the ones to run, all if left out.
+    Each finding has a status (red, amber, green or skipped), its evidence, the violating images and a
+    remedy. A red one says not to trust robustness measured with such attacks; green ones prove nothing.
+
+    model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
+    data: labelled images: an ImageDataset, what `open_data` opens, or tensors (x, y); a few dozen suffice.
+    threat: the norm and the budget of the attacks.
+    surrogate: another classifier of the same images to transfer from; bundled ones that fit if left out.
+    out: a folder for record.json; nothing is written without it.
+    checks: names of the checks to run; all if left out.
+    steps: gradient steps of an attack.
+    restarts: random starts in the check of restarts.
+    queries: queries of the black-box attack.
+    draws: random points tried in the check of noise.
+    samples: judge a randomised model by its mean over so many passes.
+    limit: so many images of data that is opened here.
+    seed: of all random draws.
+    batch: images in one pass.
+    command: the command line, for the record.
+    progress: called as progress(share, note=check) after each check.
     """
-    chosen = [CHECKS.entry(name) for name in checks] if checks else list(CHECKS)
-    x, y, data = _opened(images)
-    x = x.to(next((p.device for net in modules_of(model) for p in net.parameters()), x.device))
-    context = CheckContext(
-        eot(model, samples) if samples > 1 else model,
-        x,
-        y,
-        threat or Threat("linf", 8 / 255),
-        effort=effort,
-        surrogate=surrogate,
-        seed=seed,
-        batch=batch,
-    )
-    total = sum(entry.info.cost for entry in chosen)
-    findings = []
-    for entry in chosen:
-        verdict = entry.value(context)
-        bad = None if verdict.status == GREEN else verdict.images
-        names = [] if bad is None else [data["names"][i] for i in bad.nonzero()[:, 0].tolist()]
-        findings.append(Finding(entry.name, verdict.status, verdict.evidence, names))
-        if report:
-            report(entry.info.cost / total, note=entry.name)
-    return _record(context, findings, data, {"name": name_of(model), "samples": samples})
+    names = [CHECKS.entry(name).name for name in checks or CHECKS.names]
+    strength = AttackStrength(steps, restarts, queries, draws)
+    judged = _classifier(model)
+    x, y, facts = _images(data, judged, limit)
+    x = x.to(next((p.device for net in modules_of(judged.net) for p in net.parameters()), x.device))
+    with nullcontext() if out is None else alone_in(out):
+        context = CheckContext(
+            eot(judged.net, samples) if samples > 1 else judged.net,
+            x,
+            y,
+            threat,
+            strength=strength,
+            surrogate=None if surrogate is None else _classifier(surrogate).net,
+            seed=seed,
+            batch=batch,
+        )
+        total = sum(CHECKS.info(name).cost for name in names)
+        findings = []
+        for name in names:
+            findings.append(_finding(name, run_check(name, context), facts["names"]))
+            progress(CHECKS.info(name).cost / total, note=name)
+        record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
+        record.protocol = {"threat": str(threat), **asdict(strength), "seed": seed, "batch": batch}
+        record.command = command
+        if out is not None:
+            record.save(Path(out) / "record.json")
+    return record
 
 
-def _opened(images: Images) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+def _classifier(model: Judged) -> Classifier:
+    """The model with what names it; one that was only named moves to the device of this process."""
+    if isinstance(model, str | Path):
+        model = open_classifier(model)
+        model.net.to(processes().device)
+    return model if isinstance(model, Classifier) else open_classifier(model)
+
+
+def _images(
+    data: Data, classifier: Classifier, limit: int
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """The images (n 3 H W), their labels (n,), and what a record tells of them."""
-    if isinstance(images, tuple):
-        x, y = images
+    if isinstance(data, tuple):
+        x, y = data
         names = [f"image {i}" for i in range(len(x))]
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
-    if images.kind != "labels":
-        raise DataError(f"the doctor needs one label an image, these images have {images.kind}")
-    x, y = images.arrays()
-    return x, y, images.facts()
+    images = data if isinstance(data, ImageDataset) else open_data(data, size=classifier.size, limit=limit)
+    check_fit(classifier, images)
+    return *images.arrays(), images.facts()
+
+
+def _finding(name: str, verdict: Verdict, images: list[str]) -> Finding:
+    info, violations = CHECKS.info(name), verdict.images
+    is_doubtful = verdict.status in (Status.RED, Status.AMBER)
+    rows = [] if violations is None or not is_doubtful else violations.nonzero()[:, 0].tolist()
+    return Finding(
+        name,
+        verdict.status,
+        verdict.evidence,
+        [images[row] for row in rows],
+        title=info.title,
+        remedy=info.remedy if is_doubtful else "",
+    )
 
 
 def _record(
-    context: CheckContext, findings: list[Finding], data: dict[str, Any], model: dict[str, Any]
+    context: CheckContext, findings: list[Finding], model: dict[str, Any], data: dict[str, Any]
 ) -> Record:
-    predicted = context.clean.argmax(1).tolist()
-    clean = clean_trial(context.correct.tolist(), predicted)
-    shots = [shot for shot in context.shots.values() if shot.threat == context.threat]
+    worst_first = list(Status)
     record = Record(
         kind="doctor",
         model=model,
         data=data,
         curves=_curves(context),
-        findings=findings,
-        trials=[clean, *(shot.trial(context.x) for shot in shots)],
+        findings=sorted(findings, key=lambda finding: worst_first.index(Status(finding.status))),
+        trials=[context.clean_trial(), *(t for t in context.trials if t.threat == context.threat.budget)],
     )
-    record.metrics = {
-        "accuracy on clean images": sum(clean.correct) / len(clean.correct),
-        "accuracy under every attack of the doctor": record.robust_accuracy(),
-    }
-    reds = [finding.check for finding in findings if finding.status == RED]
-    if reds:
-        record.notes.append(f"Robustness measured on this model is not to be believed: {', '.join(reds)}.")
-    else:
-        record.notes.append("No check speaks against the attacks that were used; that proves no robustness.")
-    if context.randomised:
-        record.notes.append(f"The model is randomised; it was attacked and judged by its mean of {AVERAGED}.")
+    record.metrics = {"clean accuracy": record.trials[0].accuracy}
+    if len(record.trials) > 1:
+        record.metrics["accuracy under attack"] = record.robust_accuracy()
+    record.notes = _notes(context, record)
     return record
+
+
+def _notes(context: CheckContext, record: Record) -> list[str]:
+    """What the findings mean, first of all whether the model is robust at all."""
+    notes = []
+    if record.metrics.get("accuracy under attack") == 0:
+        notes.append(
+            f"The model is not robust: under the attacks at {context.threat} no image is classified "
+            "correctly. The checks are about the attacks, not about the model."
+        )
+    reds, ambers = ([f for f in record.findings if f.status == s] for s in (Status.RED, Status.AMBER))
+    if reds:
+        failed = "; ".join(finding.title for finding in reds)
+        notes.append(f"Do not trust robustness measured with such attacks. Failed: {failed}.")
+    elif ambers:
+        notes.append(
+            f"{len(ambers)} of {len(record.findings)} checks found a weakness of the attacks; follow their "
+            "remedies before quoting a number. That nothing is red is not evidence of robustness."
+        )
+    else:
+        notes.append("No check found a problem with the attacks. This is not evidence of robustness.")
+    if context.randomised:
+        notes.append(
+            f"The model is randomised; it was attacked and judged by its mean over {EOT_PASSES} passes."
+        )
+    return notes
 
 
 def _curves(context: CheckContext) -> list[Curve]:
     """Accuracy over budgets and over steps, from what the checks have run."""
 
-    def point(at: float, broken: torch.Tensor) -> list[float]:
-        left = int((~broken).sum())
-        return [at, left / len(broken), *interval(left, len(broken))]
+    def point(at: float, outcome: Outcome) -> list[float]:
+        correct, total = int((~outcome.success).sum()), len(outcome.success)
+        return [at, correct / total, *interval(correct, total)]
 
-    plain = [s for s in context.shots.values() if set(s.settings) == {"steps"}]
+    known, steps, threat = context.pgd_outcomes.items(), context.strength.steps, context.threat
+    by_eps = {eps: outcome for (count, eps), outcome in known if count == steps}
+    by_steps = {float(count): outcome for (count, eps), outcome in known if eps == threat.eps}
     lines = {
-        "budget": {s.threat.eps: s for s in plain if s.settings["steps"] == context.effort.steps},
-        "steps": {float(s.settings["steps"]): s for s in plain if s.threat == context.threat},
+        ("Accuracy over budget", f"eps ({threat.norm}, pixels)"): by_eps,
+        ("Accuracy over steps", "steps"): by_steps,
     }
-    axes = {"budget": f"eps ({context.threat.norm}, pixels)", "steps": "steps"}
     return [
-        Curve(
-            f"Accuracy over {what}",
-            axes[what],
-            "accuracy",
-            {"PGD": [point(at, line[at].broken) for at in sorted(line)]},
-        )
-        for what, line in lines.items()
-        if len(line) > 1
+        Curve(title, axis, "accuracy", {"PGD": [point(at, outcomes[at]) for at in sorted(outcomes)]})
+        for (title, axis), outcomes in lines.items()
+        if len(outcomes) > 1
     ]

@@ -1,9 +1,10 @@
-"""What a check may say, how it is graded, and the one table in which all checks stand."""
+"""What a check may conclude, how it is graded, and the one registry of all checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,16 +15,25 @@ from robvit.statistics import interval, mcnemar
 if TYPE_CHECKING:
     from robvit.diagnosis.context import CheckContext
 
-GREEN, AMBER, RED = "green", "amber", "red"
 LIMIT = 0.02  # the share of images that chance and an attack's last few misses may explain
-FEWEST = 3  # so many images at least make a red; one or two may always be bad luck
-CERTAIN = 0.05  # the p-value below which a difference between two attacks is no chance
+TOLERANCE = 0.05  # the share on which sound attacks that search in different ways differ
+MIN_IMAGES = 3  # a red needs so many images; one or two may always be bad luck
+P_VALUE = 0.05  # below it a difference between two attacks is no chance
+
+
+class Status(StrEnum):
+    """The grade of a check, worst first; one that has nothing to compare is skipped."""
+
+    RED = "red"
+    AMBER = "amber"
+    GREEN = "green"
+    SKIPPED = "skipped"
 
 
 class Verdict(NamedTuple):
-    """Green, amber or red, why in one line, and which images (n,) speak against the model, if any."""
+    """A status, its evidence in one line, and the images (n,) that violate the check, if any."""
 
-    status: str
+    status: Status
     evidence: str
     images: torch.Tensor | None = None
 
@@ -33,34 +43,69 @@ Check = Callable[["CheckContext"], Verdict]
 
 @dataclass(frozen=True)
 class CheckInfo:
-    """What a check asks, in words for people, and its usual cost in passes an image."""
+    """What is known about a check.
 
-    asks: str
+    title: what should hold, in plain words.
+    compares: what is compared with what.
+    remedy: what to do if it does not hold.
+    cost: usual passes an image, from which the time left is estimated.
+    needs: names of REQUIREMENTS without which there is nothing to compare.
+    """
+
+    title: str
+    compares: str
+    remedy: str
     cost: int
+    needs: tuple[str, ...] = ()
 
 
-# A check is one function under `@CHECKS.add(asks=..., cost=...)`.
+# A check is one function under `@CHECKS.add(title=..., compares=..., remedy=..., cost=...)`.
 CHECKS: Registry[Check, CheckInfo] = Registry("check", CheckInfo)
 
+# Name: whether it is there, and the reason for skipping a check if not.
+REQUIREMENTS: dict[str, tuple[Callable[[CheckContext], bool], str]] = {
+    "gradient": (lambda c: c.margin_gradient is not None, "the model has no gradient"),
+    "attention": (lambda c: c.attention_network is not None, "no attention layer was found"),
+    "survivors": (
+        lambda c: not bool(c.white_box.success.all()),
+        "the white-box attacks leave no image correct, so no other attack can do better",
+    ),
+}
 
-def not_applicable(why: str) -> Verdict:
-    """A check that has nothing to look at is no reason for doubt."""
-    return Verdict(GREEN, f"not applicable: {why}")
+
+def run_check(name: str, context: CheckContext) -> Verdict:
+    """The verdict of a check, or why it was skipped."""
+    entry = CHECKS.entry(name)
+    for need in entry.info.needs:
+        is_met, reason = REQUIREMENTS[need]
+        if not is_met(context):
+            return skipped(reason)
+    return entry.value(context)
 
 
-def graded(violators: torch.Tensor, at_stake: int, evidence: str, limit: float = LIMIT) -> Verdict:
-    """Green without violators (n,); red if their share is surely above the limit; amber between."""
-    count = int(violators.sum())
+def skipped(reason: str) -> Verdict:
+    """A check that has nothing to compare: no reason for doubt, and none for trust."""
+    return Verdict(Status.SKIPPED, reason)
+
+
+def graded(violations: torch.Tensor, total: int, evidence: str, limit: float = LIMIT) -> Verdict:
+    """Green without violations (n,); red if their share is surely above the limit; amber between."""
+    count = int(violations.sum())
     if not count:
-        return Verdict(GREEN, evidence)
-    return Verdict(RED if surely_above(count, at_stake, limit) else AMBER, evidence, violators)
+        return Verdict(Status.GREEN, evidence)
+    return Verdict(Status.RED if surely_above(count, total, limit) else Status.AMBER, evidence, violations)
+
+
+def advice(violations: torch.Tensor, evidence: str) -> Verdict:
+    """Green without violations (n,), amber with any: the attack is weak, the model not suspect."""
+    return Verdict(Status.AMBER if bool(violations.any()) else Status.GREEN, evidence, violations)
 
 
 def surely_above(count: int, total: int, limit: float) -> bool:
     """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
-    return count >= FEWEST and interval(count, total)[0] > limit
+    return count >= MIN_IMAGES and interval(count, total)[0] > limit
 
 
 def surely_more(more: int, less: int) -> bool:
     """Whether `more` outnumbers `less` by more than chance, for images on which two attacks differ."""
-    return more > less and mcnemar(more, less) < CERTAIN
+    return more > less and mcnemar(more, less) < P_VALUE
