@@ -17,8 +17,8 @@ class Verdict(StrEnum):
 
     SEEN = "seen"
     OPPOSITE = "opposite"
-    NO_LARGER = "no effect as large as claimed"
-    UNTOLD = "cannot be told"
+    NOT_AS_LARGE = "no effect as large as claimed"
+    INCONCLUSIVE = "cannot be told"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Claim:
     verdict: Verdict
 
     def __str__(self) -> str:
-        return f"{self.text}: {self.told}; {self.evidence}."
+        return f"{self.text}: {self.wording}; {self.evidence}."
 
     @property
-    def told(self) -> str:
+    def wording(self) -> str:
         """The verdict for reading, with the bound where it has one."""
-        if self.verdict is not Verdict.NO_LARGER:
+        if self.verdict is not Verdict.NOT_AS_LARGE:
             return str(self.verdict)
         return f"no effect larger than {self.low if (self.paper or 0) < 0 else self.high:+.1f} points"
 
@@ -97,5 +97,5 @@ def _verdict(difference: float, low: float, high: float, p: float, paper: float 
     if p < SURE:
         return Verdict.SEEN if (difference < 0) == falls else Verdict.OPPOSITE
     if paper is not None and (low > paper if falls else high < paper):
-        return Verdict.NO_LARGER
-    return Verdict.UNTOLD
+        return Verdict.NOT_AS_LARGE
+    return Verdict.INCONCLUSIVE

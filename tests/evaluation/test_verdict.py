@@ -17,8 +17,8 @@ def test_a_claim_is_told_only_where_the_pairs_tell_it() -> None:
     assert claim_of("ahead", YES * 40, NO * 40, 1.0).verdict is Verdict.SEEN
     assert claim_of("ahead", NO * 40, YES * 40, 1.0).verdict is Verdict.OPPOSITE
     same = claim_of("even", YES * 21 + NO * 19, YES * 21 + NO * 19)
-    assert same.verdict is Verdict.UNTOLD  # no size was claimed, so none is ruled out
-    assert claim_of("five", YES * 40, NO * 5 + YES * 35).verdict is Verdict.UNTOLD
+    assert same.verdict is Verdict.INCONCLUSIVE  # no size was claimed, so none is ruled out
+    assert claim_of("five", YES * 40, NO * 5 + YES * 35).verdict is Verdict.INCONCLUSIVE
     assert claim_of("six", YES * 40, NO * 6 + YES * 34).verdict is Verdict.SEEN
 
 
@@ -29,11 +29,11 @@ def test_a_claim_that_something_falls_behind_is_seen_if_it_does() -> None:
 
 def test_an_effect_as_large_as_claimed_is_ruled_out_by_the_interval() -> None:
     claim = claim_of("scaling helps", YES * 64, YES * 64, 4.93)
-    assert claim.verdict is Verdict.NO_LARGER
-    assert claim.told == "no effect larger than +3.0 points"
+    assert claim.verdict is Verdict.NOT_AS_LARGE
+    assert claim.wording == "no effect larger than +3.0 points"
     assert claim.high == pytest.approx(2.97, abs=0.01)
-    assert claim_of("scaling helps", YES * 64, YES * 64, 2.0).verdict is Verdict.UNTOLD
-    assert claim_of("it loses", YES * 64, YES * 64, -4.93).told == "no effect larger than -3.0 points"
+    assert claim_of("scaling helps", YES * 64, YES * 64, 2.0).verdict is Verdict.INCONCLUSIVE
+    assert claim_of("it loses", YES * 64, YES * 64, -4.93).wording == "no effect larger than -3.0 points"
 
 
 def test_the_least_difference_that_images_can_tell_is_six_one_sided_ones() -> None:

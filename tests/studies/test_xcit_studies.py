@@ -124,7 +124,7 @@ def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() ->
         Verdict.SEEN,
         Verdict.OPPOSITE,
         Verdict.SEEN,
-        Verdict.UNTOLD,
+        Verdict.INCONCLUSIVE,
     ]
     assert (claims[0].difference, claims[3].paper) == (100, None)
 

@@ -25,5 +25,5 @@ def claims_table(claims: Sequence[Claim], title: str = "Claims, pair by pair") -
         paper = None if claim.paper is None else f"{claim.paper:+.2f}"
         ours = f"{claim.difference:+.1f} ({claim.low:+.1f} to {claim.high:+.1f})"
         least = None if claim.smallest is None else f"{claim.smallest:.1f}"
-        rows.append([claim.text, paper, ours, f"{claim.p:.2g}", least, claim.told])
+        rows.append([claim.text, paper, ours, f"{claim.p:.2g}", least, claim.wording])
     return Table(title, list(COLUMNS), rows)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.errors import DataError, InputError
+from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import judged_images
 from robvit.files import alone_in
@@ -141,8 +142,7 @@ class StudyContext:
 
     def record(self, model: Model, images: ImageDataset, **parts: Any) -> Record:
         """A record of a study that judged this model on these images."""
-        about = {"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)}
-        return Record(kind="study", model=about, data=images.facts(), **{"trials": [], **parts})
+        return Record("study", model_facts(model), images.facts(), **{"trials": [], **parts})
 
 
 def study(name: str, *, paper: str, title: str, effort: Effort | None = None) -> Callable[[Study], Study]:

@@ -20,6 +20,7 @@ from robvit.studies.aas.common import PAPER, PUBLISHED
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, TrainingEffort, study
 from robvit.studies.judging import Attempt, per_cent, worst_of
+from robvit.studies.published import PublishedTable
 from robvit.threat import Threat
 from robvit.training.fit import WEIGHTS
 from robvit.training.job import job_of
@@ -123,8 +124,8 @@ def trainings(
     every: int = 2,
 ) -> Record:
     """Each method's recipe with and without AAS-AT; numbers of 0 leave the recipe's own, as for the paper."""
-    judged = _pairs(context, effort, methods, every)
     published = PUBLISHED["table5"]
+    judged, claims = _pairs(context, effort, methods, every, published)
     columns = [
         "training",
         *effort.columns(),
@@ -137,9 +138,8 @@ def trainings(
     rows: list[list[Any]] = [
         [name, *one.accuracies(), one.seconds, *published.row(name)] for name, one in judged.items()
     ]
-    gains = {m: published.gain(f"aas-{m}", m, "AutoAttack") for m in methods}
     table = Table("Table 5: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
-    return _record(context, table, judged, _claims(judged, gains))
+    return _record(context, table, judged, claims)
 
 
 @study("aas-table4", paper=PAPER, title="Table 4: AAS-AT on ImageNet-100", effort=EFFORT)
@@ -151,17 +151,16 @@ def larger(
     every: int = 2,
 ) -> Record:
     """As aas-table5, beside the paper's ImageNet-100 column; give --data a folder of its classes."""
-    judged = _pairs(context, effort, methods, every)
     published = PUBLISHED["table4"]
+    judged, claims = _pairs(context, effort, methods, every, published)
     clean, *_, autoattack = effort.columns()
     columns = ["training", clean, autoattack, "paper: clean %", "AutoAttack %"]
     rows: list[list[Any]] = []
     for name, one in judged.items():
         ours = one.accuracies()
         rows.append([name, ours[0], ours[-1], *published.row(name)])
-    gains = {m: published.gain(f"aas-{m}", m, "AutoAttack") for m in methods}
     table = Table("Table 4: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
-    return _record(context, table, judged, _claims(judged, gains))
+    return _record(context, table, judged, claims)
 
 
 @study(
@@ -189,11 +188,23 @@ def gaps(
 
 
 def _pairs(
-    context: StudyContext, effort: AasTrainingEffort, methods: Sequence[str], every: int
-) -> dict[str, JudgedTraining]:
-    """Every method without AAS-AT and with it."""
-    names = [name for method in methods for name in (method, f"aas-{method}")]
-    return {name: _trained(context, effort, name, every, name) for name in names}
+    context: StudyContext,
+    effort: AasTrainingEffort,
+    methods: Sequence[str],
+    every: int,
+    published: PublishedTable,
+) -> tuple[dict[str, JudgedTraining], list[Claim]]:
+    """Every method without AAS-AT and with it, and the claim that it helps under AutoAttack."""
+    judged: dict[str, JudgedTraining] = {}
+    claims = []
+    for method in methods:
+        scaled = f"aas-{method}"
+        for name in (method, scaled):
+            judged[name] = _trained(context, effort, name, every, name)
+        with_scales, without = (judged[name].autoattack.correct for name in (scaled, method))
+        gain = published.gain(scaled, method, "AutoAttack")
+        claims.append(claim_of(f"{scaled} over {method}, AutoAttack", with_scales, without, gain))
+    return judged, claims
 
 
 def _trained(
@@ -229,19 +240,6 @@ def _judge(
     settings = {**effort.autoattack.settings, "seed": seed}
     outcome = run("autoattack", model, x, y, THREAT, **settings)
     return comparison, spread(trial_of(outcome, "autoattack", THREAT, settings), alive, before)
-
-
-def _claims(judged: Mapping[str, JudgedTraining], gains: Mapping[str, float | None]) -> list[Claim]:
-    """That AAS-AT leaves more under AutoAttack than the same training without it."""
-    return [
-        claim_of(
-            f"aas-{method} over {method}, AutoAttack",
-            judged[f"aas-{method}"].autoattack.correct,
-            judged[method].autoattack.correct,
-            gain,
-        )
-        for method, gain in gains.items()
-    ]
 
 
 def _record(

@@ -114,13 +114,13 @@ def table2(
         model.trade_off = trade
         for head in ("accuracy", "robustness", "joint"):
             scenario = f"{trade:g}, {head}"
-            judged: nn.Module = model if head == "joint" else OneHead(model, head)
+            network: nn.Module = model if head == "joint" else OneHead(model, head)
             identity = f"{model.identity()} {head}"
-            found = at.judge(judged, scenario, WEAK, identity)
-            left = [per_cent(t) for t in found]
-            error = at.corruption_error(judged, identity)
+            judged = at.judge(network, scenario, WEAK, identity)
+            left = [per_cent(t) for t in judged]
+            error = at.corruption_error(network, identity)
             rows.append([scenario, *left, error, *PUBLISHED["table2"].row(scenario)])
-            trials += found
+            trials += judged
             if head == "joint":
                 lines["clean"].append([trade, left[0] / 100])
                 lines["PGD-5 1/255"].append([trade, left[2] / 100])
@@ -144,12 +144,12 @@ def table3(
         for tuning, (gflops, millions) in PUBLISHED["cost"].rows.items():
             scenario = f"{trade:g}, {tuning}"
             model = at.train((trade,), tuning=tuning)
-            found = at.judge(model, scenario, (*WEAK, pgd))
+            judged = at.judge(model, scenario, (*WEAK, pgd))
             counted = cost(tuning)
             price = (counted.gflops, gflops, counted.millions, millions)
             error, slides = at.corruption_error(model), PUBLISHED["table3"].row(scenario)
-            rows.append([scenario, *price, *(per_cent(t) for t in found), error, *slides])
-            trials += found
+            rows.append([scenario, *price, *(per_cent(t) for t in judged), error, *slides])
+            trials += judged
     record = context.record(at.model, at.judged, trials=trials)
     columns = ["", "GFLOPs", "slides", "M weights", "slides", *SMALL[:3], f"{pgd.title} 4", SMALL[3], *SLIDES]
     record.tables = [Table("Table 3: tuning methods", columns, rows, NOTE)]
