@@ -8,7 +8,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from robvit.attacks.aas import aas, aas_uniform
-from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr, apgd_t
+from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr
+from robvit.attacks.apgd_t import apgd_t
 from robvit.attacks.core import ATTACKS, AttackCheck, AttackInfo, attack, frozen, misclassified
 from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of

@@ -1,4 +1,4 @@
-"""Ascent with steps that adapt themselves: apgd and its targeted form (2003.01690; L1: 2103.01208)."""
+"""Ascent with steps that adapt themselves: apgd and its variants (2003.01690; L1: 2103.01208)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from robvit.attacks.core import (
     attack,
     gradient,
     per_image_uniform,
-    require_labels,
     succeeded,
     variant,
 )
-from robvit.attacks.losses import Loss, dlr_targeted, objective_of
+from robvit.attacks.losses import Loss, objective_of
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
@@ -119,7 +118,7 @@ def climb(
     """
     checks, last_check = _checks(steps, threat.sparse), 0
     state = _begin(x[rows], rows, start, threat)
-    found = start.clone()
+    points = start.clone()
     for k in range(steps + 1):
         goal = partial(lambda s, k, output: objective(output, s.rows, k), state, k)
         if k < steps:
@@ -127,15 +126,15 @@ def climb(
         else:
             output = model(state.point)
             value, grad = goal(output), state.grad
-        record = value > state.best_value
+        improved = value > state.best_value
         state = replace(
             state,
             grad=grad,
             value=value,
             rises=state.rises + ((value > state.value) & (k > 0)),
-            best=_where(record, state.point, state.best),
-            best_grad=_where(record, grad, state.best_grad),
-            best_value=torch.where(record, value, state.best_value),
+            best=_where(improved, state.point, state.best),
+            best_grad=_where(improved, grad, state.best_grad),
+            best_value=torch.where(improved, value, state.best_value),
         )
         if best is not None:
             success = succeeded(output, y if y is None else y[state.rows], targeted)
@@ -147,8 +146,8 @@ def climb(
             state = _sparsify(state, threat.eps) if threat.sparse else _halve(state, k - last_check)
             last_check = k
         state = _step(state, threat, first=k == 0 or threat.sparse)
-    found[torch.isin(rows, state.rows)] = state.best
-    return found
+    points[torch.isin(rows, state.rows)] = state.best
+    return points
 
 
 def _begin(x: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, threat: Threat) -> _State:
@@ -264,49 +263,3 @@ def apgd(
 
 apgd_ce = variant("apgd", "apgd_ce", "cross-entropy", paper="2003.01690", loss="cross_entropy")
 apgd_dlr = variant("apgd", "apgd_dlr", "the difference of logits ratio", paper="2003.01690", loss="dlr")
-
-
-@attack(kind="budget", norms=NORMS, paper="2003.01690", check=AttackCheck({"steps": 5, "targets": 2}))
-def apgd_t(
-    model: Model,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    threat: Threat,
-    *,
-    steps: int = 100,
-    targets: int = 9,
-    restarts: int = 1,
-    early_stop: bool = True,
-    seed: int = 0,
-) -> torch.Tensor:
-    """`apgd` towards each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
-
-    A model of fewer classes has fewer targets.
-    """
-    labels, best = require_labels(y, "apgd_t"), Best(x, early_stop)
-    wrong = likeliest_wrong(model(x), labels, targets)
-    for restart in range(restarts):
-        for rank, wanted in enumerate(wrong.unbind(1)):
-
-            def objective(
-                output: torch.Tensor, rows: torch.Tensor, step: int, /, wanted: torch.Tensor = wanted
-            ) -> torch.Tensor:
-                return dlr_targeted(output, labels[rows], wanted[rows])
-
-            search(
-                model,
-                x,
-                y,
-                threat,
-                best,
-                objective=objective,
-                steps=steps,
-                seed=seed,
-                purpose=f"apgd_t {restart} {rank}",
-            )
-    return best.adv
-
-
-def likeliest_wrong(output: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` likeliest classes but the label, or as many as there are: (B K), (B,) -> (B count)."""
-    return output.scatter(1, labels[:, None], -torch.inf).topk(min(count, output.shape[1] - 1), dim=1).indices

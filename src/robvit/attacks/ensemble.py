@@ -8,15 +8,7 @@ from typing import Any
 import torch
 
 from robvit.attacks.best import Best
-from robvit.attacks.core import (
-    ATTACKS,
-    AttackCheck,
-    Model,
-    attack,
-    misclassified,
-    require_labels,
-    supported,
-)
+from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, misclassified, require_labels, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
 from robvit.errors import InputError

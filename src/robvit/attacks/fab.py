@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from robvit.attacks.apgd import likeliest_wrong
 from robvit.attacks.best import Nearest, take
 from robvit.attacks.core import (
     AttackCheck,
@@ -23,6 +22,7 @@ from robvit.attacks.core import (
     per_image_uniform,
     require_labels,
 )
+from robvit.attacks.losses import likeliest_wrong
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 

@@ -60,15 +60,7 @@ def feature(
             x, per_image_uniform(x, seed, f"feature {restart}")
         )  # at x itself the cosine is flat
         ascend(
-            model,
-            x,
-            None,
-            bound,
-            best,
-            objective=objective,
-            start=start,
-            steps=steps,
-            size=lambda _: size,
+            model, x, None, bound, best, objective=objective, start=start, steps=steps, size=lambda _: size
         )
     return eight_bit(x, best.adv, bound) if rounded else best.adv
 
@@ -115,9 +107,9 @@ def feature_reference(
     for _ in range(steps):
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            pixels_now = leaf * std + mean
-            error = F.mse_loss(pixels_now, x)
-            cost = F.cosine_similarity(model(pixels_now), target, dim=axis).mean() + error
+            image = leaf * std + mean
+            error = F.mse_loss(image, x)
+            cost = F.cosine_similarity(model(image), target, dim=axis).mean() + error
         step = point - step_size * input_gradient(cost, leaf).sign()
         point = (clean + (step - clean).clamp(-threat.eps, threat.eps)).clamp(low, high)
         if stop is not None and bool(error >= stop):

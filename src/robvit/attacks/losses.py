@@ -78,6 +78,11 @@ def best_other(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.scatter(1, target[:, None], -torch.inf).amax(1)
 
 
+def likeliest_wrong(output: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` likeliest classes but the label, or as many as there are: (B K), (B,) -> (B count)."""
+    return output.scatter(1, labels[:, None], -torch.inf).topk(min(count, output.shape[1] - 1), dim=1).indices
+
+
 @LOSSES.add(targeted=False)  # constant where the class wanted is the last of three
 def dlr(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Difference of logits ratio (2003.01690): the margin over the gap from the first to the third logit.

@@ -50,42 +50,44 @@ OBJECTIVES: Registry[Objective, ObjectiveInfo] = Registry("objective for scales"
 
 
 @OBJECTIVES.add(features=True)
-def unit(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def unit(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """The distance of features, each brought to length one, summed over blocks."""
-    pairs = zip(seen.features, reference.features, strict=True)
+    pairs = zip(scaled_view.features, reference.features, strict=True)
     directions = ((_unit(a), _unit(b)) for a, b in pairs)
     return torch.stack([(a - b).norm(dim=1) for a, b in directions]).sum(0)
 
 
 @OBJECTIVES.add(features=True)
-def lpips(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def lpips(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """The paper's Eq. 3 to the letter: the distance over both lengths, which shrinks as features grow."""
-    pairs = [(a.flatten(1), b.flatten(1)) for a, b in zip(seen.features, reference.features, strict=True)]
+    pairs = [
+        (a.flatten(1), b.flatten(1)) for a, b in zip(scaled_view.features, reference.features, strict=True)
+    ]
     return torch.stack([(a - b).norm(dim=1) / (a.norm(dim=1) * b.norm(dim=1)) for a, b in pairs]).sum(0)
 
 
 @OBJECTIVES.add(features=False)
-def cross_entropy(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def cross_entropy(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """Cross-entropy of the scaled model on untouched images."""
-    return losses.cross_entropy(seen.output, require_labels(y, "cross_entropy"))
+    return losses.cross_entropy(scaled_view.output, require_labels(y, "cross_entropy"))
 
 
 @OBJECTIVES.add(features=False)
-def margin(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def margin(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """The margin of the scaled model's logits on untouched images."""
-    return losses.margin(seen.output, require_labels(y, "margin"))
+    return losses.margin(scaled_view.output, require_labels(y, "margin"))
 
 
 @OBJECTIVES.add(features=False)
-def gama(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def gama(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """GAMA's guided margin of probabilities, away from those of the unscaled model."""
-    return losses.gama(seen.output, require_labels(y, "gama"), reference.output.softmax(1), GUIDE)
+    return losses.gama(scaled_view.output, require_labels(y, "gama"), reference.output.softmax(1), GUIDE)
 
 
 @OBJECTIVES.add(features=False)
-def kl(seen: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
+def kl(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
     """The divergence of the scaled model's probabilities from the unscaled model's; needs no labels."""
-    return losses.kl(seen.output, reference.output.softmax(1))
+    return losses.kl(scaled_view.output, reference.output.softmax(1))
 
 
 def _unit(features: torch.Tensor) -> torch.Tensor:
@@ -105,8 +107,8 @@ def network_of(model: Model) -> nn.Module:
             f"attention can only be scaled in a network, got {type(model).__name__} with none inside; "
             "pass the torch module itself"
         )
-    holds = [n for n in networks if any(type(m) in SCALERS for m in n.modules())]
-    net = (holds or networks)[0]
+    with_attention = [n for n in networks if any(type(m) in SCALERS for m in n.modules())]
+    net = (with_attention or networks)[0]
     attention_layers(net)
     return net
 
@@ -231,7 +233,7 @@ class _Search:
             low,
         )
         self.forward = self.backward = 0
-        self._kept: tuple[torch.Tensor, torch.Tensor, View] | None = None
+        self._reference_cache: tuple[torch.Tensor, torch.Tensor, View] | None = None
 
     def climb(self, chain: torch.Tensor, batch: Batch, seed: str) -> torch.Tensor:
         """From the factors so far (M,) to new ones, by ascent from a random start around them."""
@@ -241,7 +243,7 @@ class _Search:
         for _ in range(self.steps):
             with torch.enable_grad():
                 leaf = point.detach().requires_grad_()
-                value = self.objective(self._look(self._factors(leaf), x), reference, y).mean()
+                value = self.objective(self._forward(self._factors(leaf), x), reference, y).mean()
             (grad,) = torch.autograd.grad(value, leaf)
             self._note_backward(len(x))
             point = self._project(point + self.step_size * torch.nan_to_num(grad, 0.0, 0.0, 0.0))
@@ -251,7 +253,7 @@ class _Search:
         """The objective of each set of factors against the unscaled model."""
         x, y = batch
         reference = self._reference(torch.ones_like(chains[0]), x)
-        return [float(self.objective(self._look(chain, x), reference, y).mean()) for chain in chains]
+        return [float(self.objective(self._forward(chain, x), reference, y).mean()) for chain in chains]
 
     def _start(self, chain: torch.Tensor, seed: str) -> torch.Tensor:
         generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
@@ -267,15 +269,19 @@ class _Search:
         return torch.where(self.free, factors, 1.0)
 
     def _reference(self, chain: torch.Tensor, x: torch.Tensor) -> View:
-        if self._kept is None or self._kept[0] is not x or not torch.equal(self._kept[1], chain):
-            self._kept = (x, chain, self._look(chain, x))
-        return self._kept[2]
+        if (
+            self._reference_cache is None
+            or self._reference_cache[0] is not x
+            or not torch.equal(self._reference_cache[1], chain)
+        ):
+            self._reference_cache = (x, chain, self._forward(chain, x))
+        return self._reference_cache[2]
 
-    def _look(self, factors: torch.Tensor, x: torch.Tensor) -> View:
+    def _forward(self, factors: torch.Tensor, x: torch.Tensor) -> View:
         self.forward += len(x)
-        with watch(self.net, residual=self.uses_features) as seen:
+        with watch(self.net, residual=self.uses_features) as recording:
             output = Scaled(self.model, factors)(x)
-        return View(output, list(seen.residual))
+        return View(output, list(recording.residual))
 
     def _note_backward(self, count: int) -> None:
         self.backward += count
