@@ -62,6 +62,10 @@ def test_a_model_and_images_in_memory_are_taken_as_they_are() -> None:
     by_name = robvit.reproduce("xcit-fig11", **QUICK)
     in_memory = robvit.reproduce("xcit-fig11", model=model, data=images, steps=1)
     assert in_memory.tables == by_name.tables
+    with pytest.raises(
+        InputError, match="robvit-mini-robust is loaded already; give its name to choose img_size"
+    ):
+        robvit.reproduce("xcit-fig11", model=model, img_size=64)
     with pytest.raises(InputError, match="this study trains networks"):
         robvit.reproduce("xcit-table2", model=model)
     with pytest.raises(InputError, match="this study trains networks"):

@@ -107,9 +107,14 @@ class StudyContext:
 
     def load(self, default: str, **options: Any) -> Model:
         """The given model, or the study's own."""
-        if isinstance(self.model, Model):
-            return self.model
-        return load(self.model or default, **{"img_size": self.img_size, **options})
+        options = {"img_size": self.img_size, **options}
+        if not isinstance(self.model, Model):
+            return load(self.model or default, **options)
+        if wanted := sorted(name for name, value in options.items() if value is not None):
+            raise InputError(
+                f"{self.model.name} is loaded already; give its name to choose {', '.join(wanted)}"
+            )
+        return self.model
 
     def dataset(self, default: str, split: str | None, size: int, limit: int | None = None) -> ImageDataset:
         """At most `limit` images of the given data, or of the study's own, at this size."""

@@ -28,7 +28,7 @@ NOTE = (
 def attention(
     context: StudyContext, effort: AdapterEffort, *, trades: Sequence[float] = (0.1, 0.5, 0.9)
 ) -> Record:
-    """Maps of the first images for several trade-offs, as PNG, and mean gates of all of them."""
+    """Maps of the first images for several trade-offs, in gates.png, and mean gates of all of them."""
     at = bench(context, effort, images=4)
     model = at.train(trades)
     x = at.judged.arrays()[0]
@@ -50,5 +50,4 @@ def attention(
     record.tables = [Table("Mean gate of the accuracy adapter on patches", columns, rows, NOTE)]
     lines = {name: [[i, v] for i, v in enumerate(values, start=1)] for name, values in means.items()}
     record.curves = [Curve("Mean gate of the accuracy adapter", "block", "gate", lines)]
-    record.notes = ["The maps of the first images are in gates.png."]
     return record
