@@ -5,7 +5,7 @@ python benchmarks/tokens.py --images 8 --steps 2
 The published recipe is written anew here as a loop with its passes: for every batch the clean features,
 an attack of 30 steps, then clean features again, hardened clean and attacked features, and a pass for
 logging, 35 forward and 32 backward in all, with gradients for the weights. Ours runs twice: with an empty
-store, and again with another seed. The network has the size of DINOv2-small with random weights: what is
+cache, and again with another seed. The network has the size of DINOv2-small with random weights: what is
 measured is cost. Seconds are processor seconds, so other work on the machine does not count.
 """
 
@@ -26,8 +26,8 @@ import torch.nn.functional as F
 import robvit
 from robvit.defenses.attack_cache import TensorImages
 from robvit.defenses.batches import order
-from robvit.defenses.recipe import Recipe
-from robvit.defenses.robustify import train
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import train_tokens
 
 
 @dataclass
@@ -58,7 +58,7 @@ def counted(model: robvit.Model) -> Iterator[Cost]:
     cost.seconds = time.process_time() - start
 
 
-def published(model: robvit.Model, images: TensorImages, recipe: Recipe, attack_steps: int = 30) -> None:
+def published(model: robvit.Model, images: TensorImages, recipe: TokenRecipe, attack_steps: int = 30) -> None:
     """The passes of the published recipe, weights' gradients included."""
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -98,15 +98,15 @@ def main() -> None:
     torch.manual_seed(0)
     model = robvit.load(options.model, pretrained=False, img_size=options.img_size)
     x = (torch.rand(options.images, 3, options.img_size, options.img_size) * 255).round() / 255
-    images, recipe, rows = TensorImages(x), Recipe(steps=options.steps), {}
+    images, recipe, rows = TensorImages(x), TokenRecipe(steps=options.steps), {}
     model.features(x[:8])  # warm up
     with counted(model) as rows["published recipe"]:
         published(model, images, recipe)
-    with tempfile.TemporaryDirectory() as store:
+    with tempfile.TemporaryDirectory() as cache:
         with counted(model) as rows["ours, first run"]:
-            train(model, images, recipe, store=Path(store))
+            train_tokens(model, images, recipe, cache=Path(cache))
         with counted(model) as rows["ours, repeated run"]:
-            train(model, images, replace(recipe, seed=1), store=Path(store))
+            train_tokens(model, images, replace(recipe, seed=1), cache=Path(cache))
     print(f"`{' '.join(['python', *sys.argv])}`\n")
     print("| | forward an image | backward an image | seconds | times faster |\n|---|---|---|---|---|")
     draws, first = options.steps * recipe.batch, rows["published recipe"]

@@ -25,8 +25,8 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.recipe import Adaptive, Recipe
-from robvit.defenses.robustify import train
+from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe
+from robvit.defenses.token_training import train_tokens
 from robvit.files import read_tensors, written_whole
 from robvit.loading import load
 from robvit.progress import progress
@@ -39,8 +39,8 @@ THREAT = Threat("linf", 3 / 255)
 FEATURE = AttackSetting("feature", THREAT, {"steps": 8, "psnr": None})
 NEAR = AttackSetting("feature", Threat("linf", 1 / 255), {"steps": 8, "psnr": None})
 LABELS = AttackSetting("pgd", THREAT, {"steps": 8})
-BASE = Recipe(steps=40, attack=FEATURE)  # the paper's ten tokens, rate and batch, with fewer steps
-SEEN = replace(BASE, lr=5e-3, adaptive=Adaptive(steps=2))
+BASE = TokenRecipe(steps=40, attack=FEATURE)  # the paper's ten tokens, rate and batch, with fewer steps
+SEEN = replace(BASE, lr=5e-3, adaptive=AdaptiveAttack(steps=2))
 
 BARE = "no tokens"
 PUBLIC = "un-hardened.adv"  # attacked with the head on un-hardened features, the same for every setting
@@ -107,7 +107,8 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
     """Learn one setting's tokens and judge them with every head there is for them."""
     learn = labelled.take(range(options.learn))
     with progress(name, total=1) as advance:
-        training = train(model, learn, SETTINGS[name], state=options.out / f"{name}.state", report=advance)
+        state = options.out / f"{name}.state"
+        training = train_tokens(model, learn, SETTINGS[name], state=state, progress=advance)
     strong = model.replace(tokens=training.tokens)
     heads = {"un-hardened": model.head}
     if training.head is not None:

@@ -20,7 +20,8 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.robustify import Recipe, train
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attack_shards import levels
@@ -74,7 +75,7 @@ def demo(
     judge = open_data("sample", split="test", size=size, limit=scale.judge)
     labelled = open_data("sample", split="train", size=size, limit=scale.head)
     with progress("1/4 features for a linear head", total=len(labelled)) as advance:
-        head = LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes, report=advance)
+        head = LinearHead.fit(model, labelled.batches(32), 10, names=labelled.classes, progress=advance)
     head.save(out / "head.safetensors")
     model = model.replace(head=head)
     trained, baseline = _harden(model, labelled.take(range(scale.learn)), threat, scale, out)
@@ -92,10 +93,11 @@ def _harden(
 ) -> tuple[torch.Tensor, float]:
     """Ten tokens learned from images alone, saved for the owner's eyes; the baseline cosine."""
     attack = AttackSetting("feature", threat, {"steps": 8, "psnr": None})
-    recipe = Recipe(steps=scale.steps, batch=16, attack=attack)
+    recipe = TokenRecipe(steps=scale.steps, batch=16, attack=attack)
     headless = model.replace(head=None)
     with progress("2/4 attacking, then learning tokens", total=1) as advance:
-        training = train(headless, images, recipe, state=out / "state.safetensors", report=advance)
+        state = out / "state.safetensors"
+        training = train_tokens(headless, images, recipe, state=state, progress=advance)
     training.tokens.save(out / "tokens.safetensors")
     return training.tokens.values, training.baseline
 

@@ -11,21 +11,27 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file
 
 import robvit
 from helpers.networks import small_net
+from robvit.attacks import ATTACKS
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
+from robvit.data import open_data
 from robvit.defenses.attack_cache import PER_SHARD, AttackCache, AttackSetting, TensorImages
 from robvit.defenses.batches import order
-from robvit.defenses.robustify import REFERENCE, Recipe, train
-from robvit.defenses.token_trainer import Learner
-from robvit.errors import Diverged, InputError, Unsupported
+from robvit.defenses.recipe import REFERENCE, TokenRecipe
+from robvit.defenses.token_trainer import TokenTrainer
+from robvit.defenses.token_training import train_tokens
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import BrokenAttack, DataError, Diverged, InputError, Unsupported
+from robvit.record import Record
 from robvit.threat import Threat
 
 ATTACK = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 4, "psnr": None})
-QUICK = Recipe(count=4, steps=6, batch=4, lr=1e-2, attack=ATTACK)
+QUICK = TokenRecipe(count=4, steps=6, batch=4, lr=1e-2, attack=ATTACK)
 
 
 @pytest.fixture
@@ -39,13 +45,13 @@ def images() -> TensorImages:
 
 
 def learned(
-    model: Model, images: TensorImages, recipe: Recipe, tmp_path: Path, **paths: Path
+    model: Model, images: TensorImages, recipe: TokenRecipe, tmp_path: Path, **paths: Path
 ) -> torch.Tensor:
-    return train(model, images, recipe, store=tmp_path / "store", **paths).tokens.values
+    return train_tokens(model, images, recipe, cache=tmp_path / "store", **paths).tokens.values
 
 
 def test_tokens_raise_what_they_are_trained_for(model: Model, images: TensorImages, tmp_path: Path) -> None:
-    done = train(model, images, replace(QUICK, steps=60), store=tmp_path)
+    done = train_tokens(model, images, replace(QUICK, steps=60), cache=tmp_path)
     first, last = sum(done.history[0]), sum(done.history[-1])
     assert last > first
     assert done.baseline < 1
@@ -65,7 +71,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
 def test_a_killed_training_goes_on_to_the_same_bits(
     model: Model, images: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
+    monkeypatch.setattr(TokenTrainer, "SAVE_EVERY", 1)
     whole = learned(model, images, QUICK, tmp_path)
     state = tmp_path / "state.safetensors"
     for lives in ([], [1], []):  # killed after one, two and one more steps
@@ -74,7 +80,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
             left.pop()  # IndexError when none is left
 
         with pytest.raises(IndexError):
-            train(model, images, QUICK, state=state, store=tmp_path / "store", report=die)
+            train_tokens(model, images, QUICK, state=state, cache=tmp_path / "store", progress=die)
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     assert torch.equal(learned(model, images, QUICK, tmp_path, state=state), whole)
 
@@ -89,14 +95,14 @@ def test_a_state_of_another_training_is_refused(model: Model, images: TensorImag
 def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
     model: Model, images: TensorImages, tmp_path: Path
 ) -> None:
-    first = train(model, images, QUICK, store=tmp_path)
-    second = train(model, images, replace(QUICK, count=9, seed=3), store=tmp_path)
+    first = train_tokens(model, images, QUICK, cache=tmp_path)
+    second = train_tokens(model, images, replace(QUICK, count=9, seed=3), cache=tmp_path)
     assert (first.attacked, second.attacked) == (20, 0)
     shard = next(tmp_path.rglob("shard-00000*"))
     whole = {name: tensor.clone() for name, tensor in load_file(shard).items()}  # not a view of the file
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert train(model, images, QUICK, store=tmp_path).attacked == 16
+    assert train_tokens(model, images, QUICK, cache=tmp_path).attacked == 16
     assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(shard).items())
 
 
@@ -106,7 +112,9 @@ def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_p
             return "the same"
 
     x = (torch.rand(20, 3, 32, 32) * 255).round() / 255
-    done = [train(model, SameNames(p), QUICK, store=tmp_path).attacked for p in (x, x.clone(), x.flip(-1))]
+    done = [
+        train_tokens(model, SameNames(p), QUICK, cache=tmp_path).attacked for p in (x, x.clone(), x.flip(-1))
+    ]
     assert done == [20, 0, 20]
 
 
@@ -153,7 +161,7 @@ def test_the_published_choices_run(model: Model, images: TensorImages, tmp_path:
 def test_divergence_stops_and_keeps_the_last_good_state(
     model: Model, images: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "SAVE_EVERY", 1)
+    monkeypatch.setattr(TokenTrainer, "SAVE_EVERY", 1)
     state = tmp_path / "state.safetensors"
     learned(model, images, replace(QUICK, steps=2), tmp_path, state=tmp_path / "other.safetensors")
     original = model.tokens
@@ -173,17 +181,69 @@ def test_divergence_stops_and_keeps_the_last_good_state(
 
 
 def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tmp_path: Path) -> None:
-    tokens = robvit.robustify(model, images.x, recipe=QUICK, store=tmp_path)
+    hardening = robvit.robustify(model, images.x, recipe=QUICK, cache=tmp_path)
+    tokens = hardening.tokens
+    assert isinstance(tokens, RobustTokens)
     tokens.check(model)
+    assert torch.equal(tokens.values, train_tokens(model, images, QUICK, cache=tmp_path).tokens.values)
+    assert torch.equal(hardening.harden(model)(images.x), model.replace(tokens=tokens)(images.x))
+    assert hardening.record.model["keys"] == [tokens.key_id]
+    assert hardening.record.data["count"] == 20
     with pytest.raises(Unsupported, match="cannot take extra tokens"):
-        train(Model(small_net("swin")).eval(), images, QUICK, store=tmp_path)
+        train_tokens(Model(small_net("swin")).eval(), images, QUICK, cache=tmp_path)
     with pytest.raises(InputError, match="got none"):
-        train(model, TensorImages(images.x[:0]), QUICK, store=tmp_path)
+        train_tokens(model, TensorImages(images.x[:0]), QUICK, cache=tmp_path)
     with pytest.raises(InputError, match="steps must be at least 1"):
-        Recipe(steps=0)
+        TokenRecipe(steps=0)
     model = model.replace(tokens=tokens.values)
     with pytest.raises(InputError, match="token-free"):
-        train(model, images, QUICK, store=tmp_path)
+        train_tokens(model, images, QUICK, cache=tmp_path)
+
+
+def test_without_labels_or_parts_every_image_of_a_folder_is_learned_from(
+    model: Model, tmp_path: Path
+) -> None:
+    for i in range(5):
+        Image.new("RGB", (40, 40), (50 * i, 20, 200)).save(tmp_path / f"{i}.png")
+    quick = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "cache": tmp_path / "cache"}
+    for data, count in ((tmp_path, 1), (open_data(tmp_path), 5)):  # half of what is drawn, if by name
+        out = tmp_path / f"out {count}"
+        hardening = robvit.robustify(model, data, out=out, **quick)
+        assert hardening.record.data["count"] == count
+        assert Record.load(out / "record.json").metrics == hardening.record.metrics
+        assert RobustTokens.load(out / "tokens.safetensors").key_id == hardening.sets[0].key_id
+    assert robvit.robustify(model, tmp_path, limit=4, **quick).record.data["count"] == 4
+    with pytest.raises(InputError, match="limit goes with the name"):
+        robvit.robustify(model, torch.rand(3, 3, 32, 32), limit=2, **quick)
+    with pytest.raises(DataError, match="no part called"):
+        robvit.robustify(model, tmp_path, split="val", **quick)
+
+
+def test_a_seed_left_out_is_another_one_each_time_and_is_kept_in_a_folder(
+    model: Model, images: TensorImages, tmp_path: Path
+) -> None:
+    quick = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "cache": tmp_path / "cache"}
+    keys = {robvit.robustify(model, images.x, **quick).sets[0].key_id for _ in range(2)}
+    assert len(keys) == 2
+    out = tmp_path / "out"
+    kept = {robvit.robustify(model, images.x, out=out, **quick).sets[0].key_id for _ in range(2)}
+    assert len(kept) == 1
+    assert stat.S_IMODE((out / "seed").stat().st_mode) == 0o600
+
+
+def test_an_attack_that_depends_on_its_batch_must_keep_its_budget_too(
+    model: Model, images: TensorImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ATTACKS.entry("aas")
+    assert entry.info.batch_coupled
+
+    def leaving(model: Any, x: torch.Tensor, y: Any, threat: Threat, **_: Any) -> torch.Tensor:
+        return (x + 2 * threat.eps).clamp(0, 1)
+
+    monkeypatch.setitem(ATTACKS._entries, "aas", replace(entry, value=leaving))
+    setting = AttackSetting("aas", Threat("linf", 1 / 255))
+    with pytest.raises(BrokenAttack):
+        setting.run(model, images.x[:2], torch.zeros(2, dtype=torch.long))
 
 
 class Counting:
@@ -214,7 +274,7 @@ def test_memory_does_not_grow_with_the_number_of_images(model: Model, tmp_path: 
     most = []
     for count in (32, 128):
         images = Counting(count)
-        done = train(model, images, replace(QUICK, steps=count // QUICK.batch), store=tmp_path)
+        done = train_tokens(model, images, replace(QUICK, steps=count // QUICK.batch), cache=tmp_path)
         assert done.attacked == count
         most.append(images.most)
     assert most[0] == most[1] <= 2 * PER_SHARD

@@ -16,11 +16,11 @@ from robvit.attacks import pgd
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.defenses.attack_cache import AttackCache, AttackSetting
-from robvit.defenses.batches import Examples
+from robvit.defenses.batches import TokenBatches
 from robvit.defenses.pool import TokenPool, load_tokens
-from robvit.defenses.recipe import Adaptive, Recipe
-from robvit.defenses.robustify import train, train_pool
-from robvit.defenses.token_trainer import Learner
+from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe
+from robvit.defenses.token_trainer import TokenTrainer
+from robvit.defenses.token_training import train_pool, train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.threat import Threat
@@ -28,15 +28,15 @@ from robvit.threat import Threat
 FEATURE = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 2, "psnr": None})
 NEAR = replace(FEATURE, threat=Threat("linf", 2 / 255))
 LABELS = AttackSetting("pgd", Threat("linf", 8 / 255), {"steps": 2})
-QUICK = Recipe(count=3, steps=5, batch=4, lr=1e-2, attack=FEATURE)
-SEEN = replace(QUICK, adaptive=Adaptive(steps=2))
+QUICK = TokenRecipe(count=3, steps=5, batch=4, lr=1e-2, attack=FEATURE)
+SEEN = replace(QUICK, adaptive=AdaptiveAttack(steps=2))
 ALONG = replace(SEEN, attack=LABELS, task=0.5, layers="all")
 
 VARIANTS = {
     "deep": replace(QUICK, layers="all"),
     "several": replace(QUICK, also=(NEAR, LABELS)),
     "adaptive": SEEN,
-    "mixed": replace(SEEN, adaptive=Adaptive(steps=1, share=0.5), also=(NEAR,)),
+    "mixed": replace(SEEN, adaptive=AdaptiveAttack(steps=1, share=0.5), also=(NEAR,)),
     "head along": ALONG,
 }
 
@@ -73,23 +73,23 @@ def images() -> Labelled:
 def test_every_variant_resumes_to_the_same_bits(
     name: str, model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learner, "SAVE_EVERY", 2)
+    monkeypatch.setattr(TokenTrainer, "SAVE_EVERY", 2)
     recipe, store = VARIANTS[name], tmp_path / "store"
-    whole = train(model, images, recipe, store=store)
-    state, advance, lives = tmp_path / "state", Learner.advance, [4]
+    whole = train_tokens(model, images, recipe, cache=store)
+    state, advance, lives = tmp_path / "state", TokenTrainer.advance, [4]
 
-    def mortal(self: Learner) -> None:
+    def mortal(self: TokenTrainer) -> None:
         lives[0] -= 1
         if lives[0] < 0:
             raise KeyboardInterrupt
         advance(self)
 
-    monkeypatch.setattr(Learner, "advance", mortal)
+    monkeypatch.setattr(TokenTrainer, "advance", mortal)
     with pytest.raises(KeyboardInterrupt):
-        train(model, images, recipe, store=store, state=state)
+        train_tokens(model, images, recipe, cache=store, state=state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     lives[0] = 1  # the steps three and four are kept, one is left
-    again = train(model, images, recipe, store=store, state=state)
+    again = train_tokens(model, images, recipe, cache=store, state=state)
     assert torch.equal(again.tokens.values, whole.tokens.values)
     assert again.history == whole.history
     assert again.baseline == whole.baseline
@@ -101,26 +101,26 @@ def test_every_variant_resumes_to_the_same_bits(
 def test_deep_tokens_start_like_shallow_ones_and_know_their_layers(
     model: Model, images: Labelled, tmp_path: Path
 ) -> None:
-    deep = train(model, images, replace(QUICK, layers="all"), store=tmp_path).tokens
+    deep = train_tokens(model, images, replace(QUICK, layers="all"), cache=tmp_path).tokens
     assert deep.values.shape == (2, 3, 48)
     assert deep.layers == (0, 1)
-    assert Recipe.from_settings(deep.settings) == replace(QUICK, layers=(0, 1))
-    same = train(model, images, replace(QUICK, layers=(0,)), store=tmp_path)
-    assert torch.equal(same.tokens.values, train(model, images, QUICK, store=tmp_path).tokens.values)
+    assert TokenRecipe.from_settings(deep.settings) == replace(QUICK, layers=(0, 1))
+    same = train_tokens(model, images, replace(QUICK, layers=(0,)), cache=tmp_path)
+    assert torch.equal(same.tokens.values, train_tokens(model, images, QUICK, cache=tmp_path).tokens.values)
 
 
 def test_settings_give_the_recipe_back(model: Model, images: Labelled, tmp_path: Path) -> None:
     for recipe in (VARIANTS["mixed"], VARIANTS["several"]):
-        tokens = train(model, images, recipe, store=tmp_path / "store").tokens
+        tokens = train_tokens(model, images, recipe, cache=tmp_path / "store").tokens
         tokens.save(tmp_path / "t.safetensors")
-        assert Recipe.from_settings(RobustTokens.load(tmp_path / "t.safetensors").settings) == recipe
-    assert Recipe.from_settings({"imported": "small.pt"}) == Recipe()
+        assert TokenRecipe.from_settings(RobustTokens.load(tmp_path / "t.safetensors").settings) == recipe
+    assert TokenRecipe.from_settings({"imported": "small.pt"}) == TokenRecipe()
 
 
 def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, images: Labelled) -> None:
     """With many steps it moves hardened features further than an attack on the token-free model does."""
-    recipe = replace(SEEN, adaptive=Adaptive(steps=10))
-    examples = Examples(model, images, recipe)
+    recipe = replace(SEEN, adaptive=AdaptiveAttack(steps=10))
+    examples = TokenBatches(model, images, recipe)
     hardened = model.replace(tokens=torch.randn(1, 3, 48))
     seen, blind = examples.batch(0, hardened), examples.batch(0, model)
     goal = model.features(seen.clean)
@@ -140,16 +140,16 @@ def test_attacks_take_turns_and_every_image_meets_each_of_them(
     model: Model, images: Labelled, tmp_path: Path
 ) -> None:
     recipe = replace(QUICK, steps=20, also=(NEAR,))  # two passes over forty images
-    training = train(model, images, recipe, store=tmp_path)
+    training = train_tokens(model, images, recipe, cache=tmp_path)
     assert training.attacked == 80
-    examples = Examples(model, images, recipe, tmp_path)
+    examples = TokenBatches(model, images, recipe, tmp_path)
     sizes: dict[int, list[int]] = {}
     for step, places in enumerate(examples.order):
         batch = examples.batch(step, model)
         for place, delta in zip(places, (batch.adv - batch.clean).abs(), strict=True):
             sizes.setdefault(place, []).append(round(float(delta.max()) * 255))
     assert all(sorted(seen) == [2, 8] for seen in sizes.values())
-    once = train(model, images, replace(recipe, steps=10), store=tmp_path / "other")
+    once = train_tokens(model, images, replace(recipe, steps=10), cache=tmp_path / "other")
     assert once.attacked == 40  # in one pass no attack runs on images it is not needed for
 
 
@@ -171,7 +171,7 @@ def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Pa
             return ((self.x[index] * 0.2 + 0.15 * label) * 255).round() / 255, label
 
     images, before = Bright(), model.identity()
-    training = train(model, images, replace(ALONG, steps=40, task=1.0), store=tmp_path)
+    training = train_tokens(model, images, replace(ALONG, steps=40, task=1.0), cache=tmp_path)
     hardened = model.replace(tokens=training.tokens)
     x = torch.stack([images[i][0] for i in range(40)])
     y = torch.arange(40) % 5
@@ -186,25 +186,25 @@ def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Pa
 
 def test_what_cannot_be_learned_is_refused(model: Model, images: Labelled, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="labelled images"):
-        train(model, Labelled(classes=0), VARIANTS["several"], store=tmp_path)
+        train_tokens(model, Labelled(classes=0), VARIANTS["several"], cache=tmp_path)
     bare = Model(small_net("vit")).eval()
     with pytest.raises(InputError, match="a linear head learns along"):
-        train(bare, images, replace(ALONG, attack=FEATURE), store=tmp_path)
+        train_tokens(bare, images, replace(ALONG, attack=FEATURE), cache=tmp_path)
     bare.net.num_classes = 0
     with pytest.raises(InputError, match="attacks a classifier"):
-        train(bare, images, replace(QUICK, attack=LABELS), store=tmp_path)
+        train_tokens(bare, images, replace(QUICK, attack=LABELS), cache=tmp_path)
     for wrong in ({"steps": 0}, {"share": 0.0}, {"share": 1.5}):
         with pytest.raises(InputError, match="adaptive tokens need"):
-            Adaptive(**wrong)
+            AdaptiveAttack(**wrong)
     with pytest.raises(InputError, match="share of the objective"):
-        Recipe(task=2)
+        TokenRecipe(task=2)
 
 
 def test_a_pool_is_learned_from_one_store_and_resumes(
     model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(QUICK, steps=10)
-    pool, trainings = train_pool(model, images, recipe, 3, store=tmp_path / "store")
+    pool, trainings = train_pool(model, images, recipe, 3, cache=tmp_path / "store")
     assert [t.attacked for t in trainings] == [40, 0, 0]
     assert len({one.settings["seed"] for one in pool}) == 3
     assert not torch.equal(pool[0].values, pool[1].values)
@@ -217,8 +217,8 @@ def test_a_pool_is_learned_from_one_store_and_resumes(
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        train_pool(model, images, recipe, 3, state=state, store=tmp_path / "store", report=die)
-    again, _ = train_pool(model, images, recipe, 3, state=state, store=tmp_path / "store")
+        train_pool(model, images, recipe, 3, state=state, cache=tmp_path / "store", progress=die)
+    again, _ = train_pool(model, images, recipe, 3, state=state, cache=tmp_path / "store")
     assert all(torch.equal(a.values, b.values) for a, b in zip(pool, again, strict=True))
     assert {stat.S_IMODE(file.stat().st_mode) for file in state.iterdir()} == {0o600}
 

@@ -18,7 +18,7 @@ import robvit
 from robvit.backbones.heads import load_head
 from robvit.cli import app
 from robvit.defenses.pool import TokenPool
-from robvit.defenses.robustify import Recipe
+from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.tokens import RobustTokens
 from robvit.files import read_tensors
 from robvit.record import Record
@@ -107,7 +107,7 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
     attacks = ("--attack", "feature", "--attack", "feature@1/255", "--adaptive", "--inner-steps", 1)
     done = robvit_(*SMALL, *options, *attacks, "--adaptive-share", 0.5, "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    recipe = Recipe.from_settings(RobustTokens.load(tmp_path / "tokens.safetensors").settings)
+    recipe = TokenRecipe.from_settings(RobustTokens.load(tmp_path / "tokens.safetensors").settings)
     assert (recipe.count, recipe.lr, recipe.layers, recipe.seed, recipe.start) == (3, 0.5, (0, 2), 9, 0.1)
     assert [round(attack.threat.eps * 255) for attack in recipe.attacks] == [8, 1]
     assert recipe.attack.settings == {"steps": 2}
@@ -115,13 +115,12 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
     assert (recipe.adaptive.steps, recipe.adaptive.share) == (1, 0.5)
     deep = robvit_(*SMALL, "--preset", "deep", "--steps", 1, "--out", tmp_path / "deep")
     assert deep.exit_code == 0, deep.output
-    recipe = Recipe.from_settings(RobustTokens.load(tmp_path / "deep" / "tokens.safetensors").settings)
+    recipe = TokenRecipe.from_settings(RobustTokens.load(tmp_path / "deep" / "tokens.safetensors").settings)
     assert (recipe.lr, recipe.layers, recipe.steps) == (5e-3, (0, 1, 2, 3), 1)
     assert recipe.attack.settings == {"steps": 2, "psnr": None}
     for wrong, why in (
         (("--layers", "0,x"), "layers must be"),
         (("--preset", "best"), "preset must be one of"),
-        (("--compat", "best"), "compat must be"),
         (("--pool", 2, "--task", 1), "one set of tokens"),
         (("--layers", "99"), "rising numbers"),
     ):

@@ -39,6 +39,9 @@ MAY_IMPORT = {
 }
 # Hooks are for everyone; what measures attention also attacks, and writes tables.
 MEASURES = dict.fromkeys(("attention/saturation.py", "attention/comparison.py"), "attention:measures")
+# Verbs open models and images by their names; the rest of their room does not.
+MEASURES |= dict.fromkeys(("defenses/robustify.py", "defenses/rotate.py"), "defenses:verbs")
+MAY_IMPORT["defenses:verbs"] = MAY_IMPORT["defenses"] | {"defenses", "data", "loading"}
 MAY_IMPORT["attention:measures"] = BASE | {"attacks", "data", "evaluation"}
 # A study repeats a result of a paper with everything else.
 MAY_IMPORT["studies"] = set(MAY_IMPORT)

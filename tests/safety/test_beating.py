@@ -28,8 +28,8 @@ from robvit import fetch
 from robvit.cli import main
 from robvit.data import cifar, open_data
 from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.recipe import Recipe
-from robvit.defenses.robustify import train as learn
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import train_tokens
 from robvit.errors import Busy, CannotWrite, DataError
 from robvit.files import alone_in, read_tensors, remove_remains, write_json, written_whole
 from robvit.record import Record
@@ -274,10 +274,10 @@ def test_a_shard_that_rots_is_found_and_made_again(place: Callable[[bytes], int]
 def test_a_shard_of_the_cache_that_rots_is_found_and_made_again(tmp_path: Path) -> None:
     model, images = robvit.load("robvit-mini"), open_data("sample", split="train", limit=20)
     attack = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 1})
-    recipe = Recipe(count=1, steps=2, batch=4, attack=attack)
-    sound = learn(model, images, recipe)
+    recipe = TokenRecipe(count=1, steps=2, batch=4, attack=attack)
+    sound = train_tokens(model, images, recipe)
     _flip(max((tmp_path / "cache").rglob("shard-*")), lambda data: len(data) - 5)
-    again = learn(model, images, recipe)
+    again = train_tokens(model, images, recipe)
     assert (sound.attacked, again.attacked) == (20, 4)  # one shard of sixteen images, one of four
     assert again.tokens.key_id == sound.tokens.key_id
     assert again.baseline == sound.baseline

@@ -24,7 +24,7 @@ from robvit.training.recipe import Inner, Recipe, changes_of, load_recipe, make_
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.splits import Splits
 from robvit.training.stream import Sharing, Stream
-from robvit.training.validation import Seen
+from robvit.training.validation import Scores
 
 
 class Tiny(nn.Module):
@@ -399,14 +399,14 @@ def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> Non
 
 
 def test_the_guard_names_collapse_and_label_leaking() -> None:
-    assert Seen(0.6, 0.4, 0.35).doubt(0.1) == ""
-    assert "catastrophic overfitting" in Seen(0.8, 0.6, 0.02).doubt(0.1)
-    assert "label leaking" in Seen(0.5, 0.7, 0.65).doubt(0.1)
-    assert Seen(0.1, 0.13, 0.1).doubt(0.15) == ""
+    assert Scores(0.6, 0.4, 0.35).doubt(0.1) == ""
+    assert "catastrophic overfitting" in Scores(0.8, 0.6, 0.02).doubt(0.1)
+    assert "label leaking" in Scores(0.5, 0.7, 0.65).doubt(0.1)
+    assert Scores(0.1, 0.13, 0.1).doubt(0.15) == ""
 
 
 def test_a_collapse_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robvit.training.fit.judge", lambda *_: Seen(0.9, 0.8, 0.0))
+    monkeypatch.setattr("robvit.training.fit.judge", lambda *_: Scores(0.9, 0.8, 0.0))
     said: list[str] = []
     fit = fit_of(tmp_path, epochs=1)
     fit.log = said.append

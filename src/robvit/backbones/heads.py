@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from robvit.backbones.model import Model
 from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
+from robvit.progress import Advance, silent
 from robvit.registry import NoInfo, Registry
 
 HEADS: Registry[type[FeatureHead], NoInfo] = Registry("head", NoInfo)
@@ -32,11 +33,6 @@ ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list}
 MOST_CLASSES = 100_000
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
-Report = Callable[..., None]
-
-
-def _silent(*_: Any, **__: Any) -> None:
-    """Report to nobody."""
 
 
 def pooled(tokens: Tokens) -> torch.Tensor:
@@ -69,7 +65,7 @@ class FeatureHead(nn.Module):
         classes: int,
         *,
         names: list[str] | None = None,
-        report: Report = _silent,
+        progress: Advance = silent,
     ) -> FeatureHead:
         """Learn from batches of images (B 3 H W) with labels (B,) or masks (B H W)."""
 
@@ -135,13 +131,13 @@ class LinearHead(FeatureHead):
         *,
         names: list[str] | None = None,
         weight_decay: float = 1e-3,
-        report: Report = _silent,
+        progress: Advance = silent,
     ) -> LinearHead:
         """Fit to convergence by L-BFGS on standardised features; the scaling is folded into the weights.
 
         `weight_decay` is the ridge on standardised weights, so it means the same for every backbone.
         """
-        x, y = _collect(model, batches, report)
+        x, y = _collect(model, batches, progress)
         _check_classes(y, classes)
         head = cls(x.shape[1], classes, model.fingerprint(), names)
         mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
@@ -213,10 +209,10 @@ class NearestHead(FeatureHead):
         classes: int,
         *,
         names: list[str] | None = None,
-        report: Report = _silent,
+        progress: Advance = silent,
     ) -> NearestHead:
         """Remember the normalised features of all training images."""
-        x, y = _collect(model, batches, report)
+        x, y = _collect(model, batches, progress)
         _check_classes(y, classes)
         return cls(F.normalize(x, dim=1), y, classes, model.fingerprint(), names).eval()
 
@@ -248,14 +244,14 @@ class SegmentationHead(FeatureHead):
         epochs: int = 20,
         lr: float = 1e-2,
         seed: int = 0,
-        report: Report = _silent,
+        progress: Advance = silent,
     ) -> SegmentationHead:
         """Adam on per-pixel cross-entropy over frozen patch features, which are computed once."""
         held: list[tuple[Tokens, torch.Tensor]] = []
         for x, masks in batches:
             with torch.no_grad():
                 held.append((model.tokens(x), masks))
-            report(len(x))
+            progress(len(x))
         if not held:
             raise InputError("a head needs at least one labelled image, got none")
         _check_classes(torch.cat([m.flatten() for _, m in held]), classes)
@@ -276,13 +272,13 @@ class SegmentationHead(FeatureHead):
 
 
 @torch.no_grad()
-def _collect(model: Model, batches: Batches, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
+def _collect(model: Model, batches: Batches, progress: Advance) -> tuple[torch.Tensor, torch.Tensor]:
     """Pooled features and labels of all images: (n 2D), (n,)."""
     features, labels = [], []
     for x, y in batches:
         features.append(pooled(model.tokens(x)).cpu())
         labels.append(y.cpu())
-        report(len(x))
+        progress(len(x))
     if not features:
         raise InputError("a head needs at least one labelled image, got none")
     return torch.cat(features), torch.cat(labels)

@@ -254,6 +254,19 @@ class Model(nn.Module):
             state |= {f"pool {i}": one.values, f"pool {i} layers": torch.tensor(one.layers)}
         return tensors_sha256(state)
 
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of the model: its name, and what decides its output."""
+        sets = [] if self.pool is None else [one.values for one in self.pool.sets]
+        sets = sets if self.extra is None else [self.extra]
+        facts: dict[str, Any] = {
+            "name": self.name,
+            "identity": self.identity(),
+            "fingerprint": self.fingerprint(),
+            "input": list(self.input_size),
+            "tokens": sets[0].shape[1] if sets else 0,
+        }
+        return facts if self.adapters is None else facts | {"trade-off": self.trade_off}
+
     def chosen_layers(self, layers: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
         """The layers that tokens are to enter, in order; refuses those the network does not have."""
         if layers == "all":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,13 +18,6 @@ from robvit.cli.options import (
     ModelName,
     free_place,
 )
-
-if TYPE_CHECKING:
-    from robvit.backbones.model import Model
-    from robvit.data import ImageDataset
-    from robvit.defenses.rotate import Seen
-    from robvit.defenses.tokens import RobustTokens
-    from robvit.record import Record
 
 app = typer.Typer(no_args_is_help=True, help="Bring in, look at, rotate and bake files of robustness tokens.")
 
@@ -73,7 +65,7 @@ def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a poo
 def rotate(
     old: Annotated[Path, typer.Argument(help="The token file that is to be replaced.")],
     model: ModelName,
-    images: DataSpec = "sample",
+    data: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder for new tokens and record.")] = Path("runs/rotate"),
     bound: Annotated[
         float, typer.Option(help="Least cosine of clean features, with the new tokens and without.")
@@ -81,7 +73,10 @@ def rotate(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; as before if left out.")] = None,
     judge: Annotated[int, typer.Option(min=1, help="Images kept from the training to judge on.")] = 32,
     head: Annotated[Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")] = None,
-    split: Annotated[str, typer.Option(help="The part of the data set to take images from.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(help="The part to take; train, or all of a folder without parts."),
+    ] = None,
     img_size: ImageSize = None,
     fit: Fit = "squash",
     arch: Architecture = None,
@@ -91,76 +86,36 @@ def rotate(
 
     The new seed is drawn in secret. New tokens that change clean features too much are refused.
     """
-    from robvit.cli.robustify import kept_seed
-    from robvit.data import open_data
-    from robvit.defenses.attack_cache import AttackSetting
-    from robvit.defenses.recipe import Recipe
-    from robvit.defenses.robustify import train
-    from robvit.defenses.rotate import check_invariance, compare
-    from robvit.defenses.tokens import RobustTokens
-    from robvit.errors import InputError
-    from robvit.files import alone_in
-    from robvit.loading import load
+    from robvit.defenses.rotate import rotate as issue
     from robvit.progress import progress
     from robvit.record import Table
 
-    before = RobustTokens.load(old)
-    net = load(model, img_size=img_size, arch=arch, head=head)
-    before.check(net)
-    dataset = open_data(images, split=split, size=net.input_size[0], resize=fit, limit=limit)
-    if len(dataset) <= judge:
-        raise InputError(f"{judge} images are kept to judge on, but there are only {len(dataset)}")
-    learn, held = dataset.take(range(len(dataset) - judge)), dataset.take(range(-judge, 0))
-    recipe = Recipe.from_settings(before.settings | {"layers": before.layers, "count": before.count})
-    with alone_in(out):
-        recipe = replace(recipe, seed=kept_seed(out), steps=steps or recipe.steps)
-        with progress("new tokens", total=1) as advance:
-            training = train(net, learn, recipe, state=out / "state.safetensors", report=advance)
-        attack = recipe.attack
-        if attack.needs_labels:  # the question is about features, whatever the tokens learned from
-            attack = AttackSetting("feature", attack.threat)
-        sets = {"old tokens": before, "new tokens": training.tokens}
-        with progress("attacks on both sets", total=len(held)) as advance:
-            seen = compare(net, sets, held, attack, report=advance)
-        clean = check_invariance(seen, "new tokens", bound)
-        training.tokens.save(out / "tokens.safetensors")
-        record = _rotation(net, sets, seen, held, str(attack.threat))
-        record.data["spec"] = images
-        record.save(out / "record.json")
-    typer.echo(f"{training.tokens}; clean cosine {clean:.3f}, the bound is {bound}")
+    with progress("new tokens and attacks on both sets", total=1) as advance:
+        rotation = issue(
+            old,
+            model,
+            data,
+            out=out,
+            bound=bound,
+            steps=steps,
+            judge=judge,
+            head=head,
+            split=split,
+            resize=fit,
+            limit=limit,
+            img_size=img_size,
+            arch=arch,
+            progress=advance,
+            command=" ".join(["robvit", *sys.argv[1:]]),
+        )
+    record = rotation.record
+    clean = record.metrics["cosine, clean, new tokens"]
+    typer.echo(f"{rotation.tokens}; clean cosine {clean:.3f}, the bound is {bound}")
     for row in (record.tables[0].columns, *record.tables[0].rows):
         typer.echo("".join(f"{Table.cell(value):<28}" for value in row).rstrip())
     typer.echo(record.notes[0])
     typer.echo(f"written: {out}/tokens.safetensors (a secret, for your eyes only), {out}/record.json")
     typer.echo(f"next: serve the new ones, then remove {old}")
-
-
-def _rotation(
-    net: Model, sets: dict[str, RobustTokens], seen: list[Seen], held: ImageDataset, threat: str
-) -> Record:
-    """What was seen, as a table: images, model, cosine, accuracy where there is a head."""
-    from robvit.record import Record, Table
-
-    rows: list[list[Any]] = []
-    for one in seen:
-        correct = [p == y for p, y in zip(one.predicted, held.labels, strict=False)]
-        rows.append([one.images, one.model, one.cosine, sum(correct) / len(correct) if correct else None])
-    cosine = {(one.images, one.model): one.cosine for one in seen}
-    own, carried = (cosine["attacked with old tokens", name] for name in ("old tokens", "new tokens"))
-    note = f"Feature attacks within {threat}, each by someone who knows the named tokens."
-    return Record(
-        kind="rotation",
-        model={"name": net.name, "fingerprint": net.fingerprint(), **{k: v.key_id for k, v in sets.items()}},
-        data={"digest": held.digest(), "count": len(held)},
-        trials=[],
-        tables=[Table("Rotation", ["images", "model", "cosine", "accuracy"], rows, note)],
-        metrics={"cosine, old attack, old tokens": own, "cosine, old attack, new tokens": carried},
-        notes=[
-            f"Images attacked with the old tokens keep a cosine of {carried:.2f} under the new ones; "
-            f"under the old ones it was {own:.2f}."
-        ],
-        command=" ".join(["robvit", *sys.argv[1:]]),
-    )
 
 
 @app.command()

@@ -178,7 +178,7 @@ def head(
     test = open_data(data, split=test_split, size=net.input_size[0], resize=fit, limit=limit)
     with progress("features", total=len(train)) as advance:
         trained = head_class.fit(
-            net, train.batches(batch), len(train.classes), names=train.classes, report=advance
+            net, train.batches(batch), len(train.classes), names=train.classes, progress=advance
         )
     score = clean_score(net.replace(head=trained), test, batch=batch)
     trained.save(out)

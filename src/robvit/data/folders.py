@@ -18,6 +18,10 @@ MASK_FOLDERS = ("masks", "annotations", "labels")
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
 
 
+class NoParts(DataError):
+    """A folder that is not divided into parts, of which one was asked for."""
+
+
 def existing_folder(path: str | Path) -> Path:
     """The folder of that name, which must be there."""
     folder = Path(path).expanduser()
@@ -76,7 +80,8 @@ def part_folder(root: Path, split: str | None) -> Path:
     if inside and (root / split).is_dir():
         return root / split
     known = ", ".join(folder.name for folder in folders[:20]) or "no folders"
-    raise DataError(f"{root} has no part called {split!r}; it holds {known}")
+    error = DataError if parts else NoParts
+    raise error(f"{root} has no part called {split!r}; it holds {known}")
 
 
 def class_folders(root: Path) -> Listing:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,14 +26,14 @@ from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
 from robvit.processes import processes
+from robvit.progress import Advance
 from robvit.threat import Threat
 
 PER_SHARD = 16
-Report = Callable[..., None]
 
 
 class Images(Protocol):
-    """What robustify learns from: images by index, and a digest that names them."""
+    """What tokens learn from: images by index, and a digest that names them."""
 
     def __len__(self) -> int: ...
 
@@ -56,6 +56,10 @@ class TensorImages:
 
     def digest(self) -> str:
         return tensors_sha256({"x": self.x})
+
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of the images."""
+        return {"spec": "", "digest": self.digest(), "count": len(self)}
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,7 @@ class AttackSetting:
             adv = function(model, x, y, self.threat, seed=self.seed, **settings)
         else:
             adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
-        if not ATTACKS.info(self.name).batch_coupled:
-            certify(x, adv, self.threat)  # the published code's attack keeps no pixel budget
+        certify(x, adv, self.threat)
         return adv
 
     def inner(
@@ -112,7 +115,7 @@ class AttackSetting:
 
 
 @dataclass(frozen=True)
-class Shard:
+class CacheShard:
     """Where some images are kept: their adversarial values (uint8) and clean features (half)."""
 
     path: Path
@@ -151,24 +154,24 @@ class AttackCache:
         self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self.folder = (folder or cache_dir("attacked")) / self.key[:32]
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int) -> CacheShard:
         first = number * PER_SHARD
         places = list(range(first, min(first + PER_SHARD, len(self.images))))
-        return Shard(self.folder / f"shard-{number:05d}.safetensors", places)
+        return CacheShard(self.folder / f"shard-{number:05d}.safetensors", places)
 
-    def missing(self, places: Sequence[int]) -> list[Shard]:
+    def missing(self, places: Sequence[int]) -> list[CacheShard]:
         """The shards of these images that are not there, or are damaged."""
         shards = [self.shard(number) for number in sorted({place // PER_SHARD for place in places})]
         return [shard for shard in shards if not shard.is_whole(self._clean(shard))]
 
-    def fill(self, missing: list[Shard], report: Report) -> None:
+    def fill(self, missing: list[CacheShard], progress: Advance) -> None:
         """Make these shards; several processes take turns."""
         state = processes()
         remove_remains(self.folder)
         for turn, shard in enumerate(missing):
             if turn % state.num_processes == state.process_index:
                 cosine = self._make(shard)
-                report(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
+                progress(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
         state.wait_for_everyone()
 
     def row(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,10 +189,10 @@ class AttackCache:
                 values += json.loads(file.metadata()["cosine"])
         return sum(values) / len(values)
 
-    def _clean(self, shard: Shard) -> torch.Tensor:
+    def _clean(self, shard: CacheShard) -> torch.Tensor:
         return torch.stack([self.images[place][0] for place in shard.places])
 
-    def _make(self, shard: Shard) -> float:
+    def _make(self, shard: CacheShard) -> float:
         clean = self._clean(shard)
         x = clean.to(next(self.model.parameters()).device)
         labels = None

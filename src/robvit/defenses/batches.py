@@ -1,6 +1,6 @@
 """What each step of a training learns from: clean and attacked images, clean features, labels.
 
-Attacked images come from the store, or, where the attacker sees the tokens, from an attack on the
+Attacked images come from the cache, or, where the attacker sees the tokens, from an attack on the
 model as it is hardened now. Everything follows from the recipe's seed, so a resumed run sees the same.
 """
 
@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from robvit.backbones.model import Model
-from robvit.defenses.attack_cache import PER_SHARD, AttackCache, Images, Shard, label_tensor
-from robvit.defenses.recipe import Recipe
+from robvit.defenses.attack_cache import PER_SHARD, AttackCache, CacheShard, Images, label_tensor
+from robvit.defenses.recipe import TokenRecipe
 from robvit.errors import InputError
 
 
@@ -27,14 +27,14 @@ class Batch(NamedTuple):
     labels: torch.Tensor | None
 
 
-class Examples:
+class TokenBatches:
     """The batches of one training."""
 
-    def __init__(self, model: Model, images: Images, recipe: Recipe, folder: Path | None = None) -> None:
+    def __init__(self, model: Model, images: Images, recipe: TokenRecipe, folder: Path | None = None) -> None:
         if len(images) == 0:
             raise InputError("tokens need images to learn from, got none")
         self.model, self.images, self.recipe = model, images, recipe
-        self.stores = [AttackCache(model, images, attack, folder) for attack in recipe.attacks]
+        self.caches = [AttackCache(model, images, attack, folder) for attack in recipe.attacks]
         self.order = order(len(images), recipe)
         self.fresh = 0  # the first so many images of each step are attacked afresh
         if recipe.adaptive is not None:
@@ -45,11 +45,11 @@ class Examples:
     @property
     def key(self) -> list[str]:
         """Names weights, images and attacks."""
-        return [store.key for store in self.stores]
+        return [cache.key for cache in self.caches]
 
-    def missing(self) -> list[tuple[AttackCache, list[Shard]]]:
-        """The shards that are still to be made before the training, by store."""
-        return [(store, store.missing(self._used(turn))) for turn, store in enumerate(self.stores)]
+    def missing(self) -> list[tuple[AttackCache, list[CacheShard]]]:
+        """The shards that are still to be made before the training, by cache."""
+        return [(cache, cache.missing(self._used(turn))) for turn, cache in enumerate(self.caches)]
 
     def batch(self, step: int, hardened: Model) -> Batch:
         """The images of a step; fresh ones are attacked on `hardened`."""
@@ -63,7 +63,7 @@ class Examples:
                 target.append(self.model.features(clean[: self.fresh]))
             adv.append(self._attacked(step, hardened, clean[: self.fresh], target[0], labels))
         for position in range(self.fresh, len(places)):
-            one, goal = self.stores[self._turn(step, position)].row(places[position])
+            one, goal = self.caches[self._turn(step, position)].row(places[position])
             adv.append(one.to(self.device))
             target.append(goal.to(self.device))
         return Batch(clean, torch.cat(adv), torch.cat(target), labels)
@@ -71,12 +71,12 @@ class Examples:
     def baseline(self) -> float:
         """The mean cosine between clean and attacked features of the token-free model.
 
-        If nothing comes from a store it is that of the first step's images under the inner attack.
+        If nothing comes from a cache it is that of the first step's images under the inner attack.
         """
-        used = [self._used(turn) for turn in range(len(self.stores))]
+        used = [self._used(turn) for turn in range(len(self.caches))]
         if any(used):
             means = [
-                store.baseline(places) for store, places in zip(self.stores, used, strict=True) if places
+                cache.baseline(places) for cache, places in zip(self.caches, used, strict=True) if places
             ]
             return sum(means) / len(means)
         batch = self.batch(0, self.model)
@@ -104,10 +104,10 @@ class Examples:
         A whole shard takes the same turn, so that no attack is run on images that it is not needed for.
         """
         number = (step * self.recipe.batch + position) // len(self.images)
-        return (self.order[step][position] // PER_SHARD + number) % len(self.stores)
+        return (self.order[step][position] // PER_SHARD + number) % len(self.caches)
 
     def _used(self, turn: int) -> list[int]:
-        """The places that are taken from one of the stores."""
+        """The places that are taken from one of the caches."""
         return sorted(
             {
                 place
@@ -118,7 +118,7 @@ class Examples:
         )
 
 
-def order(count: int, recipe: Recipe) -> list[list[int]]:
+def order(count: int, recipe: TokenRecipe) -> list[list[int]]:
     """Which images each step takes: passes over all of them, each in an order of its own."""
     seeded = torch.Generator().manual_seed(recipe.seed)
     need, places = recipe.steps * recipe.batch, list[int]()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from robvit.attacks import ATTACKS
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.errors import InputError
 from robvit.threat import Threat
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class AdaptiveAttack:
     """The attacker who knows the tokens as they are now: `share` of each step's images is attacked afresh.
 
-    The inner attack takes `steps` steps; the other images come from the store.
+    The inner attack takes `steps` steps; the other images come from the cache.
     """
 
     steps: int = 3
@@ -29,7 +31,7 @@ class Adaptive:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TokenRecipe:
     """How tokens are learned; the defaults are the paper's, with the published code's small start.
 
     `layers` are the blocks before which tokens enter, or "all". Images are attacked by `attack` and
@@ -49,7 +51,7 @@ class Recipe:
     attack: AttackSetting = field(default_factory=AttackSetting)
     also: tuple[AttackSetting, ...] = ()
     layers: tuple[int, ...] | Literal["all"] = (0,)
-    adaptive: Adaptive | None = None
+    adaptive: AdaptiveAttack | None = None
     task: float = 0.0
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class Recipe:
         return (self.attack, *self.also)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Recipe:
+    def from_settings(cls, settings: dict[str, Any]) -> TokenRecipe:
         """The recipe that token settings were written from; the defaults for what they do not say."""
         known = {f.name for f in fields(cls)}
         given = {name: value for name, value in settings.items() if name in known}
@@ -75,21 +77,78 @@ class Recipe:
         if isinstance(given.get("layers"), list):
             given["layers"] = tuple(given["layers"])
         if given.get("adaptive"):
-            given["adaptive"] = Adaptive(**given["adaptive"])
+            given["adaptive"] = AdaptiveAttack(**given["adaptive"])
         return cls(**given)
 
 
-# The published code's choices: its attack, its cosine axis, and the 50 steps its tokens were made with.
-REFERENCE = Recipe(steps=50, axis=1, attack=AttackSetting("feature_reference", Threat("linf", 8 / 255)))
-
 # Names for whole recipes; docs/robustness-tokens.md says what each reaches and at which cost.
 PRESETS = {
-    "paper": Recipe(),
+    "paper": TokenRecipe(),
     # The best of the search against an attacker without tokens: a higher rate, tokens before every block.
-    "deep": Recipe(
+    "deep": TokenRecipe(
         steps=120,
         lr=5e-3,
         layers="all",
         attack=AttackSetting("feature", Threat("linf", 3 / 255), {"steps": 8, "psnr": None}),
     ),
+    # The published code's choices: its attack, its cosine axis, and the 50 steps its tokens were made with.
+    "reference": TokenRecipe(
+        steps=50, axis=1, attack=AttackSetting("feature_reference", Threat("linf", 8 / 255))
+    ),
 }
+REFERENCE = PRESETS["reference"]
+
+
+def preset(name: str) -> TokenRecipe:
+    """A recipe by its name."""
+    if name not in PRESETS:
+        raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name]
+
+
+def changed(
+    recipe: TokenRecipe,
+    *,
+    attacks: Sequence[str] = (),
+    eps: float | str | None = None,
+    attack_steps: int | None = None,
+    psnr: float | None = None,
+    layers: Sequence[int] | str | None = None,
+    **given: Any,
+) -> TokenRecipe:
+    """A recipe with what is given in place of its own; None leaves a thing as it is.
+
+    `attacks` are texts such as "feature@2/255", which take turns; `eps`, `attack_steps` and `psnr` (0 for
+    none) are for all of them. `given` are fields of the recipe.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if layers is not None:
+        chosen["layers"] = parse_layers(layers)
+    texts = attacks or [recipe.attack.name]
+    first, *others = (_attack(recipe.attack, text, eps, attack_steps, psnr) for text in texts)
+    chosen |= {"attack": first} | ({"also": tuple(others)} if attacks else {})
+    return replace(recipe, **chosen)
+
+
+def parse_layers(layers: Sequence[int] | str) -> tuple[int, ...] | Literal["all"]:
+    """The blocks before which tokens enter, from numbers or from text such as "0,6" or "all"."""
+    if layers == "all":
+        return "all"
+    try:
+        return tuple(int(one) for one in (layers.split(",") if isinstance(layers, str) else layers))
+    except ValueError:
+        raise InputError(f'layers must be "all" or numbers such as 0,6, got {layers!r}') from None
+
+
+def _attack(
+    base: AttackSetting, text: str, eps: float | str | None, steps: int | None, psnr: float | None
+) -> AttackSetting:
+    """An attack from text such as feature@2/255; what is not said is the recipe's."""
+    name, _, own = text.partition("@")
+    wanted = dict(base.settings) if name == base.name else {}
+    wanted |= {} if steps is None else {"steps": steps}
+    wanted |= {} if psnr is None else {"psnr": psnr or None}
+    known = ATTACKS.info(name).defaults
+    budget = own or eps
+    threat = base.threat if budget is None else Threat.parse("linf", str(budget))
+    return AttackSetting(name, threat, {k: v for k, v in wanted.items() if k in known}, base.seed)

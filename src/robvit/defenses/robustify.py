@@ -1,152 +1,240 @@
-"""Learning robustness tokens: label-free, on a frozen backbone (Pulfer et al., ECCV 2024).
-
-The tokens r maximise cos(f([r, x]), f(x)) + cos(f([r, x_adv]), f(x)), where x_adv is attacked on the
-token-free model. Attacked images and targets come from the store; the two passes of a step are one.
-Beyond the paper: tokens in deeper layers, several attacks in turns, an attacker who sees the tokens, a
-head that learns along, and pools.
-"""
+"""`robustify`: secret tokens for a frozen backbone, from names to results."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import secrets
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from robvit.attacks import frozen
-from robvit.backbones.heads import LinearHead
+from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
-from robvit.defenses.attack_cache import Images, TensorImages
-from robvit.defenses.batches import Examples
+from robvit.data import ImageDataset, open_data
+from robvit.data.folders import NoParts
+from robvit.defenses.attack_cache import TensorImages
 from robvit.defenses.pool import TokenPool
-from robvit.defenses.recipe import REFERENCE as REFERENCE
-from robvit.defenses.recipe import Adaptive as Adaptive
-from robvit.defenses.recipe import Recipe as Recipe
-from robvit.defenses.token_trainer import Learner
+from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
+from robvit.defenses.token_training import TrainedTokens, train_pool
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError, Unsupported
-from robvit.files import tensors_sha256
+from robvit.errors import InputError, check_images
+from robvit.files import alone_in, written_whole
+from robvit.loading import load
+from robvit.progress import Advance, silent
+from robvit.record import Curve, Record
 
-Report = Callable[..., None]
+LAST = 20  # steps at the end, over which the cosines of a record are means
 
 
-@dataclass
-class Training:
-    """Learned tokens and what was seen on the way.
+@dataclass(frozen=True)
+class Hardening:
+    """What makes a model robust: secret tokens or a pool of them, a head if one learned along, the record."""
 
-    history holds, for each step, the cosine of hardened clean and of hardened attacked features;
-    `attacked` is how many images were not in the store; `head` learned along, if one did.
-    """
-
-    tokens: RobustTokens
-    baseline: float
-    history: list[tuple[float, float]]
-    attacked: int
+    tokens: RobustTokens | TokenPool
+    record: Record
     head: LinearHead | None = None
+
+    @property
+    def sets(self) -> tuple[RobustTokens, ...]:
+        """The sets of tokens: one, or those of the pool."""
+        return self.tokens.sets if isinstance(self.tokens, TokenPool) else (self.tokens,)
+
+    def harden(self, model: Model) -> Model:
+        """The model with these tokens, and with the head that learned along."""
+        if self.head is None:
+            return model.replace(tokens=self.tokens)
+        return model.replace(tokens=self.tokens, head=self.head)
+
+    @property
+    def file(self) -> str:
+        """What the secret's file is called."""
+        return "pool.safetensors" if isinstance(self.tokens, TokenPool) else "tokens.safetensors"
+
+    def save(self, out: Path) -> None:
+        """Write tokens or pool, head and record into a folder."""
+        self.tokens.save(out / self.file)
+        if self.head is not None:
+            self.head.save(out / "head.safetensors")
+        self.record.save(out / "record.json")
 
 
 def robustify(
-    model: Model,
-    images: Images | torch.Tensor,
-    count: int = 10,
+    model: Model | str,
+    data: ImageDataset | torch.Tensor | str | Path,
     *,
-    recipe: Recipe | None = None,
-    state: Path | None = None,
-    store: Path | None = None,
-    report: Report | None = None,
-) -> RobustTokens:
-    """Learn `count` secret tokens for a frozen model from dataset alone.
+    out: str | Path | None = None,
+    recipe: TokenRecipe | str = "paper",
+    count: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    start: float | None = None,
+    layers: Sequence[int] | str | None = None,
+    attacks: Sequence[str] = (),
+    eps: float | str | None = None,
+    attack_steps: int | None = None,
+    psnr: float | None = None,
+    adaptive: AdaptiveAttack | None = None,
+    head: FeatureHead | str | Path | None = None,
+    task: float | None = None,
+    pool: int = 1,
+    seed: int | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    img_size: int | None = None,
+    arch: str | None = None,
+    cache: Path | None = None,
+    progress: Advance = silent,
+    command: str = "",
+) -> Hardening:
+    """Learn a few secret tokens, without labels, that make a frozen backbone's features survive attacks.
 
-    `images` are dataset (N 3 H W) in [0,1] or a data set of them; `state` is a file from which an
-    interrupted training goes on to the same tokens, bit for bit; `store` is where attacked images
-    are kept (the user's cache if left out). `report(share, note=...)` is told each share of the work,
-    one in all. Whoever has the dataset, the recipe and its seed can make the same tokens: keep the
-    seed secret too.
+    Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit. Whoever has the
+    images, the recipe and the seed can make the same tokens: keep the seed secret too.
+
+    model: a Model, or an alias, a timm name or a checkpoint's path
+    data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+        part is taken or, where it has no parts, every image; labels are not needed
+    out: the folder for tokens or pool, head, state and record.json
+    recipe: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe; it decides all
+        that is left out below
+    count: how many tokens enter each layer
+    steps, batch, lr, start: the training's steps, images in a step, Adam's rate, the random start's scale
+    layers: the blocks before which tokens enter, or "all"
+    attacks: several take turns: "feature", "feature@2/255", or "pgd@4/255", which needs a head and labels
+    eps, attack_steps, psnr: the attacks' budget (L-inf), their steps, the decibels images keep (0 for none)
+    adaptive: an attacker who sees the tokens as they are learned
+    head, task: a linear head, and the share of its loss in the objective; above 0 it learns along
+    pool: how many independent sets to learn
+    seed: decides start and order; drawn in secret if left out, unless a TokenRecipe brings its own
+    split, resize, limit: which part of a named data set, how images are made square, at most how many;
+        if left out half as many as the steps draw, since an attack that serves twice costs half
+    img_size, arch: how a named model is loaded
+    cache: where attacked images are kept; the user's cache if left out
+    progress: told each share of the work, one in all, with a note
+    command: what the record says it was started by
     """
-    recipe = recipe or Recipe(count=count)
-    dataset = TensorImages(images) if isinstance(images, torch.Tensor) else images
-    return train(model, dataset, recipe, state=state, store=store, report=report).tokens
-
-
-def train(
-    model: Model,
-    images: Images,
-    recipe: Recipe,
-    *,
-    state: Path | None = None,
-    store: Path | None = None,
-    report: Report | None = None,
-) -> Training:
-    """`robustify` with the whole story: the un-hardened baseline and the course of the training."""
-    report = report or (lambda *_, **__: None)
-    if not model.family.takes_extra:
-        raise Unsupported(f"{model.name} cannot take extra tokens: {model.family.why_not}")
-    examples = Examples(model, images, recipe, store)
-    learner = Learner(model, examples, recipe, state)
-    learner.resume()
-    missing = examples.missing()
-    attacked = sum(len(shard.places) for _, shards in missing for shard in shards)
-    # In forward passes, where a backward pass counts two: what an image costs to attack, and in a step.
-    step_cost = 6 * recipe.batch + 3 * examples.fresh * (recipe.adaptive.steps if recipe.adaptive else 0)
-    total = (recipe.steps - learner.step) * step_cost
-    total += sum(len(s.places) * 3 * kept.attack.steps for kept, shards in missing for s in shards)
-    for kept, shards in missing:
-        cost = 3 * kept.attack.steps / max(total, 1)
-        kept.fill(shards, lambda count, note, cost=cost: report(count * cost, note=note))
-    baseline = examples.baseline()
-    with frozen(model):  # no graph for the weights, no gradients for them
-        while learner.step < recipe.steps:
-            learner.advance()
-            report(step_cost / total, note=learner.note(baseline))
-    learner.save()
-    values = learner.tokens.detach().cpu().clone()
-    tokens = RobustTokens(
-        values,
-        model.fingerprint(),
-        tensors_sha256({"tokens": values})[:12],  # the same tokens again have the same name
-        settings=asdict(learner.recipe),
-        layers=learner.layers,
+    named = isinstance(recipe, str)
+    chosen = changed(
+        preset(recipe) if isinstance(recipe, str) else recipe,
+        attacks=attacks,
+        eps=eps,
+        attack_steps=attack_steps,
+        psnr=psnr,
+        layers=layers,
+        count=count,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        start=start,
+        adaptive=adaptive,
+        task=task,
+        seed=seed,
     )
-    head = None if learner.head is None else learner.head.requires_grad_(False)
-    return Training(tokens, baseline, learner.history, attacked, head)
+    if pool > 1 and chosen.task:
+        raise InputError("a head learns along with one set of tokens; leave out pool or task")
+    published = recipe == "reference"
+    usual = None if published else max(1, chosen.steps * chosen.batch // 2)
+    net = open_model(model, head=head, img_size=img_size, arch=arch, published=published)
+    images = open_images(data, net, split=split, resize=resize, limit=limit, usual=usual)
+    folder = None if out is None else Path(out)
+    with nullcontext() if folder is None else alone_in(folder):
+        if seed is None and named:
+            chosen = replace(chosen, seed=secret_seed(folder))
+        sets, trainings = train_pool(net, images, chosen, pool, state=folder, cache=cache, progress=progress)
+        tokens = sets if pool > 1 else sets[0]
+        record = _record(net, images, trainings, command)
+        hardening = Hardening(tokens, record, trainings[0].head)
+        if folder is not None:
+            hardening.save(folder)
+    return hardening
 
 
-def train_pool(
-    model: Model,
-    images: Images,
-    recipe: Recipe,
-    size: int,
+def open_model(
+    model: Model | str,
     *,
-    state: Path | None = None,
-    store: Path | None = None,
-    report: Report | None = None,
-) -> tuple[TokenPool, list[Training]]:
-    """Learn `size` independent sets from one store of attacked images.
-
-    `state` is a folder with a file for each set. A single set has the recipe's seed; those of several
-    follow from it, but neither it nor one of them from another.
-    """
-    if size < 1:
-        raise InputError(f"a pool needs at least one set, got {size}")
-    report = report or (lambda *_, **__: None)
-    trainings = []
-    for number in range(size):
-        digest = hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()
-        seed = int.from_bytes(digest[:7], "big") if size > 1 else recipe.seed
-        trainings.append(
-            train(
-                model,
-                images,
-                replace(recipe, seed=seed),
-                state=None if state is None else state / f"state-{number}.safetensors",
-                store=store,
-                report=lambda share, note="", n=number: report(share / size, note=_of(n, size) + note),
-            )
-        )
-    return TokenPool(tuple(training.tokens for training in trainings)), trainings
+    head: FeatureHead | str | Path | None,
+    img_size: int | None,
+    arch: str | None,
+    published: bool = False,
+) -> Model:
+    """A model that is open already, with the head if one is given, or the one that a name stands for."""
+    if isinstance(model, str):
+        # The published tokens were trained with the positions of DINOv2's own code.
+        hub = published and "dinov2" in model
+        return load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+    if head is None:
+        return model
+    made = head if isinstance(head, FeatureHead) else load_head(head)
+    made.check(model)
+    return model.replace(head=made)
 
 
-def _of(number: int, size: int) -> str:
-    return f"set {number + 1} of {size}, " if size > 1 else ""
+def open_images(
+    data: ImageDataset | torch.Tensor | str | Path,
+    model: Model,
+    *,
+    split: str | None,
+    resize: str,
+    limit: int | None,
+    usual: int | None = None,
+) -> ImageDataset | TensorImages:
+    """Images to learn from, at the model's size; of a named set at most `limit`, or the `usual` number."""
+    size = model.input_size[0]
+    if not isinstance(data, torch.Tensor | ImageDataset):
+        options: dict[str, Any] = {"size": size, "resize": resize, "limit": limit or usual}
+        try:
+            return open_data(data, split=split or "train", **options)
+        except NoParts:
+            if split is not None:
+                raise
+            return open_data(data, **options)
+    if limit is not None:
+        raise InputError("limit goes with the name of a data set; give fewer images instead")
+    if isinstance(data, ImageDataset):
+        return data.sized(size, data.resize)
+    check_images(data)
+    return TensorImages(data)
+
+
+def secret_seed(folder: Path | None) -> int:
+    """A seed drawn in secret; one run started again in a folder finds it again, worth as much as tokens."""
+    if folder is None:
+        return secrets.randbits(62)
+    place = folder / "seed"
+    if not place.exists():
+        with written_whole(place, mode=0o600) as aside:
+            aside.write_text(f"{secrets.randbits(62)}\n", encoding="ascii")
+    return int(place.read_text(encoding="ascii"))
+
+
+def _record(
+    model: Model, images: ImageDataset | TensorImages, trainings: list[TrainedTokens], command: str
+) -> Record:
+    """What was learned and how, with both parts of the objective; of the tokens, their keys alone."""
+    lines: dict[str, list[list[float]]] = {}
+    metrics: dict[str, float] = {}
+    for number, training in enumerate(trainings, 1):
+        of = f", set {number}" if len(trainings) > 1 else ""
+        metrics[f"un-hardened cosine under attack{of}"] = training.baseline
+        named = {"clean": "hardened cosine, clean", "attacked": "hardened cosine under attack"}
+        for name, cosines in zip(named, zip(*training.history, strict=True), strict=True):
+            lines[f"{name}{of}"] = [[step, value] for step, value in enumerate(cosines, 1)]
+            metrics[f"{named[name]}{of}"] = sum(cosines[-LAST:]) / len(cosines[-LAST:])
+    baseline, last = trainings[0].baseline, len(trainings[0].history)
+    lines["un-hardened, attacked"] = [[1, baseline], [last, baseline]]
+    note = "Both parts of the objective on each step's images; 1 is what the frozen backbone says."
+    return Record(
+        kind="robustify",
+        model={**model.facts(), "keys": [training.tokens.key_id for training in trainings]},
+        data=images.facts(),
+        trials=[],
+        metrics=metrics,
+        curves=[Curve("Learning tokens", "step", "cosine with the original features", lines, note)],
+        notes=["These figures are from the training; what attackers can do is another question."],
+        command=command,
+    )

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from robvit.backbones.heads import FeatureHead
 from robvit.backbones.model import Model
+from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting, Images
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.robustify import Hardening, open_images, open_model, secret_seed
+from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import RobvitError
+from robvit.errors import InputError, RobvitError
+from robvit.files import alone_in
+from robvit.progress import Advance, silent
+from robvit.record import Record, Table
 
-Report = Callable[..., None]
 BATCH = 16
+OLD, NEW = "old tokens", "new tokens"
 
 
 class NotInvariant(RobvitError):
@@ -22,7 +33,7 @@ class NotInvariant(RobvitError):
 
 
 @dataclass(frozen=True)
-class Seen:
+class Measurement:
     """One model on one kind of images: the cosine with original clean features, each image's class."""
 
     images: str
@@ -31,20 +42,81 @@ class Seen:
     predicted: list[int]
 
 
+def rotate(
+    old: RobustTokens | str | Path,
+    model: Model | str,
+    data: ImageDataset | str | Path,
+    *,
+    out: str | Path | None = None,
+    bound: float = 0.8,
+    steps: int | None = None,
+    judge: int = 32,
+    head: FeatureHead | str | Path | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    img_size: int | None = None,
+    arch: str | None = None,
+    progress: Advance = silent,
+    command: str = "",
+) -> Hardening:
+    """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
+
+    The seed is drawn in secret. New tokens that change clean features too much are refused.
+
+    old: the tokens that are to be replaced, or their file
+    model: the Model they are for, or its name
+    data: an open data set, its name, or a folder, whose last images judge and whose others are learned from
+    out: the folder for the new tokens, the state and record.json
+    bound: the least cosine of clean features, with the new tokens and without
+    steps: the training's steps; as before if left out
+    judge: how many images are kept from the training to judge on
+    head: a head, to tell accuracy as well; needs labels
+    split, resize, limit, img_size, arch: as for `robustify`
+    progress: told each share of the work, one in all, with a note
+    command: what the record says it was started by
+    """
+    before = old if isinstance(old, RobustTokens) else RobustTokens.load(old)
+    net = open_model(model, head=head, img_size=img_size, arch=arch)
+    before.check(net)
+    images = open_images(data, net, split=split, resize=resize, limit=limit)
+    if not isinstance(images, ImageDataset):
+        raise InputError("rotating takes a data set or its name, got a tensor; put the images in a folder")
+    if len(images) <= judge:
+        raise InputError(f"{judge} images are kept to judge on, but there are only {len(images)}")
+    learn, held = images.take(range(len(images) - judge)), images.take(range(-judge, 0))
+    recipe = TokenRecipe.from_settings(before.settings | {"layers": before.layers, "count": before.count})
+    folder = None if out is None else Path(out)
+    with nullcontext() if folder is None else alone_in(folder):
+        recipe = replace(recipe, seed=secret_seed(folder), steps=steps or recipe.steps)
+        state = None if folder is None else folder / "state.safetensors"
+        half = _half(progress)
+        tokens = train_tokens(net, learn, recipe, state=state, progress=half).tokens
+        attack = recipe.attack
+        if attack.needs_labels:  # the question is about features, whatever the tokens learned from
+            attack = AttackSetting("feature", attack.threat)
+        sets = {OLD: before, NEW: tokens}
+        seen = compare(net, sets, held, attack, progress=half)
+        check_invariance(seen, NEW, bound)
+        rotation = Hardening(tokens, _record(net, sets, seen, held, str(attack.threat), bound, command))
+        if folder is not None:
+            rotation.save(folder)
+    return rotation
+
+
 def compare(
     model: Model,
     sets: dict[str, RobustTokens],
     images: Images,
     attack: AttackSetting,
     *,
-    report: Report | None = None,
-) -> list[Seen]:
+    progress: Advance = silent,
+) -> list[Measurement]:
     """Clean images and those attacked by someone who knows one of the sets, on every model there is.
 
     `sets` names token sets, and the token-free model stands beside them. Predictions are empty without
-    a head.
+    a head. `progress` is told each share of the images, one in all.
     """
-    report = report or (lambda *_, **__: None)
     models = {"no tokens": model, **{name: model.replace(tokens=one) for name, one in sets.items()}}
     kinds = ["clean", *(f"attacked with {name}" for name in sets)]
     cosines: dict[tuple[str, str], list[float]] = {(k, m): [] for k in kinds for m in models}
@@ -55,13 +127,13 @@ def compare(
         with torch.no_grad():
             original = model.features(x)
         variants = [x, *(attack.run(models[name], x) for name in sets)]
-        for kind, seen in zip(kinds, variants, strict=True):
+        for kind, variant in zip(kinds, variants, strict=True):
             for name, one in models.items():
-                cosine, classes = _look(one, seen, original)
+                cosine, classes = _look(one, variant, original)
                 cosines[kind, name] += cosine
                 predicted[kind, name] += classes
-        report(len(x))
-    return [Seen(k, m, sum(c) / len(c), predicted[k, m]) for (k, m), c in cosines.items()]
+        progress(len(x) / len(images), note="attacks on both sets")
+    return [Measurement(k, m, sum(c) / len(c), predicted[k, m]) for (k, m), c in cosines.items()]
 
 
 @torch.no_grad()
@@ -73,7 +145,7 @@ def _look(model: Model, x: torch.Tensor, original: torch.Tensor) -> tuple[list[f
     return cosine, classes
 
 
-def check_invariance(seen: Sequence[Seen], name: str, bound: float) -> float:
+def check_invariance(seen: Sequence[Measurement], name: str, bound: float) -> float:
     """The mean clean cosine of the set `name`; refuses one below `bound`."""
     clean = next(one.cosine for one in seen if one.images == "clean" and one.model == name)
     if clean < bound:
@@ -82,3 +154,47 @@ def check_invariance(seen: Sequence[Seen], name: str, bound: float) -> float:
             f"below the bound of {bound}: keep the old ones, or learn with more steps or a smaller lr"
         )
     return clean
+
+
+def _half(progress: Advance) -> Advance:
+    def advance(amount: float = 1, note: str = "") -> None:
+        progress(amount / 2, note=note)
+
+    return advance
+
+
+def _record(
+    model: Model,
+    sets: dict[str, RobustTokens],
+    seen: list[Measurement],
+    held: ImageDataset,
+    threat: str,
+    bound: float,
+    command: str,
+) -> Record:
+    """What was seen, as a table: images, model, cosine, accuracy where there is a head."""
+    rows: list[list[Any]] = []
+    for one in seen:
+        correct = [p == y for p, y in zip(one.predicted, held.labels, strict=False)]
+        rows.append([one.images, one.model, one.cosine, sum(correct) / len(correct) if correct else None])
+    cosine = {(one.images, one.model): one.cosine for one in seen}
+    own, carried = (cosine[f"attacked with {OLD}", name] for name in (OLD, NEW))
+    note = f"Feature attacks within {threat}, each by someone who knows the named tokens."
+    return Record(
+        kind="rotation",
+        model={**model.facts(), **{name: tokens.key_id for name, tokens in sets.items()}},
+        data=held.facts(),
+        trials=[],
+        tables=[Table("Rotation", ["images", "model", "cosine", "accuracy"], rows, note)],
+        metrics={
+            "cosine, clean, new tokens": cosine["clean", NEW],
+            "cosine, clean, bound": bound,
+            "cosine, old attack, old tokens": own,
+            "cosine, old attack, new tokens": carried,
+        },
+        notes=[
+            f"Images attacked with the old tokens keep a cosine of {carried:.2f} under the new ones; "
+            f"under the old ones it was {own:.2f}."
+        ],
+        command=command,
+    )

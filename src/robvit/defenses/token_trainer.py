@@ -17,19 +17,19 @@ from safetensors.torch import save_file
 
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.defenses.batches import Batch, Examples
-from robvit.defenses.recipe import Recipe
+from robvit.defenses.batches import Batch, TokenBatches
+from robvit.defenses.recipe import TokenRecipe
 from robvit.errors import Diverged, InputError
 from robvit.files import parse_json, read_tensors, written_whole
 
 
-class Learner:
+class TokenTrainer:
     """Tokens on the way to being learned."""
 
     SAVE_EVERY = 20  # steps between two states on disk
 
-    def __init__(self, model: Model, examples: Examples, recipe: Recipe, path: Path | None) -> None:
-        self.model, self.examples, self.path = model, examples, path
+    def __init__(self, model: Model, batches: TokenBatches, recipe: TokenRecipe, path: Path | None) -> None:
+        self.model, self.batches, self.path = model, batches, path
         self.layers = model.chosen_layers(recipe.layers)
         self.recipe = replace(recipe, layers=self.layers)
         device = next(model.parameters()).device
@@ -49,7 +49,7 @@ class Learner:
 
     def advance(self) -> None:
         """One step on clean and attacked images in a single pass."""
-        batch = self.examples.batch(self.step, self.hardened())
+        batch = self.batches.batch(self.step, self.hardened())
         kept, withstood, loss = self._objective(batch)
         gradients = torch.autograd.grad(loss, list(self.learned.values()))
         seen = (kept.item(), withstood.item())
@@ -93,7 +93,7 @@ class Learner:
         return f"cosine: clean {kept:.2f}, attacked {withstood:.2f}, un-hardened {baseline:.2f}"
 
     def _key(self) -> str:
-        return json.dumps([self.examples.key, asdict(self.recipe)], sort_keys=True)
+        return json.dumps([self.batches.key, asdict(self.recipe)], sort_keys=True)
 
     def save(self) -> None:
         """Keep the state, where a file is named for it."""

@@ -21,7 +21,8 @@ from robvit.attacks import frozen
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.robustify import Recipe, train
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.evaluation.protocol import AttackerBudget
@@ -154,7 +155,7 @@ def _train(case: AttackerContext, number: int) -> RobustTokens:
     means, hardened = case.means, case.hardened
     # Tokens do not depend on the head, and so neither do the attacked images.
     headless = hardened.replace(tokens=None, head=None)
-    recipe = Recipe(
+    recipe = TokenRecipe(
         count=case.secret.shape[1],
         steps=means.steps,
         batch=means.batch,
@@ -164,7 +165,8 @@ def _train(case: AttackerContext, number: int) -> RobustTokens:
     )
     state = case.folder / f"own-{number + 1}.safetensors"
     with case.watch(f"attacker's tokens {number + 1} of {means.sets}", 1) as advance:
-        return train(headless, case.public(means.images), recipe, state=state, report=advance).tokens
+        images = case.public(means.images)
+        return train_tokens(headless, images, recipe, state=state, progress=advance).tokens
 
 
 def _recover(case: AttackerContext) -> torch.Tensor:

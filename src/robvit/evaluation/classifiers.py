@@ -131,14 +131,7 @@ def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> d
     if not isinstance(net, Model):
         identity = {"identity": model.identity} if isinstance(model, Classifier) else {}
         return {"name": name_of(model), **identity}
-    facts: dict[str, Any] = {
-        "name": net.name,
-        "identity": net.identity(),
-        "fingerprint": net.fingerprint(),
-        "input": list(net.input_size),
-        "tokens": 0 if net.extra is None else net.extra.shape[1],
-    }
-    return facts if net.adapters is None else facts | {"trade-off": net.trade_off}
+    return net.facts()
 
 
 def name_of(model: object) -> str:

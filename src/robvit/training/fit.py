@@ -31,7 +31,7 @@ from robvit.training.schedule import budget, learning_rate
 from robvit.training.splits import Splits, check_labels
 from robvit.training.step import Stepper
 from robvit.training.stream import Sharing, Stream
-from robvit.training.validation import Seen, judge
+from robvit.training.validation import Scores, judge
 
 STATE = "state.safetensors"
 WEIGHTS = "model.safetensors"
@@ -169,7 +169,7 @@ class Fit:
             state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
             self.log(f"warning: {state.doubts[-1]}")
 
-    def _line(self, row: dict[str, float], seen: Seen, better: bool) -> str:
+    def _line(self, row: dict[str, float], seen: Scores, better: bool) -> str:
         attacked = f"  one step {seen.one_step:.1%}  {self.recipe.judge_steps} steps {seen.robust:.1%}"
         return (
             f"epoch {row['epoch']:6.2f}  loss {row['loss']:.4f}  lr {row['lr']:.1e}  "

@@ -20,7 +20,7 @@ GAP = 0.25  # one-step over multi-step accuracy: healthy networks show about 0.1
 
 
 @dataclass(frozen=True)
-class Seen:
+class Scores:
     """Means over held-out images: untouched, after one step, after many steps of the full budget."""
 
     clean: float
@@ -44,7 +44,7 @@ class Seen:
 
 def judge(
     model: nn.Module, loss: Loss, images: ImageDataset, recipe: Recipe, accelerator: Accelerator
-) -> Seen:
+) -> Scores:
     """How the model does within the full budget, whatever the warm-up; all processes share the work."""
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
     share = images.take(range(accelerator.process_index, len(images), accelerator.num_processes))
@@ -59,7 +59,7 @@ def judge(
             with torch.no_grad():
                 sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])
     total = accelerator.reduce(sums.to(accelerator.device, torch.float32), "sum").tolist()
-    return Seen(*(value / len(images) for value in total))
+    return Scores(*(value / len(images) for value in total))
 
 
 def _attacked(

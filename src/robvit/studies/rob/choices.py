@@ -7,7 +7,7 @@ from dataclasses import replace
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.robustify import REFERENCE
+from robvit.defenses.recipe import REFERENCE
 from robvit.errors import InputError
 from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, mean, study

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackCache, AttackSetting
-from robvit.defenses.robustify import Recipe, Training, train
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import TrainedTokens, train_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.evaluation.attackers import random_tokens
 from robvit.progress import progress
@@ -41,9 +42,9 @@ class TokenEffort(Effort):
     inner_steps: int = 8
     eps: float = 3 / 255
 
-    def recipe(self, *, count: int = 10, seed: int = 0) -> Recipe:
+    def recipe(self, *, count: int = 10, seed: int = 0) -> TokenRecipe:
         attack = feature_attack(self.eps, self.inner_steps)
-        return Recipe(count=count, steps=self.steps, batch=self.batch, seed=seed, attack=attack)
+        return TokenRecipe(count=count, steps=self.steps, batch=self.batch, seed=seed, attack=attack)
 
 
 def feature_attack(eps: float, steps: int) -> AttackSetting:
@@ -58,11 +59,12 @@ def backbone(context: StudyContext) -> Model:
 
 
 def learn_tokens(
-    context: StudyContext, model: Model, images: ImageDataset, recipe: Recipe, name: str = "tokens"
-) -> Training:
+    context: StudyContext, model: Model, images: ImageDataset, recipe: TokenRecipe, name: str = "tokens"
+) -> TrainedTokens:
     """Tokens by the recipe, kept in the study's folder, so that a second run is quick."""
     with progress(f"learning {recipe.count} tokens", total=1) as advance:
-        training = train(model, images, recipe, state=context.out / f"{name}.state", report=advance)
+        state = context.out / f"{name}.state"
+        training = train_tokens(model, images, recipe, state=state, progress=advance)
     training.tokens.save(context.out / f"{name}.safetensors")
     return training
 

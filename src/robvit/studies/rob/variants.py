@@ -59,7 +59,7 @@ def prepare_variants(
     for name, network in (("un-hardened", model), ("hardened", model.replace(tokens=values))):
         with progress(f"a linear head on {name} features", total=len(learn)) as advance:
             fitted = LinearHead.fit(
-                network, learn.batches(32), len(learn.classes), names=learn.classes, report=advance
+                network, learn.batches(32), len(learn.classes), names=learn.classes, progress=advance
             )
         heads.append(fitted)
     return TokenVariants(model, values, heads[0], heads[1], judged)
