@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from robvit.verdict import Verdict
 LINF = Threat("linf", 8 / 255)
 
 
-class Few:
+class _Few:
     """Images in memory, as much of a set as a comparison needs."""
 
     kind = "labels"
@@ -35,16 +36,21 @@ class Few:
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y
 
-    def batches(self, size: int):
+    def batches(self, size: int) -> Any:
         return zip(self.x.split(size), self.y.split(size), strict=True)
 
 
+def few(x: torch.Tensor, y: torch.Tensor) -> ImageDataset:
+    """As much of a data set as a comparison needs."""
+    return cast(ImageDataset, _Few(x, y))
+
+
 @pytest.mark.filterwarnings("ignore:the gradient is zero")
-def test_on_the_planted_model_the_effect_appears():
+def test_on_the_planted_model_the_effect_appears() -> None:
     net, x, y = planted(1e4)
     found = compare_scaling(
         net,
-        Few(x, y),
+        few(x, y),
         Threat("linf", 16 / 255),
         settings={"steps": 5},
         method=ScalingMethod(settings={"starts": 4}),
@@ -58,7 +64,9 @@ def test_on_the_planted_model_the_effect_appears():
 
 @pytest.mark.parametrize(("base", "settings"), [("pgd", {"steps": 4}), ("fgsm", {})])
 @pytest.mark.parametrize("name", ["aas", "aas_uniform"])
-def test_a_image_that_withstands_gets_no_fewer_passes_from_the_control(base, settings, name):
+def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(
+    base: str, settings: dict[str, Any], name: str
+) -> None:
     """With no budget nothing breaks, so what is spent is what is allowed."""
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=2).arrays()
@@ -66,19 +74,19 @@ def test_a_image_that_withstands_gets_no_fewer_passes_from_the_control(base, set
     way = ScalingMethod(
         name, settings={"factors": (1.0, 0.1, 0.01)} if name == "aas_uniform" else {"steps": 3}
     )
-    found = compare_scaling(model, Few(x, y), Threat("linf", 0.0), base=base, settings=settings, method=way)
+    found = compare_scaling(model, few(x, y), Threat("linf", 0.0), base=base, settings=settings, method=way)
     spent = {n: t.forward + t.backward for n, t in vars(found).items() if isinstance(t, Trial)}
     ours = spent["plain"] + spent["scaled"]
     assert ours <= spent["control"] <= ours + 2 * 8  # a step or two more
     assert found.claim().verdict is Verdict.INCONCLUSIVE
 
 
-def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
+def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart() -> None:
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=8).arrays()
     scales = [0.05] * len(attention_layers(model))
     found = compare_scaling(
-        model, Few(x, y), LINF, settings={"steps": 3}, method=ScalingMethod(scales=scales), batch=5
+        model, few(x, y), LINF, settings={"steps": 3}, method=ScalingMethod(scales=scales), batch=5
     )
     assert found.clean.correct == (model(x).argmax(1) == y).tolist()
     assert len(found.scales) == 2
@@ -95,7 +103,7 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart():
     assert found.both == [a and b for a, b in zip(found.plain.correct, found.scaled.correct, strict=True)]
 
 
-def test_verdicts_need_more_than_chance():
+def test_verdicts_need_more_than_chance() -> None:
     def says(both: list[bool], control: list[bool]) -> Verdict:
         plain = Trial("pgd", None, {}, both, [], [])
         return Comparison(plain, plain, plain, replace(plain, correct=control), [], None).claim().verdict
@@ -106,23 +114,23 @@ def test_verdicts_need_more_than_chance():
     assert says(no[:3] + yes, yes + yes[:3]) is Verdict.INCONCLUSIVE
 
 
-def test_a_model_that_is_always_wrong_has_nothing_to_break():
+def test_a_model_that_is_always_wrong_has_nothing_to_break() -> None:
     model = robvit.load("robvit-mini")
     x, _ = open_data("sample", limit=2).arrays()
     wrong = (model(x).argmax(1) + 1) % 10
-    found = compare_scaling(model, Few(x, wrong), LINF, settings={"steps": 1})
+    found = compare_scaling(model, few(x, wrong), LINF, settings={"steps": 1})
     assert [trial.correct for trial in found.trials] == [[False, False]] * 4
     assert [trial.forward for trial in found.trials] == [2, 0, 0, 0]
 
 
-def test_attacks_that_take_no_restarts_have_no_control():
+def test_attacks_that_take_no_restarts_have_no_control() -> None:
     assert control_of("pgd", {"steps": 100}, LINF, 223) == ("pgd", {"restarts": 1, "steps": 111})
     assert control_of("gama", {"steps": 10}, LINF, 65) == ("gama", {"restarts": 3, "steps": 11})
     with pytest.raises(InputError, match=r"steps and restarts, got autoattack.*pgd"):
         control_of("autoattack", {}, LINF, 100)
 
 
-def test_universal_scales_come_from_images_that_are_not_judged():
+def test_universal_scales_come_from_images_that_are_not_judged() -> None:
     model = robvit.load("robvit-mini")
     learned: ImageDataset = open_data("sample", split="train", limit=6)
     scales = universal_scales(model, learned, batch=3, steps=2)
@@ -135,7 +143,7 @@ def test_universal_scales_come_from_images_that_are_not_judged():
 @pytest.mark.parametrize(
     "way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"]
 )
-def test_without_underflow_scaling_is_never_reported_better_than_its_control(way):
+def test_without_underflow_scaling_is_never_reported_better_than_its_control(way: ScalingMethod) -> None:
     model = robvit.load("robvit-mini-robust")
     images = open_data("sample", limit=64)
     for base, settings in (("fgsm", {}), ("pgd", {"steps": 10}), ("gama", {"steps": 10})):

@@ -58,7 +58,7 @@ def test_the_long_tables_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_training_with_scales_is_judged_beside_one_without(tmp_path: Path) -> None:
-    small = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 2, "queries": 2}
+    small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 2, "queries": 2}
     record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["pgd-at", "aas-pgd-at"]
     for row in record.tables[0].rows:
@@ -73,7 +73,7 @@ def test_a_training_with_scales_is_judged_beside_one_without(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_numbers_of_zero_leave_those_of_the_paper(tmp_path: Path) -> None:
-    small = {"learn": 150, "epochs": 1, "inner_steps": 1, "steps": 0, "queries": 2}
+    small: dict[str, Any] = {"learn": 150, "epochs": 1, "inner_steps": 1, "steps": 0, "queries": 2}
     record = reproduce("aas-table5", images=2, out=tmp_path, methods=["pgd-at"], **small)
     assert record.tables[0].columns[2] == "PGD-100 %"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import robvit
+import robvit.studies.rob.common as rob_common
 import robvit.studies.rob.tables as rob_tables
 from robvit.attention import watch
 from robvit.defenses.attack_cache import AttackSetting
@@ -17,7 +18,7 @@ from robvit.errors import DataError, InputError
 from robvit.explanation.figures.activations import largest_activations
 from robvit.record import Record
 
-QUICK = {"model": "robvit-mini", "steps": 2, "learn": 16}
+QUICK: dict[str, Any] = {"model": "robvit-mini", "steps": 2, "learn": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_each_study_of_tokens_runs_on_the_bundled_model(
-    name: str, settings: dict[str, object], tmp_path: Path
+    name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
     record.save(tmp_path / "record.json")
@@ -56,11 +57,10 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path, monkeypatch: pytest.Mo
 
     def attack_features(model: Any, images: Any, attack: AttackSetting, label: str) -> Any:
         used.append(attack)
-        return original(model, images, attack, label)
+        return rob_common.attack_features(model, images, attack, label)
 
-    original = rob_tables.attack_features
     monkeypatch.setattr(rob_tables, "attack_features", attack_features)
-    settings = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
+    settings: dict[str, Any] = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
     record = robvit.reproduce("rob-table2", out=tmp_path, **QUICK, **settings)
     rows = {row[0]: row[1:] for row in record.tables[0].rows}
     attacked = [t for t in record.trials if t.scenario == "no tokens" and t.attack == "pgd"]

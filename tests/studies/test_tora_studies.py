@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from robvit.record import Record
 from robvit.studies.tora.common import PUBLISHED
 from robvit.studies.tora.tables import _trades_off
 
-QUICK = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
+QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
 
 
 @pytest.mark.slow
@@ -31,7 +32,7 @@ QUICK = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epoc
     ],
 )
 def test_each_study_of_tora_runs_on_the_bundled_model(
-    name: str, settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)

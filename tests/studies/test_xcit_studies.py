@@ -37,8 +37,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant) -> tuple[Any, Record]:
         job = effort.job(context, variant)
         facts = {"name": job.model, "recipe": job.recipe.model_dump(mode="json")}
-        sizes = {"patch_size": job.recipe.patch_size, "img_size": job.recipe.img_size}
-        model = load(job.model, pretrained=False, num_classes=10, **sizes)
+        sizes: dict[str, Any] = {"patch_size": job.recipe.patch_size, "img_size": job.recipe.img_size}
+        model = load(job.model_name, pretrained=False, num_classes=10, **sizes)
         return model, Record("train", facts, {"learned from": 32}, [])
 
     def judge(

@@ -99,13 +99,13 @@ def judge_transfer(
     """
     victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
     job = replace(_job(attempt, surrogate, "", images, batch), victim=victim)
-    made = _run(context, job, label)
+    folder, made = _folder(context, job), _run(context, job, label)
     cost = {name: getattr(made, name) for name in ("forward", "backward", "seconds", "warnings")}
     trials = []
     for scenario, model in judged.items():
         trials += judge(context, model, images, [CLEAN], scenario=scenario, batch=batch)
-        seen = replace(job, model=model, victim=None, identity=model.identity(), source=_folder(context, job))
-        attacked = _run(context, seen, f"{label}, {scenario}")
+        other = replace(job, model=model, victim=None, identity=model.identity(), source=folder)
+        attacked = _run(context, other, f"{label}, {scenario}")
         trials.append(replace(attacked, **cost, scenario=scenario))
     return trials
 

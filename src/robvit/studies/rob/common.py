@@ -106,9 +106,9 @@ def cosines(original: Model, judged: Model, pairs: Pairs, axis: int = -1) -> dic
     "original": with the token-free model's; "own": with its own; "clean": of its clean features with the
     token-free model's. Over the features of each token (axis -1), or the tokens of each feature (axis 1).
     """
-    found: dict[str, list[float]] = {"original": [], "own": [], "clean": []}
+    values: dict[str, list[float]] = {"original": [], "own": [], "clean": []}
     for clean, adv in pairs:
         public, own, moved = original.features(clean), judged.features(clean), judged.features(adv)
         for name, a, b in (("original", moved, public), ("own", moved, own), ("clean", own, public)):
-            found[name] += F.cosine_similarity(a, b, dim=axis).mean(1).tolist()
-    return found
+            values[name] += F.cosine_similarity(a, b, dim=axis).mean(1).tolist()
+    return values

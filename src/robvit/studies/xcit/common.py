@@ -105,9 +105,9 @@ def judge_variants(
         trials = judge(context, model, images, attempts, scenario=variant.label)
         standard = None
         if with_standard:
-            calm = variant.standard()
-            other, _ = train_variant(context, effort, calm)
-            (standard,) = judge(context, other, images, attempts[:1], scenario=calm.label)
+            twin = variant.standard()
+            other, _ = train_variant(context, effort, twin)
+            (standard,) = judge(context, other, images, attempts[:1], scenario=twin.label)
         rows.append(JudgedVariant(variant, model, training, trials, standard))
     return JudgedVariants(context, effort, rows, images, attempts)
 
@@ -126,14 +126,14 @@ def accuracy_table(judged: JudgedVariants, published: PublishedTable, title: str
 
 def ablation_table(judged: JudgedVariants, published: PublishedTable, title: str, note: str = "") -> Table:
     """Ours beside the paper's, with standard training where it was done."""
-    calm = any(row.standard for row in judged.rows)
-    columns = ["", *(["standard: clean %"] if calm else []), *judged.columns]
-    columns += [*(["paper: standard, clean %"] if calm else []), "paper: clean %", "APGD-CE %"]
+    has_standard = any(row.standard for row in judged.rows)
+    columns = ["", *(["standard: clean %"] if has_standard else []), *judged.columns]
+    columns += [*(["paper: standard, clean %"] if has_standard else []), "paper: clean %", "APGD-CE %"]
     cells: list[list[Any]] = []
     for row in judged.rows:
         standard, *others = published.row(row.label)
-        ours = [*([cell(row.standard)] if calm else []), *map(cell, row.trials)]
-        cells.append([row.label, *ours, *([standard] if calm else []), *others])
+        ours = [*([cell(row.standard)] if has_standard else []), *map(cell, row.trials)]
+        cells.append([row.label, *ours, *([standard] if has_standard else []), *others])
     return Table(title, columns, cells, note)
 
 

@@ -58,9 +58,10 @@ class Variant:
 
     def standard(self) -> Variant:
         """The same network and augmentation, trained without attacks."""
-        kept = {key: value for key, value in self.changes.items() if not key.startswith(("eps_", "inner."))}
-        calm = {"loss": "standard", "inner.eps": 0, "eps_warmup": 0, **self.small}
-        return replace(self, label=f"{self.label}, standard", base="standard", changes=kept, small=calm)
+        attacks = ("eps_", "inner.")
+        changes = {key: value for key, value in self.changes.items() if not key.startswith(attacks)}
+        small = {"loss": "standard", "inner.eps": 0, "eps_warmup": 0, **self.small}
+        return replace(self, label=f"{self.label}, standard", base="standard", changes=changes, small=small)
 
     def command(self) -> str:
         """The command of the thesis's own run."""
