@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = robvit.load(options.model).train()
-    x, y = open_data("sample", split="train", limit=options.batch, size=model.input_size[0]).arrays()
+    x, y = open_data("sample", split="train", limit=options.batch, size=model.input_size[0]).tensors()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step() -> None:

@@ -72,7 +72,7 @@ def races(options: argparse.Namespace) -> dict[str, Race]:
     }
     theirs = {"pyautoattack": lambda: peers.with_pyautoattack(*setting, whole, queries)}
     net = robvit.load("vit_small_patch14_dinov2", pretrained=False, img_size=112).eval().requires_grad_(False)
-    large = robvit.data.open_data(options.data, limit=options.large, size=112).arrays()[0]
+    large = robvit.data.open_data(options.data, limit=options.large, size=112).tensors()[0]
     return {
         "pgd": Race("PGD, 20 steps", model, x, lambda: ours(*setting, "pgd", steps=20), pgd, 3),
         "kept": Race(

@@ -92,7 +92,7 @@ def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, t
     logging.disable(logging.WARNING)  # the other libraries write a line a step
     model = robvit.load(options.model).eval().requires_grad_(False)
     images = robvit.data.open_data(options.data, limit=options.skip + options.count)
-    x, y = images.take(range(options.skip, len(images))).arrays()
+    x, y = images.take(range(options.skip, len(images))).tensors()
     with torch.no_grad():
         correct = ~misclassified(model(x), y)
     eps = USUAL[options.norm] if options.eps is None else options.eps

@@ -53,7 +53,7 @@ class Seen:
 def main() -> None:
     args = arguments()
     model = robvit.load(args.model, img_size=args.img_size)
-    images, _ = robvit.data.open_data("sample", limit=args.images, size=model.input_size[0]).arrays()
+    images, _ = robvit.data.open_data("sample", limit=args.images, size=model.input_size[0]).tensors()
     sets = tuple(
         RobustTokens(0.1 * torch.randn(1, 10, model.width), model.fingerprint()) for _ in range(args.sets)
     )

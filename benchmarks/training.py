@@ -120,7 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     images = open_data("sample", split="train", limit=args.batch * args.batches)
-    x, y = images.arrays()
+    x, y = images.tensors()
     for steps in args.steps:
         ways: dict[str, Callable[[], None]] = {
             "bare passes": lambda steps=steps: bare(x, y, args.batch, steps),

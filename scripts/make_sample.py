@@ -3,7 +3,7 @@
     robvit data cifar10
     python scripts/make_sample.py
 
-The training part is drawn from CIFAR-10's training set, the judging part from its test set, each
+The training split is drawn from CIFAR-10's training set, the test split from its test set, each
 balanced over the classes, by the same seeded draw that `limit=` uses; so the file can be made again
 bit for bit. `*_rows` are the images' places in the full set.
 """
@@ -26,7 +26,7 @@ def main() -> None:
     tensors = {}
     for split in ("train", "test"):
         part = open_data("cifar10", split=split, limit=COUNT)
-        rows = torch.tensor(part.picks)
+        rows = torch.tensor(part.indices)
         tensors[f"{split}_images"] = part.listing.images[rows]
         tensors[f"{split}_labels"] = torch.tensor(part.labels, dtype=torch.uint8)
         tensors[f"{split}_rows"] = rows.int()

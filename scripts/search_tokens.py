@@ -81,7 +81,7 @@ def trial(model: Model, x: torch.Tensor, images: ImageDataset, scenario: str, at
     """What the model says to images x (N 3 H W), clean or attacked."""
     predicted = [p for part in x.split(32) for p in model(part).argmax(1).tolist()]
     correct = [p == y for p, y in zip(predicted, images.labels, strict=True)]
-    distance = THREAT.size(x - images.arrays()[0]).tolist()
+    distance = THREAT.size(x - images.tensors()[0]).tolist()
     return Trial(
         attack,
         THREAT.budget if attack == "pgd" else None,
@@ -123,7 +123,7 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
         public = kept(options.out / place, lambda bare=bare: surrogate(bare, judge, options.attack_steps))
         few = judge.take(range(options.insider))
         insider = surrogate(hardened, few, options.attack_steps)
-        trials.append(trial(hardened, judge.arrays()[0], judge, kind, "clean"))
+        trials.append(trial(hardened, judge.tensors()[0], judge, kind, "clean"))
         trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
         figures[f"white box, {kind}"] = left(trial(hardened, insider, few, "white box"))
     clean, withstood = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
@@ -148,7 +148,7 @@ def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 def without_tokens(model: Model, judge: ImageDataset, public: torch.Tensor) -> Record:
     """The bare model on the same images."""
-    trials = [trial(model, judge.arrays()[0], judge, "un-hardened", "clean")]
+    trials = [trial(model, judge.tensors()[0], judge, "un-hardened", "clean")]
     trials.append(trial(model, public, judge, "un-hardened, without tokens"))
     facts = {"name": model.name, "setting": BARE, "fingerprint": model.fingerprint()}
     data = described(judge)

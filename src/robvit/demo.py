@@ -137,7 +137,7 @@ def _record(
     model: Model, scenarios: list[Scenario], images: ImageDataset, threat: Threat, scale: Scale
 ) -> Record:
     """What each scenario's model says to clean and attacked images, and how far its features moved."""
-    x, y = images.arrays()
+    x, y = images.tensors()
     original = torch.cat([model.features(part) for part in x.split(32)])
     trials, figures = [], {}
     for scenario in scenarios:
@@ -192,7 +192,7 @@ def _claims(trials: list[Trial]) -> list[str]:
 @torch.no_grad()
 def _exhibits(record: Record, scenarios: list[Scenario], images: ImageDataset) -> list[GalleryItem]:
     """Every image as each of the two attackers on the hardened model left it, and where it looks."""
-    x, _ = images.arrays()
+    x, _ = images.tensors()
     found = []
     for number, trial in enumerate(record.trials):
         if trial.control or trial.attack == "clean":
@@ -208,7 +208,7 @@ def _exhibits(record: Record, scenarios: list[Scenario], images: ImageDataset) -
 
 def _sheet(record: Record, scenarios: list[Scenario], images: ImageDataset, path: Path) -> None:
     """The public attack's images, with what the bare and the hardened model see in them."""
-    x, y = images.take(range(min(8, len(images)))).arrays()
+    x, y = images.take(range(min(8, len(images)))).tensors()
     before, after = (levels(t).permute(0, 2, 3, 1).numpy() for t in (x, scenarios[0].adv))
     bare, hardened = (
         next(t for t in record.trials if t.scenario == scenario and t.attack == "pgd")

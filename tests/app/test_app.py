@@ -43,7 +43,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Playground:
 
 @pytest.fixture(scope="module")
 def cat() -> InputImage:
-    x, _ = open_data("sample", subset=[NAME]).arrays()
+    x, _ = open_data("sample", subset=[NAME]).tensors()
     return InputImage(encoded(pixels(x[0])), NAME, "cat")
 
 
@@ -180,7 +180,7 @@ def test_an_order_ends_with_its_visitor(play: Playground, cat: InputImage) -> No
 
 
 def test_orders_at_once_are_answered_as_alone(play: Playground) -> None:
-    x, _ = open_data("sample", limit=6).arrays()
+    x, _ = open_data("sample", limit=6).tensors()
     requests = [AttackRequest(InputImage(encoded(pixels(one))), "robvit-mini", steps=3) for one in x]
     alone = [finished(play, request) for request in requests]
     together: dict[int, Result] = {}

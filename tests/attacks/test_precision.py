@@ -17,7 +17,7 @@ LINF = Threat("linf", 4 / 255)
 @pytest.mark.slow
 def test_every_success_holds_in_full_precision() -> None:
     model = robvit.load("robvit-mini-robust")
-    x, y = open_data("sample", limit=24).arrays()
+    x, y = open_data("sample", limit=24).tensors()
     full = run("pgd", model, x, y, LINF, steps=5)
     low = run("pgd", model, x, y, LINF, steps=5, precision="bf16")
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_a_false_success_is_attacked_again() -> None:
 
 def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
     model = robvit.load("robvit-mini")
-    x, y = open_data("sample", limit=4).arrays()
+    x, y = open_data("sample", limit=4).tensors()
     plain, full = (run("fgsm", model, x, y, LINF, **given) for given in ({}, {"precision": "fp32"}))
     assert torch.equal(plain.adv, full.adv)
     with pytest.raises(InputError, match="fp32, bf16 or fp16"):
@@ -62,7 +62,7 @@ def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_a_compiled_model_gives_the_same_images() -> None:
     model = robvit.load("robvit-mini")
-    x, y = open_data("sample", limit=4).arrays()
+    x, y = open_data("sample", limit=4).tensors()
     plain, compiled = (run("pgd", model, x, y, LINF, steps=2, compiler=c) for c in (None, "aot_eager"))
     torch.testing.assert_close(plain.adv, compiled.adv, rtol=0, atol=1e-5)
     assert torch.equal(plain.success, compiled.success)

@@ -69,7 +69,7 @@ def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(
 ) -> None:
     """With no budget nothing breaks, so what is spent is what is allowed."""
     model = robvit.load("robvit-mini")
-    x, y = open_data("sample", limit=2).arrays()
+    x, y = open_data("sample", limit=2).tensors()
     y = model(x).argmax(1)
     way = ScalingMethod(
         name, settings={"factors": (1.0, 0.1, 0.01)} if name == "aas_uniform" else {"steps": 3}
@@ -83,7 +83,7 @@ def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(
 
 def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart() -> None:
     model = robvit.load("robvit-mini-robust")
-    x, y = open_data("sample", limit=8).arrays()
+    x, y = open_data("sample", limit=8).tensors()
     scales = [0.05] * len(attention_layers(model))
     found = compare_scaling(
         model, few(x, y), LINF, settings={"steps": 3}, method=ScalingMethod(scales=scales), batch=5
@@ -116,7 +116,7 @@ def test_verdicts_need_more_than_chance() -> None:
 
 def test_a_model_that_is_always_wrong_has_nothing_to_break() -> None:
     model = robvit.load("robvit-mini")
-    x, _ = open_data("sample", limit=2).arrays()
+    x, _ = open_data("sample", limit=2).tensors()
     wrong = (model(x).argmax(1) + 1) % 10
     found = compare_scaling(model, few(x, wrong), LINF, settings={"steps": 1})
     assert [trial.correct for trial in found.trials] == [[False, False]] * 4

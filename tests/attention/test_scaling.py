@@ -179,7 +179,7 @@ def test_images_are_crafted_to_the_end_and_judged_unscaled():
     """On the scaled model all images are wrong from the start: an attack that asks it would do nothing."""
     model = robvit.load("robvit-mini")
     images = open_data("sample", limit=8)
-    x, y = images.arrays()
+    x, y = images.tensors()
     correct = model(x).argmax(1) == y
     x, y = x[correct], y[correct]
     flipped = Count(Scaled(model, [-3.0] * len(attention_layers(model))))
@@ -192,7 +192,7 @@ def test_images_are_crafted_to_the_end_and_judged_unscaled():
 
 def test_of_several_factors_the_one_that_fools_the_unscaled_model_most_is_kept():
     model = robvit.load("robvit-mini-robust")
-    x, y = open_data("sample", limit=12).arrays()
+    x, y = open_data("sample", limit=12).tensors()
     factors = (10.0, 0.5, 1e-5)
     hits = [int(run("aas_uniform", model, x, y, LINF, factors=f, steps=3).success.sum()) for f in factors]
     assert int(run("aas_uniform", model, x, y, LINF, factors=factors, steps=3).success.sum()) == max(hits)

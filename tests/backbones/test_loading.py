@@ -19,7 +19,7 @@ from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
 @pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust"])
 def test_bundled_models_load_and_know_their_images(name: str) -> None:
     model = robvit.load(name)
-    x, y = robvit.data.open_data("sample", limit=200).arrays()
+    x, y = robvit.data.open_data("sample", limit=200).tensors()
     assert model.input_size == (32, 32)
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean()
@@ -77,7 +77,7 @@ def test_robust_xcit_files_take_raw_pixels_and_other_weights_do_not(tmp_path: Pa
 
 def test_tokens_and_head_come_along_and_foreign_ones_are_refused(tmp_path: Path) -> None:
     plain = robvit.load("robvit-mini")
-    x, y = robvit.data.open_data("sample", split="train", limit=20).arrays()
+    x, y = robvit.data.open_data("sample", split="train", limit=20).tensors()
     tokens = RobustTokens(0.1 * torch.randn(1, 4, 128), plain.fingerprint())
     tokens.save(tmp_path / "tokens.safetensors")
     head = HEADS["linear"].fit(plain, [(x, y)], 10)
@@ -111,7 +111,7 @@ def test_positions_can_be_interpolated_the_hubs_way(tmp_path: Path) -> None:
 @pytest.mark.weights
 def test_real_dinov2_small_sees_what_is_in_a_image() -> None:
     """Nearest neighbours of real features tell sample images apart; random weights cannot."""
-    x, y = robvit.data.open_data("sample", size=112, limit=60).arrays()
+    x, y = robvit.data.open_data("sample", size=112, limit=60).tensors()
     correct = {}
     for pretrained in (True, False):
         model = robvit.load("dinov2-small", pretrained=pretrained, img_size=112)

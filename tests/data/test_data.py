@@ -58,7 +58,7 @@ class TestSample:
     def test_judging_part_by_default_and_pixels_in_the_unit_interval(self) -> None:
         part = open_data("sample", limit=20)
         assert part.digest() == open_data("sample", split="test", limit=20).digest()
-        x, y = part.arrays()
+        x, y = part.tensors()
         assert x.shape == (20, 3, 32, 32)
         assert 0 <= x.min() < 0.1
         assert 0.9 < x.max() <= 1
@@ -67,9 +67,9 @@ class TestSample:
 
     def test_enlarged_on_the_fly(self) -> None:
         small, large = open_data("sample", limit=4), open_data("sample", limit=4, size=56)
-        assert large.arrays()[0].shape == (4, 3, 56, 56)
-        assert large.arrays()[0].mean() == pytest.approx(float(small.arrays()[0].mean()), abs=0.01)
-        assert torch.equal(small.sized(56).arrays()[0], large.arrays()[0])
+        assert large.tensors()[0].shape == (4, 3, 56, 56)
+        assert large.tensors()[0].mean() == pytest.approx(float(small.tensors()[0].mean()), abs=0.01)
+        assert torch.equal(small.resized(56).tensors()[0], large.tensors()[0])
 
     def test_is_small(self) -> None:
         path = Path(sys.modules["robvit.data"].__file__ or "").parent / "sample.safetensors"
@@ -103,7 +103,7 @@ class TestFolders:
         (tmp_path / "._0.jpg").write_bytes(b"hidden")
         found = open_data(str(tmp_path))
         assert found.kind == "none"
-        assert found.arrays()[1].tolist() == [-1, -1, -1]
+        assert found.tensors()[1].tolist() == [-1, -1, -1]
 
     def test_one_image(self, tmp_path: Path) -> None:
         assert open_data(paint(tmp_path / "cat.png")).names == ["cat.png"]
@@ -115,12 +115,12 @@ class TestFolders:
         assert open_data(root).classes == ["cat"]
         assert open_data(root, split="val").names == open_data(root, split="validation").names
         assert open_data(root, split="train").listing.images[0].parts[-3] == "train"
-        with pytest.raises(DataError, match=re.escape("no part called 'tset'; it holds train, validation")):
+        with pytest.raises(DataError, match=re.escape("no split called 'tset'; it holds train, validation")):
             open_data(root, split="tset")
-        with pytest.raises(DataError, match="no part"):
+        with pytest.raises(DataError, match="no split"):
             open_data(root, split="../pets")
         (root / "validation").rename(pets.parent / "gone")
-        with pytest.raises(DataError, match="only a training part"):
+        with pytest.raises(DataError, match="only a training split"):
             open_data(root)
 
     def test_a_class_may_be_called_train(self, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class TestBroken:
         assert len(found) == 5
         assert set(found.skipped) == {"cat/2.png", "dog/3.jpg"}
         assert found.skipped["dog/3.jpg"] == "the file is empty"
-        assert len(found.arrays()[0]) == 5
+        assert len(found.tensors()[0]) == 5
 
     def test_a_limit_replaces_them(self, broken: Path) -> None:
         with warnings.catch_warnings():
@@ -246,7 +246,7 @@ class TestSubsets:
 class TestBatches:
     def test_batches_cover_the_set_in_order_or_seeded(self) -> None:
         part = open_data("sample", limit=25)
-        x, y = part.arrays()
+        x, y = part.tensors()
         batches = list(part.batches(10))
         assert [len(labels) for _, labels in batches] == [10, 10, 5]
         assert torch.equal(torch.cat([images for images, _ in batches]), x)
@@ -259,13 +259,13 @@ class TestBatches:
         paint(tmp_path / "a.png", size=(8, 8))
         paint(tmp_path / "b.png", size=(8, 9))
         with pytest.raises(DataError, match="8 x 8 and 9 x 8; open the set with size="):
-            open_data(tmp_path).arrays()
-        assert open_data(tmp_path, size=4, resize="crop").arrays()[0].shape == (2, 3, 4, 4)
+            open_data(tmp_path).tensors()
+        assert open_data(tmp_path, size=4, resize="crop").tensors()[0].shape == (2, 3, 4, 4)
 
     def test_travels_to_workers(self, pets: Path) -> None:
         found = pickle.loads(pickle.dumps(open_data(pets, size=8)))  # noqa: S301  (our own bytes)
         assert isinstance(found, ImageDataset)
-        assert found.arrays()[0].shape == (5, 3, 8, 8)
+        assert found.tensors()[0].shape == (5, 3, 8, 8)
 
 
 class TestImageNet:
@@ -314,7 +314,7 @@ class TestImageNet:
         assert found.labels == [1]
         assert len(open_data(f"imagenet-c:{tmp_path}", split="gaussian_noise")) == 2
         assert open_data(f"imagenet-c:{tmp_path}").names[0] == "fog/5/n01443537/0.JPEG"
-        with pytest.raises(DataError, match="no part called 'snow/1'; it holds fog, gaussian_noise"):
+        with pytest.raises(DataError, match="no split called 'snow/1'; it holds fog, gaussian_noise"):
             open_data(f"imagenet-c:{tmp_path}", split="snow/1")
 
     def test_ids_outside_the_thousand_are_refused(self, tmp_path: Path) -> None:
@@ -366,14 +366,14 @@ class TestMasks:
         assert isinstance(mask, torch.Tensor)
         assert mask.dtype == torch.int64
         assert mask.tolist() == [[0, 1, 2, 255], [255, 0, 0, 0]]
-        assert found.sized(5).arrays()[1].shape == (1, 5, 5)
+        assert found.resized(5).tensors()[1].shape == (1, 5, 5)
 
     def test_ade20k_counts_from_one(self, tmp_path: Path) -> None:
         paint(tmp_path / "images/validation/a.jpg", size=(4, 1))
         paint_mask(tmp_path / "annotations/validation/a.png", [[0, 1, 2, 150]])
         found = open_data(f"ade20k:{tmp_path}")
         assert len(found.classes) == 150
-        assert found.arrays()[1].tolist() == [[[255, 0, 1, 149]]]
+        assert found.tensors()[1].tolist() == [[[255, 0, 1, 149]]]
         (tmp_path / "objectInfo150.txt").write_text(
             "Idx\tRatio\tName\n1\t0.1\twall\n2\t0.1\tbuilding, edifice\n"
         )

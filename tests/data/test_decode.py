@@ -219,12 +219,12 @@ def test_squash_and_crop_are_torchvision_on_pillow() -> None:
     from torchvision import transforms
 
     values = RNG.integers(0, 256, (50, 83, 3), dtype=np.uint8)
-    image, image = Image.fromarray(values), torch.from_numpy(values).permute(2, 0, 1)
+    image, pixels = Image.fromarray(values), torch.from_numpy(values).permute(2, 0, 1)
     squash = transforms.Compose([transforms.Resize((28, 28)), transforms.PILToTensor()])
-    assert torch.equal(fit(image, 28, "squash"), squash(image))
+    assert torch.equal(fit(pixels, 28, "squash"), squash(image))
     for size in (28, 35, 112):
         crop = [transforms.Resize(int(size / 0.875)), transforms.CenterCrop(size), transforms.PILToTensor()]
-        assert torch.equal(fit(image, size, "crop"), transforms.Compose(crop)(image))
+        assert torch.equal(fit(pixels, size, "crop"), transforms.Compose(crop)(image))
 
 
 def test_a_strip_does_not_become_gigabytes() -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from robvit.data import open_data
-from robvit.data.shapes import CLASSES, COUNTS, FORMS, REACH, Drawing
+from robvit.data.shapes import CLASSES, COUNTS, FORMS, REACH, Scene
 from robvit.errors import DataError
 
 
 def test_a_set_like_any_other() -> None:
     images = open_data("shapes", split="train", limit=5, size=56)
-    x, masks = images.arrays()
+    x, masks = images.tensors()
     assert images.kind == "masks"
     assert x.shape == (5, 3, 56, 56)
     assert masks.shape == (5, 56, 56)
@@ -24,22 +24,22 @@ def test_a_set_like_any_other() -> None:
     assert images.classes == CLASSES
     assert int(masks.max()) < len(CLASSES)
     assert images.shape(0) == (224, 224)
-    assert torch.equal(images.sized(56, "crop").arrays()[0], x)  # a scene is a square already
+    assert torch.equal(images.resized(56, "crop").tensors()[0], x)  # a scene is a square already
     assert open_data("shapes", limit=1)[0][0].shape == (3, 224, 224)
     assert len(open_data("shapes", split="train")) == COUNTS["train"]
 
 
 def test_the_same_every_time_and_other_for_every_index_and_part() -> None:
-    first, again = Drawing("train", 3).draw(40), Drawing("train", 3).draw(40)
+    first, again = Scene("train", 3).render(40), Scene("train", 3).render(40)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    seen = {Drawing(part, i).draw(24)[0].numpy().tobytes() for part in COUNTS for i in range(20)}
+    seen = {Scene(part, i).render(24)[0].numpy().tobytes() for part in COUNTS for i in range(20)}
     assert len(seen) == 40
 
 
 def test_every_size_shows_the_same_scene() -> None:
     """A mask at a third of the size is the middle pixel of every three by three, exactly."""
     for i in range(6):
-        (small_x, small), (large_x, large) = (Drawing("test", i).draw(side) for side in (60, 180))
+        (small_x, small), (large_x, large) = (Scene("test", i).render(side) for side in (60, 180))
         agree = (small == large[1::3, 1::3]).float().mean()
         assert agree > 0.999  # a centre may fall on an edge to within rounding
         shrunk = torch.nn.functional.avg_pool2d(large_x.float()[None], 3)[0]
@@ -47,7 +47,7 @@ def test_every_size_shows_the_same_scene() -> None:
 
 
 def test_every_class_occurs_and_none_drowns_the_others() -> None:
-    masks = torch.stack([Drawing("train", i).draw(48)[1] for i in range(120)])
+    masks = torch.stack([Scene("train", i).render(48)[1] for i in range(120)])
     shares = masks.flatten().bincount(minlength=len(CLASSES)) / masks.numel()
     assert 0.4 < shares[0] < 0.8
     assert shares[1:].min() > 0.01

@@ -170,7 +170,7 @@ def test_a_model_with_adapters_is_attacked_from_the_command_line(tmp_path: Path)
     done = CliRunner().invoke(app, [*shown, "--adapters", str(tmp_path / "tora.safetensors")])
     assert done.exit_code == 0, done.output
     record = Record.load(tmp_path / "out" / "record.json")
-    x, y = robvit.data.open_data("sample", limit=4).arrays()
+    x, y = robvit.data.open_data("sample", limit=4).tensors()
     with torch.no_grad():
         said = adapted(model, adapters)(x).argmax(1)
     assert record.trials[0].correct == (said == y).tolist()
@@ -210,7 +210,7 @@ def test_gates_are_those_of_the_forward_pass_and_sum_to_one_over_the_adapters() 
 def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> None:
     model = robvit.load("robvit-mini")
     twin = adapted(model, moved(fresh(model), 0.02)).eval()
-    x, y = robvit.data.open_data("sample", split="test", limit=24).arrays()
+    x, y = robvit.data.open_data("sample", split="test", limit=24).tensors()
     threat = robvit.Threat("linf", 1 / 255)
     settings = {"steps": 4}
     found = gate_aware(twin, x, y, threat, **settings)
@@ -226,7 +226,7 @@ def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> No
 def test_pushing_the_gates_moves_them() -> None:
     model = robvit.load("robvit-mini")
     twin = adapted(model, moved(fresh(model), 0.05))
-    x, y = robvit.data.open_data("sample", split="test", limit=4).arrays()
+    x, y = robvit.data.open_data("sample", split="test", limit=4).tensors()
     means = []
     for sign in (1.0, -1.0):
         goal = Goal(twin, _logits_and_gate)

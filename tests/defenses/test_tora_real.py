@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.weights]
 def test_vit_base_trains_a_step_of_each_phase_and_shows_its_gates(tmp_path: Path) -> None:
     model = robvit.load("vit-base")
     images = open_data("sample", split="train", size=224, limit=4)
-    x = images.arrays()[0]
+    x = images.tensors()[0]
     with torch.no_grad():
         assert torch.equal(adapted(model, fresh(model))(x[:1]), model(x[:1]))
     recipe = load_recipe(

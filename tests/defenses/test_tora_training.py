@@ -127,7 +127,7 @@ def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> 
 
 
 def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, splits: Splits) -> None:
-    x, y = splits.train.take(range(6)).arrays()
+    x, y = splits.train.take(range(6)).tensors()
     learner = TrainableAdapters(model, fresh(model), "joint", ("fusions",))
     inner = Inner(eps=4 / 255, steps=2)
 

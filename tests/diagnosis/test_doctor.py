@@ -34,7 +34,7 @@ def mini() -> robvit.Model:
 
 @pytest.fixture(scope="module")
 def images() -> tuple[torch.Tensor, torch.Tensor]:
-    return open_data("sample", limit=16).arrays()
+    return open_data("sample", limit=16).tensors()
 
 
 class Linear:

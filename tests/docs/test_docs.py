@@ -247,7 +247,7 @@ def _execute(block: Block, where: str, names: dict[str, Any]) -> None:
 def _given() -> dict[str, Any]:
     """What a page may take for granted: a model, a few images, a threat."""
     images = robvit.data.open_data("sample", limit=2)
-    x, y = images.arrays()
+    x, y = images.tensors()
     threat = robvit.Threat("linf", 8 / 255)
     return {
         "robvit": robvit,

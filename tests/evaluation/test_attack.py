@@ -338,7 +338,7 @@ def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Pat
     assert kept.shape == (3, 2, 8, 8)
     assert kept.flatten(2).amax(2).eq(255).all()
     assert kept.flatten(2).amin(2).eq(0).all()
-    looks = class_attention(work.model, work.images.arrays()[0])
+    looks = class_attention(work.model, work.images.tensors()[0])
     assert looks is not None
     assert torch.equal(looks.flatten(1).argmax(1), kept[:, 0].flatten(1).argmax(1))
     robvit.attack_dataset(work, tmp_path)

@@ -68,7 +68,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
 ) -> None:
     record, out = judged
     images = open_data("sample", limit=COUNT)
-    x, y = images.arrays()
+    x, y = images.tensors()
     bare = hardened.replace(tokens=None)
     parts = [
         run("pgd", bare, a, b, Threat("linf", 3 / 255), victim=hardened, steps=2, seed=0, eight_bit=True).adv
@@ -157,7 +157,7 @@ def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> 
     assert near < far / 2
     assert isinstance(source.net, Model)
     with torch.no_grad():
-        x = case.public(4).arrays()[0]
+        x = case.public(4).tensors()[0]
         shown = F.cosine_similarity(source.net.features(x), hardened.features(x), dim=-1).mean()
     assert near == pytest.approx(1 - float(shown), abs=1e-6)
     assert (tmp_path / "recovered.safetensors").stat().st_mode & 0o077 == 0

@@ -187,7 +187,7 @@ def test_corruptions_made_here_are_never_called_mce() -> None:
     found = robvit.evaluate(model, images, protocol=rules)
     fog = next(t for t in found.trials if t.attack == "fog" and t.severity == 5)
     with torch.no_grad():
-        expected = model(images.corrupted("fog:5").arrays()[0]).argmax(1).tolist()
+        expected = model(images.corrupted("fog:5").tensors()[0]).argmax(1).tolist()
     assert fog.predicted == expected
     assert found.tables[0].columns == ["corruption", "severity 1", "severity 5", "mean"]
     errors = [1 - sum(t.correct) / 6 for t in found.trials if t.attack != "clean"]

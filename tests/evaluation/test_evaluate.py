@@ -126,7 +126,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
     whole = run(
         "autoattack",
         model,
-        *images.arrays(),
+        *images.tensors(),
         rules.threat_of(rules.attacks[0]),
         steps=steps,
         targets=3,
@@ -157,7 +157,7 @@ def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_b
         ("square", 1),
     ]
     assert not any(t.skipped for t in record.trials)
-    x, y = images.arrays()
+    x, y = images.tensors()
     alone = run("pgd", model, x, y, rules.threat_of(rules.attacks[0]), steps=2, seed=1, eight_bit=True)
     assert record.trials[2].correct == (~alone.success).tolist()
     worst = [all(t.correct[i] for t in record.trials) for i in range(12)]
@@ -198,9 +198,9 @@ def test_the_forecast_is_exact_where_every_image_withstands() -> None:
     rules = Protocol.model_validate(SHORT)
     net = _Steadfast(10)
     listing = open_data("sample", limit=200)
-    airplanes = listing.take([i for i, label in enumerate(listing.labels) if label == 0][:5]).sized(8)
+    airplanes = listing.take([i for i, label in enumerate(listing.labels) if label == 0][:5]).resized(8)
     record = robvit.evaluate(net, airplanes, protocol=rules, batch=1)
-    guess = forecast(rules, net, airplanes.arrays()[0], count=5, classes=10)
+    guess = forecast(rules, net, airplanes.tensors()[0], count=5, classes=10)
     assert sum(t.forward for t in record.trials) == guess.forward
     assert sum(t.backward for t in record.trials) == guess.backward
     assert guess.seconds > 0

@@ -329,7 +329,7 @@ def test_the_help_names_every_figure() -> None:
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    x, y = robvit.data.open_data("sample", limit=2).arrays()
+    x, y = robvit.data.open_data("sample", limit=2).tensors()
     settings = {"steps": 1}
     record = robvit.explain("robvit-mini", x, labels=y, figures=["activations"], settings=settings)
     assert [curve.title for curve in record.curves] == [

@@ -67,7 +67,7 @@ def test_the_command_writes_onnx_that_answers_like_the_hardened_model(tmp_path: 
     assert session.get_inputs()[0].shape == ["batch", 3, 32, 32]
     strong = model.replace(tokens=tokens)
     for count in (1, 7):  # sizes the export has not seen
-        x, _ = robvit.data.open_data("sample", limit=count, seed=1).arrays()
+        x, _ = robvit.data.open_data("sample", limit=count, seed=1).tensors()
         features, logits = session.run(None, {"pixels": x.numpy()})
         np.testing.assert_allclose(features, strong.features(x).detach(), atol=1e-4, rtol=0)
         assert (logits.argmax(1) == strong(x).argmax(1).numpy()).all()
@@ -154,7 +154,7 @@ def test_a_timm_checkpoint_loads_by_the_lines_that_are_offered(hardened: bool, t
     lines = [line.strip() for line in done.output.splitlines() if line.startswith("  ")]
     scope: dict[str, Any] = {"timm": timm, "safetensors": __import__("safetensors.torch")}
     exec("\n".join(lines), scope)  # noqa: S102  the lines the command offers
-    x, _ = robvit.data.open_data("sample", limit=3).arrays()
+    x, _ = robvit.data.open_data("sample", limit=3).tensors()
     expected = model.replace(tokens=tokens)(x) if hardened else model(x)
     torch.testing.assert_close(scope["net"].eval()(model.normalise(x)), expected, atol=1e-4, rtol=0)
     with safe_open(out, "pt") as file:
@@ -246,7 +246,7 @@ def test_real_dinov2_becomes_onnx(tmp_path: Path) -> None:
     done = robvit_("export", "dinov2-small", "--img-size", 112, "--limit", 4, "--out", out)
     assert done.exit_code == 0, done.output
     model = robvit.load("dinov2-small", img_size=112)
-    x, _ = robvit.data.open_data("sample", limit=3, seed=2, size=112).arrays()
+    x, _ = robvit.data.open_data("sample", limit=3, seed=2, size=112).tensors()
     session = onnxruntime.InferenceSession(out)
     assert [one.name for one in session.get_outputs()] == ["features"]
     (features,) = session.run(None, {"pixels": x.numpy()})

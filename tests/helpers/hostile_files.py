@@ -675,7 +675,7 @@ _named("a model with a null byte", "no file at|embedded null", lambda: robvit.lo
 _named("a model that is a command", "no model is called", lambda: robvit.load("$(touch canary)"))
 _named("a network above the folder", "no file at", lambda: robvit.load("../x", pretrained=False))
 _named("data above the folder", "which does not exist", lambda: open_data("../../no/such"))
-_named("a part above the folder", "no part called", lambda: open_data(Path.cwd(), split="../.."))
+_named("a part above the folder", "no split called", lambda: open_data(Path.cwd(), split="../.."))
 _named("a bundled set elsewhere", "takes nothing", lambda: open_data("sample:../../etc"))
 _named("a protocol above the folder", "no protocol is called", lambda: find("../../etc/passwd"))
 _named("a recipe above the folder", "no recipe is called", lambda: load_recipe("../../etc/passwd"))

@@ -96,7 +96,7 @@ def mini() -> Model:
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return robvit.data.open_data("sample", limit=48).arrays()[0]
+    return robvit.data.open_data("sample", limit=48).tensors()[0]
 
 
 @pytest.fixture(scope="module")

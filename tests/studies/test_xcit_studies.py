@@ -249,7 +249,7 @@ def test_drawn_images_are_labelled_balanced_and_differ_between_the_parts(name: s
     train, test = (open_data(name, split=split, size=32) for split in ("train", "test"))
     assert len(train.classes) == count
     assert {train.labels.count(k) for k in range(count)} <= {600 // count, 600 // count + 1}
-    x, _ = train.take(range(12)).arrays()
-    other, _ = test.take(range(12)).arrays()
+    x, _ = train.take(range(12)).tensors()
+    other, _ = test.take(range(12)).tensors()
     assert x.shape == (12, 3, 32, 32)
     assert (x - other).abs().mean(dim=(1, 2, 3)).min() > 0.02

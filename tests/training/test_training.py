@@ -394,7 +394,7 @@ def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> Non
     assert not fit.loss.state_dict()  # the frozen original is no state: it is the model as it starts
     tecoa = make_loss("tecoa", encoder, images(), {})
     assert tecoa.classes.shape == (2, 6)
-    x, y = images().arrays()
+    x, y = images().tensors()
     assert float(tecoa.judge(encoder(x), y).mean()) > 0.9
 
 

@@ -74,7 +74,7 @@ def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: P
     assert model.identity() == record.model["identity"]
     assert (model.input_size, model.classes) == ((32, 32), 10)
     assert [trial.attack for trial in record.trials] == ["clean", "pgd"]
-    x, y = open_data("sample", split="train", limit=88, subset=record.data["names"], size=32).arrays()
+    x, y = open_data("sample", split="train", limit=88, subset=record.data["names"], size=32).tensors()
     with torch.no_grad():
         correct = (model(x).argmax(1) == y).tolist()
     assert sum(correct) == sum(record.trials[0].correct)

@@ -37,7 +37,7 @@ TOOLTIPS = {
 
 
 def bundled_images() -> list[InputImage]:
-    """Images of the sample's judging part, each class at least once."""
+    """Images of the sample's test split, each class at least once."""
     images = open_data("sample", split="test", limit=SHOWN)
     found = []
     for place, name in enumerate(images.names):

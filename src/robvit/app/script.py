@@ -19,7 +19,7 @@ def python_script(model: PlaygroundModel, request: AttackRequest) -> str:
     script = ["import robvit", "from PIL import Image"]
     if request.image.name:
         script += ["from robvit.data import open_data"]
-        image = f'x, _ = open_data("sample", subset=["{request.image.name}"], size={model.size}).arrays()'
+        image = f'x, _ = open_data("sample", subset=["{request.image.name}"], size={model.size}).tensors()'
     else:
         script += ["from robvit.data.decode import read_image"]
         image = 'x = read_image("clean.png")[None] / 255  # the clean image, downloaded from the page'

@@ -64,7 +64,7 @@ def cifar100(out: OutFolder = None) -> None:
 def show(
     spec: Annotated[str, typer.Argument(help="A name from `robvit data list`, or a folder.", metavar="DATA")],
     split: Annotated[
-        str | None, typer.Option(help="Part to open: train, test, val ...", show_default="the judging part")
+        str | None, typer.Option(help="Split to open: train, test, val ...", show_default="test or val")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Draw this many images, balanced over classes.", show_default="all")

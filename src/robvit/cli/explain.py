@@ -21,7 +21,7 @@ def explain(
         list[str],
         typer.Argument(
             metavar="IMAGE",
-            help="Image files, or DATA:NUMBER for an image of a data set's judging part, counted from 0, "
+            help="Image files, or DATA:NUMBER for an image of a data set's test split, counted from 0, "
             "such as sample:3 or camvid:FOLDER:0.",
         ),
     ],

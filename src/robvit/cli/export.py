@@ -61,7 +61,7 @@ def export(
     net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net.trade_off = trade_off
-    images, _ = open_data(data, size=net.input_size[0], resize=fit, limit=limit).arrays()
+    images, _ = open_data(data, size=net.input_size[0], resize=fit, limit=limit).tensors()
     named = weights.architecture(model, arch)
     parity = write(net, place, form, images=images, with_secret=with_secret, arch=named)
     _tell(place, form, parity, secret=tokens is not None)

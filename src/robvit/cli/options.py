@@ -32,7 +32,7 @@ Adapters = Annotated[
     Path | None, typer.Option("--adapters", help="Adapters from `robvit train tora`, on the judged model.")
 ]
 JudgedSplit = Annotated[
-    str | None, typer.Option("--split", help="The part of the data; its judging part if left out.")
+    str | None, typer.Option("--split", help="The split of the data; test or validation if left out.")
 ]
 Precision = Annotated[
     str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")

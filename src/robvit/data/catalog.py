@@ -1,36 +1,26 @@
-"""Every data set there is, by name, and the one door that opens them.
+"""Every data set there is, by name.
 
 To add a data set, add a function here: it takes what stands after the colon and the split, returns a
 `Listing`, and its keyword arguments are the options that may follow a question mark. The command line
 and the documentation read this table.
-
-    sample                          a registered name
-    imagenet-a:/data/imagenet-a     a name and a place
-    masks:/data/streets?void=11     with an option
-    /data/pets                      any folder of images, or a single image
-    sample?corruption=fog:3         any named set under a corruption, of severity 1 to 5
 """
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl
 
 import torch
 from safetensors.torch import load_file
 
 from robvit.data import cifar, folders, forms, hub, imagenet, shapes
-from robvit.data.dataset import ImageDataset, Listing, select
+from robvit.data.dataset import Listing
 from robvit.data.decode import SUFFIXES, MaskValues
 from robvit.errors import IGNORE, DataError, InputError
 from robvit.files import read_text
-from robvit.registry import Registry, unknown
+from robvit.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,6 @@ class DatasetInfo:
 
 DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("data set", DatasetInfo)
 
-CORRUPTION = "corruption"  # the option that every set has
 ADE20K_CLASSES = 150
 CAMVID_CLASSES = [
     "sky",
@@ -60,61 +49,33 @@ CAMVID_CLASSES = [
 ]
 
 
-def open_data(
-    spec: str | Path,
-    *,
-    split: str | None = None,
-    size: int | None = None,
-    resize: str = "squash",
-    limit: int | None = None,
-    subset: str | Path | Sequence[str] | None = None,
-    seed: int = 0,
-    check: bool = True,
-    corruption: str = "",
-) -> ImageDataset:
-    """Open a data set: a name from `DATASETS`, a name with a place (imagenet:PATH), or a folder.
-
-    Without a `split` the judging part is opened, never the training part. `limit` draws that many
-    images by the `seed`, class-balanced where possible; a smaller limit is the beginning of a larger
-    one. `subset` is "robustbench-5000", a file with one name a line, or the names. `size` and `resize`
-    are those of `ImageDataset.sized`. `check=False` saves decoding everything once; a broken image is
-    then an error when it is read. `corruption` is that of `ImageDataset.corrupted`.
-    """
-    opener, place, options = _resolve(spec)
-    corruption = options.pop(CORRUPTION, corruption)
-    listing = opener(place, split, **options)
-    if not listing.names:
-        raise DataError(f"{spec} holds no images")
-    chosen = select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
-    chosen = replace(chosen, spec=str(spec), split=split or "")
-    return chosen.sized(size, resize).corrupted(corruption)
-
-
-@DATASETS.add(about="2,000 CIFAR-10 images in the package, half to train, half to judge on", example="sample")
+@DATASETS.add(
+    about="2,000 CIFAR-10 images in the package, half for training, half for testing", example="sample"
+)
 def sample(place: str, split: str | None) -> Listing:
-    """The bundled images; both parts are balanced, and the judging part is from CIFAR-10's test set."""
+    """The bundled images; both splits are balanced, and the test split is from CIFAR-10's."""
     _refuse_place("sample", place)
-    part = _known_part("sample", split)
+    split = _known_split("sample", split)
     with resources.as_file(resources.files("robvit.data").joinpath("sample.safetensors")) as path:
         tensors = load_file(path)
-    rows, images, labels = (tensors[f"{part}_{key}"] for key in ("rows", "images", "labels"))
-    return _array_listing(part, rows.tolist(), images, labels, cifar.CIFAR10_CLASSES)
+    rows, images, labels = (tensors[f"{split}_{key}"] for key in ("rows", "images", "labels"))
+    return _array_listing(split, rows.tolist(), images, labels, cifar.CIFAR10_CLASSES)
 
 
 @DATASETS.add("shapes", about="2,500 drawn scenes with exact masks of 8 forms, at any size", example="shapes")
 def drawn_shapes(place: str, split: str | None) -> Listing:
-    """Scenes made on the fly, 2,000 to train on and 500 to judge on, the same on every machine."""
+    """Scenes made on the fly, 2,000 for training and 500 for testing, the same on every machine."""
     _refuse_place("shapes", place)
-    part = _known_part("shapes", split)
-    images = shapes.Drawings(part)
-    names = [f"{part}/{i:05d}" for i in range(len(images))]
+    split = _known_split("shapes", split)
+    images = shapes.Scenes(split)
+    names = [f"{split}/{i:05d}" for i in range(len(images))]
     values = MaskValues(len(shapes.CLASSES))
     return Listing(names, images, mask_values=values, classes=shapes.CLASSES)
 
 
 @DATASETS.add("forms", about="900 drawings of one form each, labelled, 8 classes", example="forms")
 def drawn_forms(place: str, split: str | None) -> Listing:
-    """600 to train on and 300 to judge on, 64x64; the classes of `shapes`."""
+    """600 for training and 300 for testing, 64x64; the classes of `shapes`."""
     return _drawn("forms", place, split)
 
 
@@ -142,7 +103,7 @@ def folder(place: str, split: str | None) -> Listing:
     path = Path(place).expanduser()
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return Listing([path.name], [path])
-    root = folders.part_folder(folders.existing_folder(place), split)
+    root = folders.split_folder(folders.existing_folder(place), split)
     if not folders.is_flat(root):
         return folders.class_folders(root)
     listing = folders.plain_folder(root)
@@ -151,18 +112,18 @@ def folder(place: str, split: str | None) -> Listing:
 
 @DATASETS.add("imagenet", about="ImageNet validation, folders called by WordNet ids", example="imagenet:PATH")
 def imagenet_validation(place: str, split: str | None) -> Listing:
-    return imagenet.imagenet_folder(folders.part_folder(folders.existing_folder(place), split))
+    return imagenet.imagenet_folder(folders.split_folder(folders.existing_folder(place), split))
 
 
 @DATASETS.add("imagenet-a", about="ImageNet-A, 200 of the 1,000 classes", example="imagenet-a:PATH")
 def imagenet_a(place: str, split: str | None) -> Listing:
-    root = folders.part_folder(folders.existing_folder(place), split)
+    root = folders.split_folder(folders.existing_folder(place), split)
     return imagenet.imagenet_folder(root, imagenet.variant_labels("a"))
 
 
 @DATASETS.add("imagenet-r", about="ImageNet-R, 200 of the 1,000 classes", example="imagenet-r:PATH")
 def imagenet_r(place: str, split: str | None) -> Listing:
-    root = folders.part_folder(folders.existing_folder(place), split)
+    root = folders.split_folder(folders.existing_folder(place), split)
     return imagenet.imagenet_folder(root, imagenet.variant_labels("r"))
 
 
@@ -173,7 +134,7 @@ def imagenet_r(place: str, split: str | None) -> Listing:
 )
 def imagenet_c(place: str, split: str | None) -> Listing:
     """One corruption at one severity, or all below the folder the split names."""
-    return imagenet.imagenet_folder(folders.part_folder(folders.existing_folder(place), split))
+    return imagenet.imagenet_folder(folders.split_folder(folders.existing_folder(place), split))
 
 
 @DATASETS.add(about="ADE20K: images/validation, annotations/validation", example="ade20k:PATH")
@@ -223,66 +184,27 @@ def hf(
     return hub.hub_listing(name, split or inner or None, config=config, image=image, label=label)
 
 
-def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, str]]:
-    """The opener a spec asks for, the place after its colon, and its options."""
-    text = os.fspath(spec)
-    head, _, query = text.partition("?")
-    name, _, place = head.partition(":")
-    if not isinstance(spec, Path) and name in DATASETS:
-        options = dict(parse_qsl(query, keep_blank_values=True))
-        _check_options(name, options)
-        return DATASETS[name], place, options
-    path = Path(text).expanduser()
-    if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
-        return DATASETS["folder"], text, {}
-    raise unknown(DATASETS.kind, name, DATASETS.names, "Or give a folder of images.")
-
-
-def _check_options(name: str, options: dict[str, Any]) -> None:
-    parameters = inspect.signature(DATASETS[name]).parameters.values()
-    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY] + [CORRUPTION]
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of {name}", option, known)
-
-
-def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None:
-    if subset is None:
-        return None
-    if not isinstance(subset, str | Path):
-        return list(subset)
-    if str(subset) == imagenet.ROBUSTBENCH:
-        return imagenet.robustbench_list()
-    path = Path(subset).expanduser()
-    if not path.is_file():
-        raise DataError(f"expected {imagenet.ROBUSTBENCH} or a file with one image name a line, got {subset}")
-    names = [line.strip() for line in read_text(path, "a list of names").splitlines() if line.strip()]
-    if not names:
-        raise DataError(f"{path} names no images")
-    return names
-
-
 def _drawn(kind: str, place: str, split: str | None) -> Listing:
     _refuse_place(kind, place)
-    part = _known_part(kind, split)
-    images, labels = forms.drawn(kind, part)
-    return _array_listing(part, range(len(labels)), images, torch.tensor(labels), list(forms.KINDS[kind]))
+    split = _known_split(kind, split)
+    images, labels = forms.drawn(kind, split)
+    return _array_listing(split, range(len(labels)), images, torch.tensor(labels), list(forms.KINDS[kind]))
 
 
 def _cifar(name: str, place: str, split: str | None) -> Listing:
-    part = _known_part(name, split)
-    tensors, classes = cifar.load(name, part, cifar.home(name, place))
-    return _array_listing(part, range(len(tensors["labels"])), tensors["images"], tensors["labels"], classes)
+    split = _known_split(name, split)
+    tensors, classes = cifar.load(name, split, cifar.home(name, place))
+    return _array_listing(split, range(len(tensors["labels"])), tensors["images"], tensors["labels"], classes)
 
 
 def _array_listing(
-    part: str, rows: Sequence[int], images: torch.Tensor, labels: torch.Tensor, classes: list[str]
+    split: str, rows: Sequence[int], images: torch.Tensor, labels: torch.Tensor, classes: list[str]
 ) -> Listing:
-    """Images in memory, named by the part and the row they have in the full data set."""
-    return Listing([f"{part}/{row:05d}" for row in rows], images, labels=labels.tolist(), classes=classes)
+    """Images in memory, named by the split and the row they have in the full data set."""
+    return Listing([f"{split}/{row:05d}" for row in rows], images, labels=labels.tolist(), classes=classes)
 
 
-def _known_part(name: str, split: str | None) -> str:
+def _known_split(name: str, split: str | None) -> str:
     split = split or "test"
     if split not in cifar.SPLITS:
         raise DataError(f"{name} has the splits {' and '.join(cifar.SPLITS)}, got {split!r}")
@@ -292,5 +214,5 @@ def _known_part(name: str, split: str | None) -> str:
 def _refuse_place(name: str, place: str) -> None:
     if place:
         raise DataError(
-            f"{name} is part of robvit and takes nothing after a colon, got {place!r}; write {name}"
+            f"{name} is split of robvit and takes nothing after a colon, got {place!r}; write {name}"
         )

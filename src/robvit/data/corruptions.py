@@ -21,11 +21,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
+from robvit.data.filters import (
+    convolve,
+    from_pil,
+    gaussian_blur,
+    luminance,
+    motion_kernel,
+    sample_at,
+    to_pil,
+    zoom,
+)
 from robvit.data.textures import clouds, frost_on_glass
 from robvit.errors import InputError, check_images
 from robvit.registry import Registry
@@ -109,7 +117,7 @@ def defocus_blur(
     reach = math.ceil(radius)
     steps = torch.arange(-reach, reach + 1.0)
     kernel = (radius + 0.5 - torch.hypot(steps[:, None], steps[None, :])).clamp(0, 1)
-    return _smoothed(_filtered(x, kernel), soft)
+    return gaussian_blur(convolve(x, kernel), soft)
 
 
 @CORRUPTIONS.add(
@@ -122,13 +130,13 @@ def glass_blur(
 ) -> torch.Tensor:
     """Pixels come from a random place nearby, several times over, between two slight blurs."""
     sigma, reach, times = scale * glass[0], scale * glass[1], glass[2]
-    x = _smoothed(x, sigma)
+    x = gaussian_blur(x, sigma)
     _, height, width = x.shape
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     for _ in range(times):
         down, right = (reach * (2 * torch.rand((2, height, width), generator=rng) - 1)).round().long()
         x = x[:, (rows + down).clamp(0, height - 1), (columns + right).clamp(0, width - 1)]
-    return _smoothed(x, sigma)
+    return gaussian_blur(x, sigma)
 
 
 @CORRUPTIONS.add(
@@ -141,7 +149,7 @@ def motion_blur(
 ) -> torch.Tensor:
     """Smeared along one direction, fading to one side."""
     radius, sigma = (scale * value for value in motion)
-    return _filtered(x, _streak(radius, sigma, float(torch.rand(1, generator=rng) - 0.5) * math.pi / 2))
+    return convolve(x, motion_kernel(radius, sigma, float(torch.rand(1, generator=rng) - 0.5) * math.pi / 2))
 
 
 @CORRUPTIONS.add(
@@ -149,11 +157,11 @@ def motion_blur(
     small=((0.06, 0.01), (0.11, 0.01), (0.16, 0.01), (0.21, 0.01), (0.26, 0.01)),
     large=((0.11, 0.01), (0.16, 0.01), (0.21, 0.02), (0.26, 0.02), (0.31, 0.03)),
 )
-def zoom_blur(x: torch.Tensor, zoom: tuple[float, float], scale: float, rng: torch.Generator) -> torch.Tensor:
+def zoom_blur(x: torch.Tensor, span: tuple[float, float], scale: float, rng: torch.Generator) -> torch.Tensor:
     """The mean of the image and its enlargements, below 1 + end, in steps."""
-    end, step = zoom
+    end, step = span
     factors = [1 + i * step for i in range(round(end / step))]
-    enlarged = torch.stack([_zoomed(x, factor) for factor in factors])
+    enlarged = torch.stack([zoom(x, factor) for factor in factors])
     return (x + enlarged.sum(0)) / (len(factors) + 1)
 
 
@@ -178,11 +186,11 @@ def snow(x: torch.Tensor, snow: tuple[float, ...], scale: float, rng: torch.Gene
     """Flakes where a random layer passes a threshold, blown along one direction, over a paler image."""
     mean, spread, size, threshold, radius, sigma, keep = snow
     layer = mean + spread * torch.randn((1, *x.shape[1:]), generator=rng)
-    layer = _zoomed(layer, max(1.0, size * scale)).clamp(0, 1)
+    layer = zoom(layer, max(1.0, size * scale)).clamp(0, 1)
     layer = torch.where(layer < threshold, 0.0, layer)
     angle = (0.25 + 0.5 * float(torch.rand(1, generator=rng))) * math.pi
-    flakes = _filtered(layer, _streak(scale * radius, scale * sigma, angle))
-    pale = torch.maximum(x, 1.5 * _grey(x) + 0.5)
+    flakes = convolve(layer, motion_kernel(scale * radius, scale * sigma, angle))
+    pale = torch.maximum(x, 1.5 * luminance(x) + 0.5)
     return keep * x + (1 - keep) * pale + flakes + flakes.rot90(2, (1, 2))
 
 
@@ -230,90 +238,22 @@ def elastic_transform(
     """Every pixel comes from a place nearby, `far` pixels off on average, in waves of about `smooth`."""
     far, smooth = (scale * value for value in bend)
     _, height, width = x.shape
-    offset = _smoothed(torch.randn((2, height, width), generator=rng), smooth)
+    offset = gaussian_blur(torch.randn((2, height, width), generator=rng), smooth)
     offset *= far / offset.square().mean().sqrt().clamp_min(1e-6)
-    return _sampled(x, *offset)
+    return sample_at(x, *offset)
 
 
 @CORRUPTIONS.add(group="digital", small=(0.95, 0.9, 0.85, 0.75, 0.65), large=(0.6, 0.5, 0.4, 0.3, 0.25))
 def pixelate(x: torch.Tensor, share: float, scale: float, rng: torch.Generator) -> torch.Tensor:
     """Shrunk to that share of its size and enlarged again, without smoothing."""
-    image = _image(x)
+    image = to_pil(x)
     small = image.resize([max(1, round(side * share)) for side in image.size], Image.Resampling.BOX)
-    return _pixels(small.resize(image.size, Image.Resampling.BOX))
+    return from_pil(small.resize(image.size, Image.Resampling.BOX))
 
 
 @CORRUPTIONS.add(group="digital", small=(80, 65, 58, 50, 40), large=(25, 18, 15, 10, 7))
 def jpeg_compression(x: torch.Tensor, quality: int, scale: float, rng: torch.Generator) -> torch.Tensor:
     file = io.BytesIO()
-    _image(x).save(file, "JPEG", quality=quality)
+    to_pil(x).save(file, "JPEG", quality=quality)
     with Image.open(file) as image:
-        return _pixels(image)
-
-
-def _image(x: torch.Tensor) -> Image.Image:
-    return Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy())
-
-
-def _pixels(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-
-
-def _grey(x: torch.Tensor) -> torch.Tensor:
-    return (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
-
-
-def _filtered(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """x (C H W) under a kernel of odd sides, normalised here; the image is continued by its mirror."""
-    _, height, width = x.shape
-    reach = kernel.shape[0] // 2
-    rows, columns = (_mirrored(side, reach) for side in (height, width))
-    wide = x[:, rows][:, :, columns]
-    size = wide.shape[1:]
-    spectrum = torch.fft.rfft2(wide) * torch.fft.rfft2(kernel / kernel.sum(), size)
-    whole: torch.Tensor = torch.fft.irfft2(spectrum, size)
-    return whole[:, 2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]
-
-
-def _mirrored(side: int, reach: int) -> torch.Tensor:
-    """The places -reach .. side + reach - 1 folded back into 0 .. side - 1."""
-    places = torch.arange(-reach, side + reach) % (2 * side)
-    return torch.where(places < side, places, 2 * side - 1 - places)
-
-
-def _smoothed(x: torch.Tensor, sigma: float) -> torch.Tensor:
-    """x (C H W) under a Gaussian."""
-    steps = torch.arange(-math.ceil(4 * sigma), math.ceil(4 * sigma) + 1)
-    bell = torch.exp(-(steps**2) / (2 * sigma**2))
-    return _filtered(x, bell[:, None] * bell[None, :])
-
-
-def _streak(radius: float, sigma: float, angle: float) -> torch.Tensor:
-    """A line from the middle outwards, half a Gaussian along, one pixel wide (2R+1 2R+1)."""
-    reach = math.ceil(radius)
-    kernel = torch.zeros(2 * reach + 1, 2 * reach + 1)
-    along = torch.arange(0, radius + 1e-6, 0.25)
-    weight = torch.exp(-(along**2) / (2 * sigma**2))
-    down, right = reach + along * math.sin(angle), reach + along * math.cos(angle)
-    top, left = down.floor().clamp(max=2 * reach - 1), right.floor().clamp(max=2 * reach - 1)
-    for dy in (0, 1):
-        for dx in (0, 1):
-            share = (1 - (down - top - dy).abs()) * (1 - (right - left - dx).abs())
-            kernel.index_put_(((top + dy).long(), (left + dx).long()), weight * share, accumulate=True)
-    return kernel
-
-
-def _zoomed(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """The middle of x (C H W), enlarged to the size of the whole."""
-    _, height, width = x.shape
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    shrink = 1 / factor - 1
-    return _sampled(x, (rows - (height - 1) / 2) * shrink, (columns - (width - 1) / 2) * shrink)
-
-
-def _sampled(x: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """x (C H W) with every pixel taken from so many pixels (H W) down and right of it."""
-    _, height, width = x.shape
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    grid = torch.stack(((columns + right + 0.5) * 2 / width - 1, (rows + down + 0.5) * 2 / height - 1), -1)
-    return F.grid_sample(x[None], grid[None], padding_mode="reflection", align_corners=False)[0]
+        return from_pil(image)

@@ -1,19 +1,11 @@
-"""Image sets: a map-style dataset of [0,1] images with stable names, labels or masks.
-
-Broken images are found when a set is opened, not when it is read: a dataset whose length or whose
-indices change on the way could never be resumed, compared or named by a digest. So opening decodes
-every image once, cheaply, and leaves the broken ones out, counted and named in `skipped`.
-"""
+"""A map-style dataset of [0,1] images with stable names, labels or masks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from robvit.data.corruptions import corrupt, parse_corruption
 from robvit.data.decode import (
-    HOWS,
+    RESIZE_MODES,
     ImageError,
     MaskValues,
     check_image,
@@ -31,22 +23,18 @@ from robvit.data.decode import (
     read_image,
     read_mask,
 )
-from robvit.data.shapes import SIDE, Drawing, Drawings
+from robvit.data.sampling import balanced_order, name_seed
+from robvit.data.shapes import SIDE, Scene, Scenes
 from robvit.errors import DataError, InputError
-from robvit.progress import progress
 
-Stored: TypeAlias = Path | bytes | torch.Tensor | Drawing
+Stored: TypeAlias = Path | bytes | torch.Tensor | Scene
 Item: TypeAlias = tuple[torch.Tensor, int | torch.Tensor]
 
 UNLABELLED = -1
 
 
-class SkippedImages(UserWarning):
-    """Some images could not be decoded and were left out."""
-
-
 class Images(Protocol):
-    """Anything that holds images by index: a list of paths, one uint8 tensor (N 3 H W), or drawings."""
+    """Anything that holds images by index: a list of paths, one uint8 tensor (N 3 H W), or scenes to draw."""
 
     def __len__(self) -> int: ...
 
@@ -57,7 +45,7 @@ class Images(Protocol):
 class Listing:
     """What an opener found; where images have masks, `mask_values` tells how they are meant.
 
-    Masks lie in files, except those of drawings, which make their own.
+    Masks lie in files, except those of drawn scenes, which make their own.
     """
 
     names: list[str]
@@ -73,14 +61,15 @@ class Listing:
 class ImageDataset(Dataset[Item]):
     """Images in [0,1]; item i is (x (3 H W), label) or (x, mask (H W)), label -1 where there is none.
 
-    `skipped` maps the name of every image that was left out to the reason. `class_map`, where a set
-    covers only some of a model's classes (ImageNet-A and -R), lists the logits to be compared.
+    `indices` are those of its images in the `listing`; `skipped` maps the name of every image that was
+    left out to the reason. `class_map`, where a set covers only some of a model's classes (ImageNet-A and
+    -R), lists the logits to be compared.
     `corruption`, as "fog:3", is applied to every image at the size it is given out. `spec` and `split` are
     what `open_data` was asked for.
     """
 
     listing: Listing
-    picks: list[int]
+    indices: list[int]
     size: int | None = None
     resize: str = "squash"
     corruption: str = ""
@@ -89,18 +78,18 @@ class ImageDataset(Dataset[Item]):
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.picks)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> Item:
-        place = self.picks[index]
-        image, mask = self._read(place)
-        resize = "squash" if isinstance(self.listing.images, Drawings) else self.resize  # already square
+        source = self.indices[index]
+        image, mask = self._read(source)
+        resize = "squash" if isinstance(self.listing.images, Scenes) else self.resize  # already square
         x = fit(image, self.size, resize).float() / 255
         if self.corruption:
-            x = corrupt(x, *parse_corruption(self.corruption), seed=_seed(self.listing.names[place]))
+            x = corrupt(x, *parse_corruption(self.corruption), seed=name_seed(self.listing.names[source]))
         if mask is not None:
             return x, fit(mask, self.size, resize).long()
-        return x, self.listing.labels[place] if self.listing.labels else UNLABELLED
+        return x, self.listing.labels[source] if self.listing.labels else UNLABELLED
 
     @property
     def kind(self) -> str:
@@ -119,19 +108,19 @@ class ImageDataset(Dataset[Item]):
 
     @property
     def names(self) -> list[str]:
-        return [self.listing.names[i] for i in self.picks]
+        return [self.listing.names[i] for i in self.indices]
 
     @property
     def labels(self) -> list[int]:
         """One whole number an image; -1 where there is none."""
-        return [self.listing.labels[i] if self.listing.labels else UNLABELLED for i in self.picks]
+        return [self.listing.labels[i] if self.listing.labels else UNLABELLED for i in self.indices]
 
     def shape(self, index: int) -> tuple[int, int]:
         """(H, W) of a stored image, before any resizing."""
-        stored = self.listing.images[self.picks[index]]
+        stored = self.listing.images[self.indices[index]]
         if isinstance(stored, torch.Tensor):
             return stored.shape[-2], stored.shape[-1]
-        if isinstance(stored, Drawing):
+        if isinstance(stored, Scene):
             return SIDE, SIDE
         return image_size(stored)
 
@@ -156,13 +145,17 @@ class ImageDataset(Dataset[Item]):
         }
 
     def take(self, indices: Iterable[int]) -> ImageDataset:
-        """The images at these places, in this order."""
-        return replace(self, picks=[self.picks[i] for i in indices])
+        """The images at these indices, in this order."""
+        return replace(self, indices=[self.indices[i] for i in indices])
 
-    def sized(self, size: int | None, resize: str = "squash") -> ImageDataset:
+    def balanced_order(self, seed: int) -> list[int]:
+        """All indices in the order in which `open_data` draws: seeded, every beginning class-balanced."""
+        return list(balanced_order(self.names, self.labels, seed))
+
+    def resized(self, size: int | None, resize: str = "squash") -> ImageDataset:
         """The same images at another size: "squash" to a square, or "crop" the middle as for ImageNet."""
-        if resize not in HOWS:
-            raise InputError(f"resize must be one of {', '.join(HOWS)}, got {resize!r}")
+        if resize not in RESIZE_MODES:
+            raise InputError(f"resize must be one of {', '.join(RESIZE_MODES)}, got {resize!r}")
         if size is not None and size < 1:
             raise InputError(f"size must be a number of pixels, 1 or more, got {size}")
         return replace(self, size=size, resize=resize)
@@ -185,127 +178,37 @@ class ImageDataset(Dataset[Item]):
             self, batch_size=size, shuffle=shuffle, generator=order, num_workers=workers, collate_fn=_stack
         )
 
-    def arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Everything at once, for sets that fit in memory: (x (N 3 H W), y (N,) or (N H W))."""
         return _stack([self[i] for i in range(len(self))])
 
-    def _read(self, place: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _read(self, source: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One stored image, uint8 (3 H W), and its mask, uint8 (H W), where there is one."""
-        stored = self.listing.images[place]
-        if isinstance(stored, Drawing):
-            return stored.draw(self.size or SIDE)
+        stored = self.listing.images[source]
+        if isinstance(stored, Scene):
+            return stored.render(self.size or SIDE)
         image = stored if isinstance(stored, torch.Tensor) else read_image(stored)
         if self.listing.masks is None:
             return image, None
         assert self.listing.mask_values is not None
-        path = self.listing.masks[place]
+        path = self.listing.masks[source]
         mask = read_mask(path, self.listing.mask_values)
         if mask.shape != image.shape[1:]:
             sizes = f"the mask is {tuple(mask.shape)}, the image {tuple(image.shape[1:])}"
             raise ImageError(f"{sizes}; they must agree", path.name)
         return image, mask
 
-    def _flaw(self, place: int) -> str:
-        """Why the image cannot be used, or nothing."""
+    def flaw(self, index: int) -> str:
+        """Why an image cannot be used, or nothing."""
+        source = self.indices[index]
         try:
             if self.listing.masks is not None:
-                self._read(place)
-            elif isinstance(stored := self.listing.images[place], Path | bytes):
+                self._read(source)
+            elif isinstance(stored := self.listing.images[source], Path | bytes):
                 check_image(stored)
         except ImageError as error:
             return error.reason
         return ""
-
-
-def select(
-    listing: Listing, *, names: list[str] | None, limit: int | None, seed: int, check: bool
-) -> ImageDataset:
-    """The chosen images that decode: those named, or all, then at most `limit` drawn by the seed.
-
-    Those that do not decode are counted and named in one warning.
-    """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit must be 1 or more, got {limit}; leave it out to take every image")
-    places = list(range(len(listing.names))) if names is None else _places(listing, names)
-    everything = ImageDataset(listing, places)
-    skipped: dict[str, str] = {}
-
-    def ordered(sound: Callable[[int], bool]) -> list[int]:
-        order = filter(sound, places) if limit is None else draw(listing, places, seed, sound)
-        return list(islice(order, limit))
-
-    if not check or isinstance(listing.images, torch.Tensor | Drawings):
-        return replace(everything, picks=ordered(lambda place: True))
-    with progress("checking images", total=min(limit or len(places), len(places)), unit="images") as advance:
-
-        def sound(place: int) -> bool:
-            flaw = everything._flaw(place)
-            if flaw:
-                skipped[listing.names[place]] = flaw
-            else:
-                advance()
-            return not flaw
-
-        picks = ordered(sound)
-    if skipped:
-        _tell(skipped, len(picks))
-    return replace(everything, picks=picks, skipped=skipped)
-
-
-def draw(listing: Listing, places: list[int], seed: int, sound: Callable[[int], bool]) -> Iterator[int]:
-    """All sound places in a seeded order of which every beginning is as class-balanced as can be.
-
-    Images are ranked by a hash of their own name, so that a smaller limit is the beginning of a
-    larger one, and the choice depends neither on a library's generator nor on the other files. A
-    image that is not sound gives its turn to the next of its class.
-    """
-    labels = listing.labels or [0] * len(listing.names)
-    waiting: dict[int, list[tuple[bytes, int]]] = {}
-    for place in places:
-        key = hashlib.sha256(f"{seed}/{listing.names[place]}".encode()).digest()
-        waiting.setdefault(labels[place], []).append((key, place))
-    for queue in waiting.values():
-        queue.sort(reverse=True)  # the next one is popped off the end
-    turns = [(0, *queue.pop(), label) for label, queue in waiting.items()]
-    heapify(turns)
-    while turns:
-        turn, _, place, label = heappop(turns)
-        if good := sound(place):
-            yield place
-        if waiting[label]:
-            heappush(turns, (turn + good, *waiting[label].pop(), label))
-
-
-def _seed(name: str) -> int:
-    """A number that belongs to an image's name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-
-
-def _places(listing: Listing, names: list[str]) -> list[int]:
-    """Where the named images are; every one must be there."""
-    places = {name: i for i, name in enumerate(listing.names)}
-    missing = [name for name in names if name not in places]
-    if missing:
-        raise DataError(
-            f"{len(missing)} of the subset's {len(names)} images are not in the data set, "
-            f"the first is {missing[0]!r}; the data set's names look like {listing.names[0]!r}"
-        )
-    if len(set(names)) < len(names):
-        raise DataError(
-            f"the subset names {len(names) - len(set(names))} images twice; remove the repetitions"
-        )
-    return [places[name] for name in names]
-
-
-def _tell(skipped: dict[str, str], kept: int) -> None:
-    """Warn of the images left out, or refuse if none are left."""
-    if not kept:
-        name, flaw = next(iter(skipped.items()))
-        raise DataError(f"none of the {len(skipped)} images can be decoded; the first, {name}: {flaw}")
-    shown = "; ".join(f"{name}: {flaw}" for name, flaw in islice(skipped.items(), 3))
-    more = f"; and {len(skipped) - 3} more in .skipped" if len(skipped) > 3 else ""
-    count = f"{len(skipped)} of {len(skipped) + kept} images were skipped"
-    warnings.warn(f"{count} ({shown}{more})", SkippedImages, stacklevel=4)  # at the line that opened the set
 
 
 def _stack(items: list[Item]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,7 @@ from robvit.errors import IGNORE, DataError
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 8 * MAX_PIXELS  # no file of so many pixels is larger
-HOWS = ("squash", "crop")
+RESIZE_MODES = ("squash", "crop")
 CROP_SHARE = 0.875  # of the shorter side, what an ImageNet evaluation keeps
 MAX_ASPECT = 32
 SUFFIXES = frozenset(

@@ -11,15 +11,15 @@ from robvit.data.decode import SUFFIXES, ImageError, MaskValues, read_mask_value
 from robvit.errors import IGNORE, DataError
 from robvit.progress import progress
 
-# A part of a data set goes by any of these names; without a name the first judging part is taken.
-PARTS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
-JUDGING = ("test", "val")
+# A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
+SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
+EVALUATION_SPLITS = ("test", "val")
 MASK_FOLDERS = ("masks", "annotations", "labels")
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
 
 
-class NoParts(DataError):
-    """A folder that is not divided into parts, of which one was asked for."""
+class NoSplits(DataError):
+    """A folder that is not divided into splits, of which one was asked for."""
 
 
 def existing_folder(path: str | Path) -> Path:
@@ -53,35 +53,35 @@ def named(root: Path, paths: list[Path]) -> list[str]:
     return [path.relative_to(root).as_posix() for path in paths]
 
 
-def part_folder(root: Path, split: str | None) -> Path:
-    """The folder of a part: root/train for "train" or "training"; without a split the judging part.
+def split_folder(root: Path, split: str | None) -> Path:
+    """The folder of a split: root/train for "train" or "training"; without one, that of test or validation.
 
-    A folder without parts is its own judging part.
+    A folder without splits is evaluated on as a whole.
     """
     folders = _subfolders(root)
-    parts = {part: folder for part, names in PARTS.items() for folder in folders if folder.name in names}
+    splits = {name: folder for name, names in SPLITS.items() for folder in folders if folder.name in names}
     if split is None:
-        only_parts = bool(folders) and len(parts) == len(folders)
-        if not only_parts and "train" not in parts:  # then "test" may well be a class
+        only_splits = bool(folders) and len(splits) == len(folders)
+        if not only_splits and "train" not in splits:  # then "test" may well be a class
             return root
-        for part in JUDGING:
-            if part in parts:
-                return parts[part]
-        if only_parts:  # never judge on the training part unasked
-            raise DataError(f"{root} has only a training part; ask for it with split='train' (--split train)")
+        for name in EVALUATION_SPLITS:
+            if name in splits:
+                return splits[name]
+        if only_splits:  # never evaluate on the training split unasked
+            raise DataError(f"{root} has only a training split; ask for it by split='train' (--split train)")
         return root
     for folder in folders:
         if folder.name == split:
             return folder
-    for part, names in PARTS.items():
-        if split in names and part in parts:
-            return parts[part]
+    for name, names in SPLITS.items():
+        if split in names and name in splits:
+            return splits[name]
     inside = not Path(split).is_absolute() and ".." not in Path(split).parts
     if inside and (root / split).is_dir():
         return root / split
     known = ", ".join(folder.name for folder in folders[:20]) or "no folders"
-    error = DataError if parts else NoParts
-    raise error(f"{root} has no part called {split!r}; it holds {known}")
+    error = DataError if splits else NoSplits
+    raise error(f"{root} has no split called {split!r}; it holds {known}")
 
 
 def class_folders(root: Path) -> Listing:
@@ -125,15 +125,15 @@ def is_flat(root: Path) -> bool:
 
 
 def masked_images(root: Path, split: str | None) -> tuple[list[str], list[Path], list[Path]]:
-    """Names, images and masks: images/SPLIT + masks/SPLIT, SPLIT/images + SPLIT/masks, or no parts."""
+    """Names, images and masks: images/SPLIT + masks/SPLIT, SPLIT/images + SPLIT/masks, or no splits."""
     if (root / "images").is_dir():
         images, masks = root / "images", _mask_folder(root)
         if split is not None or not _has_loose_images(images):
-            images = part_folder(images, split)
+            images = split_folder(images, split)
             masks = masks / images.name
     else:
-        part = part_folder(root, split)
-        images, masks = part / "images", _mask_folder(part)
+        folder = split_folder(root, split)
+        images, masks = folder / "images", _mask_folder(folder)
     paths = images_below(existing_folder(images))
     if not paths:
         raise DataError(f"{images} holds no images")

@@ -25,15 +25,15 @@ KINDS: dict[str, dict[str, tuple[Form, float]]] = {
 
 
 @cache
-def drawn(kind: str, part: str) -> tuple[torch.Tensor, list[int]]:
-    """All images of a part, uint8 (N 3 S S), and their classes, which take turns."""
+def drawn(kind: str, split: str) -> tuple[torch.Tensor, list[int]]:
+    """All images of a split, uint8 (N 3 S S), and their classes, which take turns."""
     forms = list(KINDS[kind].values())
-    labels = [i % len(forms) for i in range(COUNTS[part])]
-    return torch.stack([_one(part, i, *forms[label]) for i, label in enumerate(labels)]), labels
+    labels = [i % len(forms) for i in range(COUNTS[split])]
+    return torch.stack([_render(split, i, *forms[label]) for i, label in enumerate(labels)]), labels
 
 
-def _one(part: str, index: int, form: Form, lean: float) -> torch.Tensor:
-    rng = np.random.default_rng([_STREAM[part], index])
+def _render(split: str, index: int, form: Form, lean: float) -> torch.Tensor:
+    rng = np.random.default_rng([_STREAM[split], index])
     image = background(rng, SIDE)
     paint_form(rng, image, form, lean, radius=(0.28, 0.40), middle=(0.40, 0.60))
     image *= light(rng, SIDE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from robvit.data.dataset import Listing
 from robvit.data.decode import ImageError
-from robvit.data.folders import JUDGING, PARTS
+from robvit.data.folders import EVALUATION_SPLITS, SPLITS
 from robvit.errors import DataError
 
 _LABEL_COLUMNS = ("label", "labels")
@@ -91,14 +91,14 @@ def _column(features: dict[str, Any], wanted: str | None, candidates: list[str],
 
 
 def _split(name: str, wanted: str | None, known: list[str]) -> str:
-    """The split asked for, under any of its usual names; without one, the judging part."""
-    groups = [wanted] if wanted else list(JUDGING)
+    """The split asked for, under any of its usual names; without one, test or validation."""
+    groups = [wanted] if wanted else list(EVALUATION_SPLITS)
     for group in groups:
-        alike = next((names for names in PARTS.values() if group in names), (group,))
+        alike = next((names for names in SPLITS.values() if group in names), (group,))
         for candidate in (group, *alike):
             if candidate in known:
                 return candidate
-    raise DataError(f"{name} has no {wanted or 'judging'} split; choose one with split=: {', '.join(known)}")
+    raise DataError(f"{name} has no {wanted or 'test'} split; choose one with split=: {', '.join(known)}")
 
 
 def _datasets() -> Any:

@@ -33,15 +33,15 @@ _RADIUS = (0.10, 0.24)  # of the image's side
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """One scene of a part; `draw` makes it."""
+class Scene:
+    """One scene of a split; `render` draws it."""
 
-    part: str
+    split: str
     index: int
 
-    def draw(self, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def render(self, side: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The image, uint8 (3 S S), and the class of every pixel, uint8 (S S)."""
-        rng = np.random.default_rng([_STREAM[self.part], self.index])
+        rng = np.random.default_rng([_STREAM[self.split], self.index])
         image = background(rng, side)
         mask = np.zeros((side, side), np.uint8)
         for _ in range(rng.integers(*_OBJECTS)):
@@ -52,17 +52,17 @@ class Drawing:
         return torch.from_numpy(pixels), torch.from_numpy(mask)
 
 
-class Drawings:
-    """All scenes of a part."""
+class Scenes:
+    """All scenes of a split."""
 
-    def __init__(self, part: str) -> None:
-        self.part = part
+    def __init__(self, split: str) -> None:
+        self.split = split
 
     def __len__(self) -> int:
-        return COUNTS[self.part]
+        return COUNTS[self.split]
 
-    def __getitem__(self, index: int, /) -> Drawing:
-        return Drawing(self.part, index)
+    def __getitem__(self, index: int, /) -> Scene:
+        return Scene(self.split, index)
 
 
 def _add_object(rng: np.random.Generator, image: Field, mask: npt.NDArray[np.uint8]) -> None:

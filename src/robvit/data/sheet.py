@@ -27,7 +27,7 @@ def contact_sheet(images: ImageDataset, path: str | Path, *, count: int = MAX_TI
     count = min(count, len(images))
     shown = images.take(i * len(images) // count for i in range(count))
     if images.size is None:
-        shown = shown.sized(TILE, "crop")
+        shown = shown.resized(TILE, "crop")
     tiles = []
     for place, name in enumerate(shown.names):
         x, y = shown[place]
@@ -45,7 +45,7 @@ def corruption_sheet(images: ImageDataset, path: str | Path) -> int:
     size = images.size or (SIDE if max(images.shape(0)) > SMALL else None)
     tiles = []
     for row, entry in enumerate(CORRUPTIONS):
-        one = images.take([row * len(images) // len(CORRUPTIONS)]).sized(size, "crop")
+        one = images.take([row * len(images) // len(CORRUPTIONS)]).resized(size, "crop")
         tiles.append(Tile(photo(one[0][0]), "clean"))
         for severity in SEVERITIES:
             corruption = f"{entry.name}:{severity}"

@@ -14,7 +14,7 @@ import torch
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
-from robvit.data.folders import NoParts
+from robvit.data.folders import NoSplits
 from robvit.defenses.attack_cache import TensorImages
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
@@ -189,14 +189,14 @@ def open_images(
         options: dict[str, Any] = {"size": size, "resize": resize, "limit": limit or usual}
         try:
             return open_data(data, split=split or "train", **options)
-        except NoParts:
+        except NoSplits:
             if split is not None:
                 raise
             return open_data(data, **options)
     if limit is not None:
         raise InputError("limit goes with the name of a data set; give fewer images instead")
     if isinstance(data, ImageDataset):
-        return data.sized(size, data.resize)
+        return data.resized(size, data.resize)
     check_images(data)
     return TensorImages(data)
 

@@ -117,7 +117,7 @@ def _images(
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
     images = data if isinstance(data, ImageDataset) else open_data(data, size=classifier.size, limit=limit)
     check_fit(classifier, images)
-    return *images.arrays(), images.facts()
+    return *images.tensors(), images.facts()
 
 
 def _finding(name: str, verdict: Verdict, images: list[str]) -> Finding:

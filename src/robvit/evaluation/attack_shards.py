@@ -195,7 +195,7 @@ def cosines(job: Job, folder: Path) -> dict[str, float]:
 def judge_clean(job: Job) -> Trial:
     """The judged model on the untouched images, as a trial of no attack."""
     device = next(job.judged.parameters()).device
-    seen = [job.judged(some.arrays()[0].to(device)).argmax(1) for some in job.batches()]
+    seen = [job.judged(some.tensors()[0].to(device)).argmax(1) for some in job.batches()]
     predicted = torch.cat(seen).tolist()
     correct = [p == y for p, y in zip(predicted, job.images.labels, strict=True)]
     return clean_trial(correct, predicted)
@@ -203,7 +203,7 @@ def judge_clean(job: Job) -> Trial:
 
 def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: Path) -> dict[str, Any]:
     """Have one batch made, judge what was made, and keep it."""
-    x, y = (t.to(device) for t in some.arrays())
+    x, y = (t.to(device) for t in some.tensors())
     start = time.monotonic()
     made = _images(job, x, y, index)
     own = job.makes_images
@@ -336,7 +336,7 @@ def _done(path: Path, some: ImageDataset) -> dict[str, Any] | None:
         tensors, about = read_tensors(path, "a shard")
         whole = about.get("sha256") == _checksum(tensors, about["facts"])
         facts: dict[str, Any] = json.loads(about["facts"])
-        same = facts["clean"] == tensors_sha256(dict(zip("xy", some.arrays(), strict=True)))
+        same = facts["clean"] == tensors_sha256(dict(zip("xy", some.tensors(), strict=True)))
     except (InputError, KeyError, TypeError, ValueError):
         return None
     return facts if whole and same else None

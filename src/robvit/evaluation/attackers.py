@@ -179,7 +179,7 @@ def _recover(case: AttackerContext) -> torch.Tensor:
     with frozen(hardened), case.watch("recovering tokens from features", means.leak_steps) as advance:
         for _ in range(means.leak_steps):
             some = torch.randperm(len(images), generator=seeded)[: means.batch].tolist()
-            x = images.take(some).arrays()[0].to(guess.device)
+            x = images.take(some).tensors()[0].to(guess.device)
             with torch.no_grad():
                 seen = hardened.features(x)
             gap = F.mse_loss(hardened.features(x, guess, hardened.layers), seen)
@@ -193,7 +193,7 @@ def _recover(case: AttackerContext) -> torch.Tensor:
 def _measure_leak(case: AttackerContext, recovered: Model) -> None:
     """How near the recovered model's features come to the hardened one's, beside the public model's."""
     hardened, images = case.hardened, case.public(case.means.images)
-    x = images.take(range(min(len(images), case.means.batch))).arrays()[0].to(case.secret.device)
+    x = images.take(range(min(len(images), case.means.batch))).tensors()[0].to(case.secret.device)
     seen = hardened.features(x)
     guesses = {"recovered": recovered, "public": hardened.replace(tokens=None)}
     for name, model in guesses.items():

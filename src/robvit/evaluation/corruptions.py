@@ -39,7 +39,7 @@ def corrupted(data: object, images: ImageDataset, wanted: Corruptions) -> Iterat
             if is_imagenet_c(data):
                 split = f"{name}/{severity}"
                 found = open_data(str(data), split=split, subset=images.names, check=False)
-                yield Corrupted(name, severity, found.sized(images.size, images.resize))
+                yield Corrupted(name, severity, found.resized(images.size, images.resize))
             else:
                 yield Corrupted(name, severity, images.corrupted(f"{name}:{severity}"))
 

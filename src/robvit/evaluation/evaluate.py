@@ -65,7 +65,7 @@ def evaluate(
         )
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
-    images = images.sized(classifier.size or images.size, fit)
+    images = images.resized(classifier.size or images.size, fit)
     classes = check_fit(classifier, images)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
         case = Case(classifier, images, rules, Path(folder), batch, precision, data)
@@ -75,7 +75,7 @@ def evaluate(
             case.public(1)  # refused now rather than after an hour
         if log is not None:
             log(f"{rules.name}: {rules.about}")
-            x = images.take(range(min(batch, len(images)))).arrays()[0]
+            x = images.take(range(min(batch, len(images)))).tensors()[0]
             cost = forecast(rules, case.judged, x, count=len(images), classes=classes)
             log(f"{classifier.name} on {len(images)} images: {cost}")
         trials = case.run()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 
 from robvit.data import ImageDataset, open_data
-from robvit.data.dataset import draw
 from robvit.errors import DataError, InputError
 from robvit.evaluation.protocol import Subset
 
@@ -54,7 +52,7 @@ def public_images(
                 ) from error
         if common := set(found.names) & set(judged.names):
             raise InputError(f"attackers may not learn from judged images ({min(common)}); give --public")
-        return found.sized(judged.size, judged.resize)
+        return found.resized(judged.size, judged.resize)
 
     return some
 
@@ -62,14 +60,11 @@ def public_images(
 def _last_drawn(spec: str | Path, count: int) -> ImageDataset:
     """The last training images in the order in which `open_data` draws."""
     listed = open_data(spec, split="train", check=False)
-    order = list(draw(listed.listing, listed.picks, 0, lambda _: True))
-    names = [listed.listing.names[place] for place in reversed(order)]
+    names = [listed.names[index] for index in reversed(listed.balanced_order(0))]
     return open_data(spec, split="train", subset=names[:count])
 
 
 def _drawn(images: ImageDataset, most: int | None, seed: int) -> ImageDataset:
     if most is None or most >= len(images):
         return images
-    where = {place: i for i, place in enumerate(images.picks)}
-    order = draw(images.listing, images.picks, seed, lambda _: True)
-    return images.take(where[place] for place in islice(order, most))
+    return images.take(images.balanced_order(seed)[:most])

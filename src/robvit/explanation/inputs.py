@@ -48,12 +48,12 @@ class Inputs:
 def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
     """Images at this size from a tensor, a data set, "photo.jpg", "sample:3" or a list of such names.
 
-    "sample:3" is one of a data set's judging part, counted from 0.
+    "sample:3" is one of a data set's test split, counted from 0.
     """
     if isinstance(images, torch.Tensor):
         return Inputs(images, facts={"spec": "a tensor"})
     if isinstance(images, ImageDataset):
-        dataset = images if images.size else images.sized(size, resize)
+        dataset = images if images.size else images.resized(size, resize)
         return _stacked([(dataset, place) for place in range(len(dataset))], dataset.facts())
     specs = [str(one) for one in ([images] if isinstance(images, str | Path) else images)]
     if not specs:

@@ -9,7 +9,7 @@ import torch
 
 from robvit.backbones.model import Model
 from robvit.backbones.parts import PlacedTokens
-from robvit.data.decode import HOWS, fit, read_image
+from robvit.data.decode import RESIZE_MODES, fit, read_image
 from robvit.errors import InputError, Unsupported
 
 
@@ -33,8 +33,8 @@ class Predictor:
     """A model that is applied to lists of prepared images; of a pool, every image draws its own set."""
 
     def __init__(self, model: Model, resize: str = "squash") -> None:
-        if resize not in HOWS:
-            raise InputError(f"images are fitted by {' or '.join(HOWS)}, got {resize!r}")
+        if resize not in RESIZE_MODES:
+            raise InputError(f"images are fitted by {' or '.join(RESIZE_MODES)}, got {resize!r}")
         rows, columns = model.input_size
         if rows != columns:
             raise Unsupported(f"images are made square, {model.name} takes {rows}x{columns}")

@@ -120,7 +120,7 @@ class StudyContext:
         """At most `limit` images of the given data, or of the study's own, at this size."""
         if isinstance(self.data, ImageDataset):
             chosen = judged_images(self.data, Subset(count=limit), split=None, limit=None)
-            return chosen.sized(size, self.resize)
+            return chosen.resized(size, self.resize)
         return open_data(self.data or default, split=split, size=size, resize=self.resize, limit=limit)
 
     def splits(

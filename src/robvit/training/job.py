@@ -130,4 +130,4 @@ def _opened(
         data = open_data(data, split=job.split, limit=limit)
     elif limit is not None:
         raise InputError("limit goes with the name of a data set; take fewer of an open one: data.take(...)")
-    return data.sized(size, job.resize)
+    return data.resized(size, job.resize)

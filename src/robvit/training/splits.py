@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from robvit.data import ImageDataset
-from robvit.data.dataset import draw
 from robvit.errors import InputError
 from robvit.training.losses import Loss
 
@@ -24,14 +23,9 @@ def held_out(images: ImageDataset, amount: float, seed: int) -> tuple[ImageDatas
     if amount >= len(images):
         raise InputError(f"validation takes {amount:g} of {len(images)} images: none are left")
     count = round(amount * len(images)) if amount < 1 else round(amount)
-    places = list(range(len(images)))
-    order = draw(images.listing, list(images.picks), seed, lambda _: True)
-    chosen = {place for place, _ in zip(order, range(max(1, count)), strict=False)}
-    apart = [images.picks[i] in chosen for i in places]
-    return (
-        images.take(i for i in places if not apart[i]),
-        images.take(i for i in places if apart[i]),
-    )
+    chosen = set(images.balanced_order(seed)[: max(1, count)])
+    everything = range(len(images))
+    return images.take(i for i in everything if i not in chosen), images.take(sorted(chosen))
 
 
 def check_labels(splits: Splits, loss: Loss) -> None:

@@ -134,7 +134,7 @@ class _Augmented(Dataset[Item]):
 
     def __init__(self, sets: list[ImageDataset], settings: Augment, size: int, seed: int) -> None:
         # A random part is cut from the image as it is stored; anything else works on the final size.
-        self.sets = [s.sized(None) if settings.takes_any_size else s.sized(size, s.resize) for s in sets]
+        self.sets = [s.resized(None) if settings.takes_any_size else s.resized(size, s.resize) for s in sets]
         self.apply = transform(settings, size)
         self.seed = seed
 

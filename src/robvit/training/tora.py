@@ -227,7 +227,7 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
 
 def judged(model: Model, images: ImageDataset, threat: Threat, steps: int, scenario: str) -> list[Trial]:
     """Every image's outcome, clean and under PGD."""
-    x, y = images.arrays()
+    x, y = images.tensors()
     outcome = run("pgd", model, x, y, threat, batch=BATCH, steps=steps)
     attacked = trial_of(outcome, "pgd", threat, {"steps": steps}, scenario=scenario)
     return [clean_trial_of(outcome, scenario=scenario), attacked]

@@ -84,7 +84,7 @@ class ScalingBench:
 
     def best_factor(self, steps: int = 20) -> float:
         """The factor other than 1 that leaves the least accuracy, on images that are not judged."""
-        x, y = self.learn.arrays()
+        x, y = self.learn.tensors()
         accuracy = {}
         with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
             for factor in (f for f in FACTORS if f != 1):

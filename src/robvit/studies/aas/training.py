@@ -236,7 +236,7 @@ def _judge(
     alive = [i for i, correct in enumerate(before.correct) if correct]
     if not alive:
         return comparison, replace(before, attack="autoattack", settings=dict(effort.autoattack.settings))
-    x, y = images.take(alive).arrays()
+    x, y = images.take(alive).tensors()
     settings = {**effort.autoattack.settings, "seed": seed}
     outcome = run("autoattack", model, x, y, THREAT, **settings)
     return comparison, spread(trial_of(outcome, "autoattack", THREAT, settings), alive, before)

@@ -31,7 +31,7 @@ def attention(
     """Maps of the first images for several trade-offs, in gates.png, and mean gates of all of them."""
     at = bench(context, effort, images=4)
     model = at.train(trades)
-    x = at.judged.arrays()[0]
+    x = at.judged.tensors()[0]
     maps: dict[float, torch.Tensor] = {}
     for trade in trades:
         model.trade_off = trade

@@ -100,7 +100,7 @@ def judge_variants(
     images = effort.judged(context, variants[0])  # refused now rather than after days of training
     for variant in variants:
         model, training = train_variant(context, effort, variant)
-        images = images.sized(model.input_size[0], context.resize)
+        images = images.resized(model.input_size[0], context.resize)
         attempts = effort.attempts(training.model["recipe"]["inner"], strongest)
         trials = judge(context, model, images, attempts, scenario=variant.label)
         standard = None

@@ -77,7 +77,7 @@ def classified(
     models = pair(context, standard, arch)
     images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(100))
     adv = perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
-    x, y = images.arrays()
+    x, y = images.tensors()
     pred = {name: _logits(model, adv[name]).argmax(1) for name, model in models.items()}
     rows: list[list[Any]] = []
     for judge in judges:
@@ -146,7 +146,7 @@ def shown(
     models = pair(context, standard, arch)
     images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(64))
     adv = perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
-    x, _ = images.arrays()
+    x, _ = images.tensors()
     grey = {name: grey_perturbation(x, made, eps=eps) for name, made in adv.items()}
     few = range(min(SHOWN, len(x)))
     names = [images.classes[label] for label in images.labels[: len(few)]]

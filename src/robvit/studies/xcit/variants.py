@@ -114,7 +114,7 @@ class RecipeEffort(TrainingEffort):
     def judged(self, context: StudyContext, variant: Variant) -> ImageDataset:
         """The images that judge a variant, at their own size.
 
-        At the paper's scale that is the whole judging part, of ImageNet RobustBench's 5,000.
+        At the paper's scale that is the whole test split, of ImageNet RobustBench's 5,000.
         """
         if self.is_small:
             data, limit = context.data_name(variant.small_data), context.count(IMAGES)

@@ -1,0 +1,183 @@
+"""The one door to every data set: what a spec means, which images are chosen, and which are broken.
+
+    sample                          a registered name
+    imagenet-a:/data/imagenet-a     a name and a place
+    masks:/data/streets?void=11     with an option
+    /data/pets                      any folder of images, or a single image
+    sample?corruption=fog:3         any named set under a corruption, of severity 1 to 5
+
+Broken images are found when a set is opened, not when it is read: a dataset whose length or whose
+indices change on the way could never be resumed, compared or named by a digest. So opening decodes
+every image once, cheaply, and leaves the broken ones out, counted and named in `skipped`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import torch
+
+from robvit.data import imagenet
+from robvit.data.catalog import DATASETS
+from robvit.data.dataset import ImageDataset, Listing
+from robvit.data.sampling import balanced_order
+from robvit.data.shapes import Scenes
+from robvit.errors import DataError, InputError
+from robvit.files import read_text
+from robvit.progress import progress
+from robvit.registry import unknown
+
+CORRUPTION = "corruption"  # the option that every set has
+
+
+class SkippedImages(UserWarning):
+    """Some images could not be decoded and were left out."""
+
+
+def open_data(
+    spec: str | Path,
+    *,
+    split: str | None = None,
+    size: int | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    subset: str | Path | Sequence[str] | None = None,
+    seed: int = 0,
+    check: bool = True,
+    corruption: str = "",
+) -> ImageDataset:
+    """Open a data set as images (3 H W) in [0,1] with labels or masks (H W).
+
+    spec: a name from `DATASETS`, a name with a place ("imagenet:PATH"), a folder, or an image file.
+    split: "train", "test" or "val"; the test or validation split if left out, never the training split.
+    size: the side in pixels of square images; as they are stored if left out.
+    resize: "squash" to a square, or "crop" the middle, as for ImageNet.
+    limit: how many images are drawn, class-balanced where possible; a smaller limit is the beginning of a
+        larger one.
+    subset: "robustbench-5000", a file with one image name a line, or the names.
+    seed: decides which images a limit draws.
+    check: decode every image once now and leave broken ones out; if not, they are errors when read.
+    corruption: "fog:3" or another of `CORRUPTIONS`, with a severity of 1 to 5.
+    """
+    opener, place, options = _resolve(spec)
+    corruption = options.pop(CORRUPTION, corruption)
+    listing = opener(place, split, **options)
+    if not listing.names:
+        raise DataError(f"{spec} holds no images")
+    chosen = _select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
+    chosen = replace(chosen, spec=str(spec), split=split or "")
+    return chosen.resized(size, resize).corrupted(corruption)
+
+
+def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, str]]:
+    """The opener a spec asks for, the place after its colon, and its options."""
+    text = os.fspath(spec)
+    head, _, query = text.partition("?")
+    name, _, place = head.partition(":")
+    if not isinstance(spec, Path) and name in DATASETS:
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        _check_options(name, options)
+        return DATASETS[name], place, options
+    path = Path(text).expanduser()
+    if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
+        return DATASETS["folder"], text, {}
+    raise unknown(DATASETS.kind, name, DATASETS.names, "Or give a folder of images.")
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(DATASETS[name]).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] + [CORRUPTION]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+
+
+def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None:
+    if subset is None:
+        return None
+    if not isinstance(subset, str | Path):
+        return list(subset)
+    if str(subset) == imagenet.ROBUSTBENCH:
+        return imagenet.robustbench_list()
+    path = Path(subset).expanduser()
+    if not path.is_file():
+        raise DataError(f"expected {imagenet.ROBUSTBENCH} or a file with one image name a line, got {subset}")
+    names = [line.strip() for line in read_text(path, "a list of names").splitlines() if line.strip()]
+    if not names:
+        raise DataError(f"{path} names no images")
+    return names
+
+
+def _select(
+    listing: Listing, *, names: list[str] | None, limit: int | None, seed: int, check: bool
+) -> ImageDataset:
+    """The chosen images that decode: those named, or all, then at most `limit` drawn by the seed.
+
+    Those that do not decode are counted and named in one warning.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit must be 1 or more, got {limit}; leave it out to take every image")
+    indices = list(range(len(listing.names))) if names is None else _named(listing, names)
+    images = ImageDataset(listing, indices)
+    if not check or isinstance(listing.images, torch.Tensor | Scenes):
+        return images.take(islice(_order(images, limit, seed, lambda index: True), limit))
+    skipped: dict[str, str] = {}
+    total = min(limit or len(images), len(images))
+    with progress("checking images", total=total, unit="images") as advance:
+
+        def usable(index: int) -> bool:
+            flaw = images.flaw(index)
+            if flaw:
+                skipped[listing.names[indices[index]]] = flaw
+            else:
+                advance()
+            return not flaw
+
+        chosen = images.take(islice(_order(images, limit, seed, usable), limit))
+    if skipped:
+        _warn_of(skipped, len(chosen))
+    return replace(chosen, skipped=skipped)
+
+
+def _order(
+    images: ImageDataset, limit: int | None, seed: int, usable: Callable[[int], bool]
+) -> Iterator[int]:
+    """The usable images, as they stand where all are wanted, else as the seed draws them."""
+    if limit is None:
+        return filter(usable, range(len(images)))
+    return balanced_order(images.names, images.labels, seed, usable)
+
+
+def _named(listing: Listing, names: list[str]) -> list[int]:
+    """The indices of the named images; every one must be there."""
+    indices = {name: i for i, name in enumerate(listing.names)}
+    missing = [name for name in names if name not in indices]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of the subset's {len(names)} images are not in the data set, "
+            f"the first is {missing[0]!r}; the data set's names look like {listing.names[0]!r}"
+        )
+    if len(set(names)) < len(names):
+        raise DataError(
+            f"the subset names {len(names) - len(set(names))} images twice; remove the repetitions"
+        )
+    return [indices[name] for name in names]
+
+
+def _warn_of(skipped: dict[str, str], left: int) -> None:
+    """Warn of the images left out, or refuse if none are left."""
+    if not left:
+        name, flaw = next(iter(skipped.items()))
+        raise DataError(f"none of the {len(skipped)} images can be decoded; the first, {name}: {flaw}")
+    shown = "; ".join(f"{name}: {flaw}" for name, flaw in islice(skipped.items(), 3))
+    more = f"; and {len(skipped) - 3} more in .skipped" if len(skipped) > 3 else ""
+    count = f"{len(skipped)} of {len(skipped) + left} images were skipped"
+    warnings.warn(f"{count} ({shown}{more})", SkippedImages, stacklevel=4)  # at the line that opened the set
