@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format docs lab lab-status bench conformance gallery beating fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench conformance gallery beating fuzz sbom audit oldest newest clean
 
 demo: .venv/weights  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -39,6 +39,9 @@ conformance: .venv/ready  ## strength of the attacks beside other libraries, ima
 	$(BIN)/python benchmarks/attacks_conformance.py
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l2 --count 12 --queries 1000
 	$(BIN)/python benchmarks/attacks_conformance.py --norm l1 --count 12 --queries 1000
+
+names: .venv/ready  ## the table of names that is read before torch is loaded, from the registries
+	$(BIN)/python scripts/make_names.py
 
 gallery: .venv/weights  ## the figures in docs/gallery, from bundled images
 	$(BIN)/python scripts/make_gallery.py

@@ -56,7 +56,7 @@ def load(
     `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
     does ("hub"), which the published tokens were trained with.
     """
-    path = weights.local_file(name)
+    path = zoo.local_file(name)
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)
     named = arch or (origin.timm_name if path and origin else name)
     if not named:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from accelerate import PartialState
 
-# accelerate joins processes without a GPU only if it is told that there is none; else each would work alone.
-CPU_ONLY = not torch.accelerator.is_available()
+from robvit.errors import InputError
 
 
 def processes() -> PartialState:
     """How many there are, which this is, and its device."""
-    return PartialState(cpu=CPU_ONLY)
+    return PartialState(cpu=on_cpu())
+
+
+def on_cpu() -> bool:
+    """Whether work is done without a GPU: because $ROBVIT_DEVICE says cpu, or because there is none.
+
+    accelerate joins processes without a GPU only if it is told so; else each would work alone.
+    """
+    wanted = os.environ.get("ROBVIT_DEVICE", "auto")
+    there = torch.accelerator.is_available()
+    if wanted == "cuda" and not there:
+        raise InputError("expected a GPU for the device cuda, torch finds none; take cpu or auto")
+    return wanted == "cpu" or not there

@@ -11,12 +11,17 @@ from robvit.errors import UnknownName
 
 T = TypeVar("T")
 Info = TypeVar("Info")
+LISTED = 20  # names in an error that knows no near one
 
 
-def unknown(kind: str, name: str, known: list[str], hint: str = "") -> UnknownName:
-    """An error that offers the nearest known names."""
+def unknown(
+    kind: str, name: str, known: list[str], hint: str = "", *, listed: list[str] | None = None
+) -> UnknownName:
+    """An error that offers the nearest known names, or else lists some: those of `listed` if given."""
     near = get_close_matches(name, known, n=3, cutoff=0.5)
-    offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)[:20])}"
+    first = sorted(listed or known)[:LISTED]
+    more = ", ..." if len(first) < len(listed or known) else ""
+    offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(first)}{more}"
     return UnknownName(f"no {kind} is called {name!r}; {offer}{' ' + hint if hint else ''}")
 
 

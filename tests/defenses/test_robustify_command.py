@@ -120,7 +120,7 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
     assert recipe.attack.settings == {"steps": 2, "psnr": None}
     for wrong, why in (
         (("--layers", "0,x"), "layers must be"),
-        (("--preset", "best"), "preset must be one of"),
+        (("--preset", "best"), "preset must be paper"),
         (("--pool", 2, "--task", 1), "one set of tokens"),
         (("--layers", "99"), "rising numbers"),
     ):

@@ -65,7 +65,7 @@ Found = tuple[Tensors, Origin]
 
 def state_dict(name: str) -> Found:
     """The weights of an alias, a timm name or a local file, from the first source that has them."""
-    if path := local_file(name):
+    if path := zoo.local_file(name):
         return read_local(path)
     known = zoo.resolve(name)
     misses = []
@@ -85,25 +85,9 @@ def state_dict(name: str) -> Found:
     )
 
 
-def local_file(name: str) -> Path | None:
-    """The file a name means, or nothing if it is not a path; a path without a file is refused."""
-    if not zoo.is_path(name):
-        return None
-    path = Path(name).expanduser()
-    try:
-        there = path.is_file()
-    except (OSError, ValueError):  # longer than any file's name, say
-        there = False
-    if not there:
-        raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
-    if not path.name.lower().endswith(zoo.CHECKPOINTS):
-        raise InputError(f"expected a checkpoint ending in {', '.join(zoo.CHECKPOINTS)}, got {path.name}")
-    return path
-
-
 def architecture(name: str, arch: str | None = None) -> str:
     """The network that a name stands for: `arch` if given, what a checkpoint says of itself, or the name."""
-    path = None if arch else local_file(name)
+    path = None if arch else zoo.local_file(name)
     return arch or (read_local(path)[1].timm_name if path else name)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robvit.errors import InputError
+from robvit.errors import InputError, UnknownName
+from robvit.names import mentioned, sources
 from robvit.registry import unknown
 
 if TYPE_CHECKING:
@@ -202,6 +205,42 @@ def is_path(name: str) -> bool:
     return "/" in name or "\\" in name or name.lower().endswith(CHECKPOINTS)
 
 
+def local_file(name: str) -> Path | None:
+    """The file a name means, or nothing if it is not a path; a path without a file is refused."""
+    if not is_path(name):
+        return None
+    path = Path(name).expanduser()
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # longer than any file's name, say
+        there = False
+    if not there:
+        raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
+    if not path.name.lower().endswith(CHECKPOINTS):
+        raise InputError(f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}")
+    return path
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no alias, no checkpoint's path and no name of timm's, without loading timm."""
+    if name in ALIASES or local_file(name):
+        return
+    files = [*sources("timm", "models"), Path(__file__).with_name("mini.py")]
+    if len(files) == 1 or mentioned(name, files):
+        return
+    texts = "".join(file.read_text(encoding="utf-8") for file in files)
+    networks = re.findall(r"^def (\w+)\(pretrained", texts, flags=re.MULTILINE)
+    tagged = re.findall(r"['\"](\w+\.\w+)['\"]:", texts)
+    network, dot, _ = name.partition(".")
+    if dot and network in networks and not any(known.startswith(f"{network}.") for known in tagged):
+        return  # timm makes this network's tags in a loop, so that only timm itself knows them
+    raise _unknown(name, [*networks, *tagged])
+
+
+def _unknown(name: str, published: list[str]) -> UnknownName:
+    return unknown("model", name, [*ALIASES, *published], "(see `robvit models`)", listed=list(ALIASES))
+
+
 def resolve(name: str) -> Known:
     """What is known of an alias or a timm name; any other name is refused with the nearest ones."""
     if name in ALIASES:
@@ -215,9 +254,7 @@ def resolve(name: str) -> Known:
 
     published = timm.list_pretrained()
     if not timm.is_model(name) or ("." in name and name not in published):
-        raise unknown(
-            "model", name, [*ALIASES, *timm.list_models(), *published], "(see `robvit weights list`)"
-        )
+        raise _unknown(name, [*timm.list_models(), *published])
     settings = timm.get_pretrained_cfg(name)
     return Known(
         alias=name,

@@ -31,29 +31,34 @@ from robvit.cli import (
     train,
     weights,
 )
+from robvit.cli.commands import Command, Group
 from robvit.errors import RobvitError
 
 app = typer.Typer(
     name="robvit",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     help="Harden Vision Transformers, attack them hard, and tell the truth about the result.",
 )
-app.command()(demo.demo)
-app.command()(models.models)
-app.command()(robustify.robustify)
-app.command()(attack.attack)
-app.command()(attack.attacks)
-app.command()(evaluate.evaluate)
-app.command()(compare.compare)
-app.command()(doctor.doctor)
-app.command()(explain.explain)
-app.command()(report.report)
-app.command()(reproduce.reproduce)
-app.command()(export.export)
-app.command()(serve.serve)
-app.command("app")(playground.app)
+for _command in (
+    demo.demo,
+    models.models,
+    robustify.robustify,
+    attack.attack,
+    attack.attacks,
+    evaluate.evaluate,
+    compare.compare,
+    doctor.doctor,
+    explain.explain,
+    report.report,
+    reproduce.reproduce,
+    export.export,
+    serve.serve,
+    playground.app,
+):
+    app.command(cls=Command)(_command)
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
@@ -86,5 +91,5 @@ def main() -> None:
         print(f"robvit: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("robvit: interrupted; run the same command again to go on", file=sys.stderr)
+        print("robvit: interrupted; run the same command again to resume", file=sys.stderr)
         sys.exit(130)

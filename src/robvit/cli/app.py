@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from robvit.cli.checks import check_file
+
 PASSWORD = "ROBVIT_APP_PASSWORD"  # noqa: S105  the variable's name
 SHORTEST = 12
 
@@ -44,6 +46,8 @@ def app(
     from robvit.app.gate import check_address
     from robvit.errors import Unsupported
 
+    check_file(tokens, "tokens")
+    check_file(head, "head")
     password = _password(password_file)
     check_address(host, port, password)
     try:

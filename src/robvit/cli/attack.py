@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from robvit.cli.checks import check_attack, check_data, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,
+    AttackSettings,
     BatchSize,
     DataSpec,
-    Fit,
+    Device,
+    Eps,
     Head,
     ImageSize,
-    JudgedSplit,
     Limit,
     ModelName,
+    Norm,
     Precision,
+    Resize,
     Seed,
+    Split,
+    Threads,
     Tokens,
-    parse_settings,
 )
+from robvit.cli.shell import tell_next, typed
+from robvit.names import facts
+from robvit.settings import parse_settings
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model
@@ -35,11 +42,9 @@ def attack(
     model: ModelName,
     data: DataSpec = "sample",
     attack: Annotated[str, typer.Option(help="One of the attacks of `robvit attacks`.")] = "pgd",
-    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
-    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the attack, such as --set steps=20.")
-    ] = None,
+    norm: Norm = "linf",
+    eps: Eps = "8/255",
+    setting: AttackSettings = None,
     out: Annotated[Path, typer.Option(help="Folder for images, record and sheet.")] = Path("runs/attack"),
     victim: Annotated[
         str | None, typer.Option(help="Craft on MODEL, but judge on this model (transfer).")
@@ -47,9 +52,9 @@ def attack(
     head: Head = None,
     tokens: Tokens = None,
     adapters: Adapters = None,
-    split: JudgedSplit = None,
+    split: Split = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -58,13 +63,20 @@ def attack(
         str | None, typer.Option("--compile", help="Compile MODEL first, by inductor, say; pays on a GPU.")
     ] = None,
     seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Attack every image of a data set and write images that still fool the model when read back.
 
     Images with masks take a segmentation head and `--attack segpgd`; they are judged by mean IoU.
-    Interrupted, the same command goes on where it stopped. Under `accelerate launch` several processes
+    Interrupted, the same command resumes where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.
     """
+    check_attack(attack, norm, eps, setting)
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(victim)
+    check_data(data)
+    check_out(out)
     from robvit.data import open_data
     from robvit.evaluation.attack import attack_dataset
     from robvit.evaluation.attack_shards import Job
@@ -78,7 +90,7 @@ def attack(
     defence: dict[str, Any] = {"tokens": tokens, "adapters": adapters}
     crafted_on = load(model, **own, **({} if victim else defence))
     judged = load(victim, **{**own, "arch": None}, **defence) if victim else None
-    images = open_data(data, split=split, size=crafted_on.input_size[0], resize=fit, limit=limit)
+    images = open_data(data, split=split, size=crafted_on.input_size[0], resize=resize, limit=limit)
     for classifier in filter(None, (crafted_on, judged)):
         _check_classes(classifier, images)
     identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
@@ -95,9 +107,8 @@ def attack(
         precision,
         compiler,
     )
-    command = " ".join(["robvit", *sys.argv[1:]])
     with alone_in(out), progress(f"{attack} on {model}", total=len(images)) as advance:
-        record = attack_dataset(job, out, command=command, progress=advance)
+        record = attack_dataset(job, out, command=typed(), progress=advance)
     if processes().is_main_process:
         _tell(record, out)
 
@@ -135,7 +146,7 @@ def _tell(record: Record, out: Path) -> None:
     for name in {name for trial in record.trials for name in trial.warnings}:
         typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
     typer.echo(f"written: {out}/images (PNG), {out}/sheet.png, {out}/record.json")
-    typer.echo(f"next: robvit report {out}/record.json")
+    tell_next("report", out)
 
 
 def attacks() -> None:
@@ -143,18 +154,11 @@ def attacks() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from robvit.attacks import ATTACKS
-
     table = Table(box=None, pad_edge=False)
     for column in ("attack", "norms", "paper", "settings"):
         table.add_column(column, no_wrap=column != "settings")
-    for entry in ATTACKS:
-        settings = ", ".join(f"{k}={v}" for k, v in entry.info.defaults.items() if _plain(v))
-        table.add_row(entry.name, " ".join(entry.info.norms), entry.info.paper, settings)
+    for name, about in facts("attack").items():
+        settings = ", ".join(f"{k}={v}" for k, v in about["defaults"].items() if not isinstance(v, list))
+        table.add_row(name, " ".join(about["norms"]), about["paper"], settings)
     Console().print(table)
     typer.echo("\nnext: robvit attack robvit-mini-robust sample --attack apgd_ce --set steps=20")
-
-
-def _plain(value: object) -> bool:
-    """Whether a setting can be given as text."""
-    return value is None or isinstance(value, bool | int | float | str)

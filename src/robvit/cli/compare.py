@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from robvit.cli.checks import check_record
+
 
 def compare(
     a: Annotated[Path, typer.Argument(help="A record.json, or the folder that holds it.")],
     b: Annotated[Path, typer.Argument(help="Another, on the same images.")],
 ) -> None:
     """Compare two models image by image: differences with 95 % intervals, and exact McNemar tests."""
+    for place in (a, b):
+        check_record(place)
     from rich.console import Console
     from rich.table import Table
 

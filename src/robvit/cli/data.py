@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.cli.checks import check_corruption, check_data
+from robvit.cli.commands import Command, Group
+from robvit.names import facts
+
 if TYPE_CHECKING:
     from robvit.data import ImageDataset
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="List, get and look at data sets. Every command that takes data takes the names listed here, "
     "or any folder of images.",
@@ -23,23 +28,21 @@ OutFolder = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_sets() -> None:
     """Show every kind of data set, and how to ask for it."""
     from rich.console import Console
     from rich.table import Table
 
-    from robvit.data import DATASETS
-
     table = Table("ask for", "what it is", box=None, pad_edge=False)
-    for entry in DATASETS:
-        table.add_row(entry.info.example, entry.info.about)
+    for about in facts("data set").values():
+        table.add_row(about["example"], about["about"])
     console = Console()
     console.print(table, markup=False)
     console.print("\nNext: robvit data show sample --out sheet.png", highlight=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def cifar10(out: OutFolder = None) -> None:
     """Get the full CIFAR-10: 50,000 training and 10,000 test images, 184 MB.
 
@@ -50,7 +53,7 @@ def cifar10(out: OutFolder = None) -> None:
     _get("cifar10", out)
 
 
-@app.command()
+@app.command(cls=Command)
 def cifar100(out: OutFolder = None) -> None:
     """Get the full CIFAR-100: 50,000 training and 10,000 test images, 184 MB.
 
@@ -60,7 +63,7 @@ def cifar100(out: OutFolder = None) -> None:
     _get("cifar100", out)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     spec: Annotated[str, typer.Argument(help="A name from `robvit data list`, or a folder.", metavar="DATA")],
     split: Annotated[
@@ -84,6 +87,8 @@ def show(
     ] = False,
 ) -> None:
     """Count a data set's images, classes, sizes and broken files, and draw a contact sheet."""
+    check_data(spec)
+    check_corruption(corruption)
     import warnings
 
     from rich.console import Console

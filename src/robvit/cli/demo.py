@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from robvit.cli.checks import check_model, check_out, check_threat
+
 
 def demo(
     model: Annotated[
@@ -29,6 +31,9 @@ def demo(
 
     Under five minutes on two cores; interrupted, it goes on.
     """
+    check_threat("linf", eps)
+    check_model(model)
+    check_out(out)
     from robvit.demo import Scale, demo
     from robvit.files import alone_in
     from robvit.threat import Threat

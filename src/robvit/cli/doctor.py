@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.cli.checks import check_data, check_model, check_out, check_threat
 from robvit.cli.options import (
     Adapters,
     Architecture,
     BatchSize,
     DataSpec,
-    Fit,
+    Device,
+    Eps,
     Head,
     ImageSize,
-    JudgedSplit,
     Limit,
+    ModelName,
+    Norm,
+    Resize,
     Seed,
+    Split,
+    Threads,
     Tokens,
 )
+from robvit.cli.shell import tell_next, typed
+from robvit.names import check_name
 
 if TYPE_CHECKING:
     from robvit.record import Finding
@@ -35,17 +42,10 @@ SHOWN = 4  # images named in a line
 
 
 def doctor(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
-            "imported and called.",
-        ),
-    ],
+    model: ModelName,
     data: DataSpec = "sample",
-    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
-    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
+    norm: Norm = "linf",
+    eps: Eps = "8/255",
     out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/doctor"),
     check: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
     surrogate: Annotated[
@@ -55,26 +55,35 @@ def doctor(
     samples: Annotated[
         int, typer.Option(min=1, help="Judge a randomised model by its mean over so many passes.")
     ] = 1,
-    steps: Annotated[int, typer.Option(help="Gradient steps of an attack.")] = 20,
-    restarts: Annotated[int, typer.Option(help="Random starts in the check of restarts.")] = 4,
-    queries: Annotated[int, typer.Option(help="Queries of the black box.")] = 300,
-    draws: Annotated[int, typer.Option(help="Noisy versions of each image.")] = 100,
+    steps: Annotated[int, typer.Option(min=4, help="Gradient steps of an attack.")] = 20,
+    restarts: Annotated[int, typer.Option(min=2, help="Random starts in the check of restarts.")] = 4,
+    queries: Annotated[int, typer.Option(min=1, help="Queries of the black box.")] = 300,
+    draws: Annotated[int, typer.Option(min=1, help="Noisy versions of each image.")] = 100,
     head: Head = None,
     tokens: Tokens = None,
     adapters: Adapters = None,
-    split: JudgedSplit = None,
+    split: Split = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
     seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Look for signs that a model only seems robust: masked gradients, blind attacks, undisclosed randomness.
 
     Every check is red, amber, green or skipped, worst first, with its evidence, the violating images and a
     remedy. The exit code is 1 if any is red, so that it can run in CI.
     """
+    for name in check or []:
+        check_name("check", name)
+    check_threat(norm, eps)
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(surrogate)
+    check_data(data)
+    check_out(out)
     from robvit.data import open_data
     from robvit.diagnosis.doctor import doctor as examine
     from robvit.evaluation.classifiers import open_classifier
@@ -85,7 +94,7 @@ def doctor(
 
     judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens, adapters=adapters)
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
-    images = open_data(data, split=split, size=judged.size, resize=fit, limit=limit)
+    images = open_data(data, split=split, size=judged.size, resize=resize, limit=limit)
     for classifier in filter(None, (judged, other)):
         classifier.net.to(processes().device)
     with progress(f"doctor: {model}", total=1) as advance:
@@ -103,7 +112,7 @@ def doctor(
             samples=samples,
             seed=seed,
             batch=batch,
-            command=" ".join(["robvit", *sys.argv[1:]]),
+            command=typed(),
             progress=advance,
         )
     write_report(record, out / "report.html")
@@ -117,7 +126,8 @@ def doctor(
     typer.echo(f"written: {out}/record.json, {out}/report.html")
     if "red" in statuses:
         raise typer.Exit(1)
-    typer.echo(f"next: robvit evaluate {model} {data}")
+    own = {"head": head, "tokens": tokens, "adapters": adapters, "img_size": img_size, "arch": arch}
+    tell_next("evaluate", model, data, **own)
 
 
 def _show(finding: Finding) -> None:

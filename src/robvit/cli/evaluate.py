@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.cli.checks import check_data, check_model, check_out, check_protocol
 from robvit.cli.options import (
     Adapters,
     Architecture,
     BatchSize,
-    Fit,
+    DataSpec,
+    Device,
     Head,
     ImageSize,
-    JudgedSplit,
     Limit,
     Precision,
+    Resize,
+    Split,
+    Threads,
     Tokens,
 )
+from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import show_table
 
 if TYPE_CHECKING:
@@ -35,9 +39,7 @@ def evaluate(
             "imported and called.",
         ),
     ] = None,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of images.")
-    ] = "sample",
+    data: DataSpec = "sample",
     protocol: Annotated[
         str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
     ] = "quick@1",
@@ -49,9 +51,9 @@ def evaluate(
         str | None,
         typer.Option(help="Images of attackers who learn; the data's training part if left out."),
     ] = None,
-    split: JudgedSplit = None,
+    split: Split = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,
@@ -60,10 +62,12 @@ def evaluate(
         Path | None, typer.Option(help="Also write the result as a `model_info` file of RobustBench's.")
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the protocols and stop.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Judge a classifier by a protocol: every image's outcome under every attack, and the worst case.
 
-    A forecast comes first. Interrupted, the same command goes on where it stopped; under `accelerate
+    A forecast comes first. Interrupted, the same command resumes where it stopped; under `accelerate
     launch` several processes share the work; the record is the same.
     """
     if show or model is None:
@@ -71,6 +75,11 @@ def evaluate(
         if not show:
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
         return
+    check_protocol(protocol)
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_data(data)
+    check_data(public)
+    check_out(out)
     from robvit.errors import InputError
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.evaluate import evaluate as judge
@@ -93,13 +102,13 @@ def evaluate(
             protocol=rules,
             out=out,
             split=split,
-            fit=fit,
+            fit=resize,
             limit=limit,
             public=public,
             batch=batch,
             precision=precision,
             log=typer.echo if main else silent,
-            command=" ".join(["robvit", *sys.argv[1:]]),
+            command=typed(),
         )
     if not main:
         return
@@ -112,7 +121,7 @@ def evaluate(
 
         write_json(robustbench, model_info(record))
         typer.echo(f"written: {robustbench} (RobustBench's model_info form)")
-    typer.echo(f"next: robvit report {out}/record.json, or robvit compare {out} ANOTHER")
+    typer.echo(f"next: {command_line('report', out)}, or {command_line('compare', out, 'ANOTHER')}")
 
 
 def _show(record: Record) -> None:

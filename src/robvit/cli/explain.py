@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Adapters, Architecture, Fit, Head, ImageSize, ModelName, Seed, parse_settings
+from robvit.cli.checks import check_attack, check_figures, check_image, check_model, check_out
+from robvit.cli.options import (
+    Adapters,
+    Architecture,
+    AttackSettings,
+    Device,
+    Eps,
+    Head,
+    ImageSize,
+    Norm,
+    OwnModel,
+    Resize,
+    Seed,
+    Threads,
+)
+from robvit.cli.shell import typed
 from robvit.explanation.figures import NAMES
+from robvit.settings import parse_settings
 
 if TYPE_CHECKING:
     from robvit.record import Record
 
 
 def explain(
-    model: ModelName,
+    model: OwnModel,
     images: Annotated[
         list[str],
         typer.Argument(
             metavar="IMAGE",
-            help="Image files, or DATA:NUMBER for an image of a data set's test split, counted from 0, "
+            help="Image files, or DATA:NUMBER for an image of a dataset's test split, counted from 0, "
             "such as sample:3 or camvid:FOLDER:0.",
         ),
     ],
@@ -30,7 +45,7 @@ def explain(
     ),
     figure: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=f"Only this figure; may be repeated: {', '.join(NAMES)}."),
+        typer.Option(metavar="NAME", help=f"Only this figure; repeatable. One of {', '.join(NAMES)}."),
     ] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens: every figure also shows the hardened model.")
@@ -50,21 +65,28 @@ def explain(
             "head, segpgd on masks."
         ),
     ] = "",
-    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
-    eps: Annotated[str, typer.Option(help="The budget in pixels, such as 8/255 or 0.5.")] = "8/255",
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the attack, such as --set steps=50.")
-    ] = None,
+    norm: Norm = "linf",
+    eps: Eps = "8/255",
+    setting: AttackSettings = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Draw what a model does with images, clean and attacked: attention, activations, features, gradients.
 
     Every figure is a PNG and stands in the report, where charts are read with the mouse and surfaces are
     turned. What needs tokens, adapters, a head or a second model is left out where there is none.
     """
+    check_figures(figure)
+    check_attack(attack or "pgd", norm, eps, setting if attack else None)
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(beside)
+    for image in images:
+        check_image(image)
+    check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.explanation.explain import explain as draw
     from robvit.explanation.subject import attack_for
@@ -84,10 +106,10 @@ def explain(
             settings=parse_settings(setting or [], ATTACKS.info(attack).defaults, attack),
             tokens=tokens,
             beside=beside,
-            resize=fit,
+            resize=resize,
             seed=seed,
             out=out,
-            command=" ".join(["robvit", *sys.argv[1:]]),
+            command=typed(),
             progress=advance,
         )
     _tell(record, out)

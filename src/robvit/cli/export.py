@@ -7,17 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, Fit, Force, Head, ImageSize, ModelName, free_place
+from robvit.cli.checks import check_data, check_model, free_place
+from robvit.cli.options import (
+    Adapters,
+    Architecture,
+    Device,
+    Force,
+    Head,
+    ImageSize,
+    OwnModel,
+    Resize,
+    Threads,
+    choice,
+)
+from robvit.names import facts
+
+SUFFIXES = {name: known["suffix"] for name, known in facts("format").items()}
 
 if TYPE_CHECKING:
     from robvit.exporting import Parity
 
 
 def export(
-    model: ModelName,
-    form: Annotated[
+    model: OwnModel,
+    format: Annotated[
         str,
-        typer.Option("--format", help="onnx; torch, a torch.export program; timm, a plain checkpoint."),
+        typer.Option(
+            **choice(*SUFFIXES),
+            help="onnx; torch, a torch.export program; timm, a plain checkpoint.",
+        ),
     ] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="Where it is written; MODEL.onnx, .pt2 or .safetensors if left out.")
@@ -29,7 +47,7 @@ def export(
         bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
     ] = False,
     head: Head = None,
-    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    adapters: Adapters = None,
     trade_off: Annotated[
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
     ] = None,
@@ -38,9 +56,11 @@ def export(
     ] = "sample",
     limit: Annotated[int, typer.Option(min=1, help="How many of them.")] = 16,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     force: Force = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Write a model for other runtimes, after comparing the file's answers with the model's.
 
@@ -48,26 +68,24 @@ def export(
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
     features within 1e-4 of their length and the same predictions on real images, or it is not kept.
     """
+    place = free_place(out or Path(Path(model).stem + SUFFIXES[format]), force)
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_data(data)
     from robvit.backbones import weights
     from robvit.data import open_data
-    from robvit.errors import InputError
-    from robvit.exporting import SUFFIXES
     from robvit.exporting import export as write
     from robvit.loading import load
 
-    if form not in SUFFIXES:
-        raise InputError(f"--format must be {', '.join(SUFFIXES)}, got {form!r}")
-    place = free_place(out or Path(Path(model).stem + SUFFIXES[form]), force)
     net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net.trade_off = trade_off
-    images, _ = open_data(data, size=net.input_size[0], resize=fit, limit=limit).tensors()
+    images, _ = open_data(data, size=net.input_size[0], resize=resize, limit=limit).tensors()
     named = weights.architecture(model, arch)
-    parity = write(net, place, form, images=images, with_secret=with_secret, arch=named)
-    _tell(place, form, parity, secret=tokens is not None)
+    parity = write(net, place, format, images=images, with_secret=with_secret, arch=named)
+    _tell(place, format, parity, secret=tokens is not None)
 
 
-def _tell(place: Path, form: str, parity: Parity, *, secret: bool) -> None:
+def _tell(place: Path, format: str, parity: Parity, *, secret: bool) -> None:
     """What was compared, where the file is, how it is opened."""
     from robvit.exporting import WARNING, timm_lines
 
@@ -80,5 +98,5 @@ def _tell(place: Path, form: str, parity: Parity, *, secret: bool) -> None:
         "torch": [f"net = torch.export.load({str(place)!r}).module()", "net(x)"],
     }
     typer.echo("next, to use it without robvit:")
-    for line in lines.get(form) or timm_lines(place):
+    for line in lines.get(format) or timm_lines(place):
         typer.echo(f"  {line}")

@@ -2,74 +2,136 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from robvit.budget import NORMS
+from robvit.errors import InputError
+
+
+def choice(*values: str, then: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """How an option shows and checks that it is one of some words; `then` hears the word."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and value not in values:
+            known = f"{', '.join(values[:-1])} or {values[-1]}"
+            raise InputError(f"{param.opts[0]} must be {known}, got {value!r}")
+        if value is not None and then is not None:
+            then(value)
+        return value
+
+    return {"metavar": "|".join(values), "callback": check}
+
+
+def _choose_device(device: str) -> None:
+    if device != "auto":
+        os.environ["ROBVIT_DEVICE"] = device  # read by robvit.processes, also in processes started from here
+
+
+def _choose_threads(threads: int | None) -> int | None:
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+        if torch := sys.modules.get("torch"):  # reads the environment only when it is loaded
+            torch.set_num_threads(threads)
+    return threads
+
+
 ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or "
+        "module:function, which is imported and called.",
+    ),
+]
+OwnModel = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
 ]
 DataSpec = Annotated[
-    str, typer.Argument(metavar="DATA", help="A data set (`robvit data list`) or a folder of images.")
+    str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--img-size", help="Side of the images in pixels; the model's own if left out."),
+    typer.Option(
+        "--img-size",
+        min=1,
+        help="Side of the images in pixels; the model's own if left out.",
+        metavar="PIXELS",
+    ),
 ]
 Architecture = Annotated[
     str | None,
     typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
 ]
-Fit = Annotated[
+Resize = Annotated[
     str,
-    typer.Option("--fit", help="squash the whole image to a square, or crop its middle as for ImageNet."),
+    typer.Option(
+        "--resize",
+        **choice("squash", "crop"),
+        help="How images become square: squash them whole, or crop the middle as for ImageNet.",
+    ),
 ]
 Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit train head`.")]
-Tokens = Annotated[Path | None, typer.Option("--tokens", help="Tokens that harden the judged model.")]
-Adapters = Annotated[
-    Path | None, typer.Option("--adapters", help="Adapters from `robvit train tora`, on the judged model.")
+Tokens = Annotated[
+    Path | None, typer.Option("--tokens", help="Tokens from `robvit robustify` that harden the model.")
 ]
-JudgedSplit = Annotated[
-    str | None, typer.Option("--split", help="The split of the data; test or validation if left out.")
+Adapters = Annotated[Path | None, typer.Option("--adapters", help="Adapters from `robvit train tora`.")]
+Split = Annotated[
+    str | None,
+    typer.Option("--split", help="The split to test on; test or validation if left out."),
+]
+TrainSplit = Annotated[
+    str | None,
+    typer.Option(
+        "--split", help="The split to learn from: train if left out, or all of a folder without splits."
+    ),
+]
+Norm = Annotated[str, typer.Option("--norm", **choice(*NORMS), help="The norm of the perturbation.")]
+Eps = Annotated[
+    str, typer.Option("--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf.")
+]
+AttackSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of the attack, such as --set steps=20; repeatable."
+    ),
 ]
 Precision = Annotated[
-    str, typer.Option(help="fp32, or bf16 or fp16 for a faster search whose successes fp32 confirms.")
+    str,
+    typer.Option(
+        "--precision",
+        **choice("fp32", "bf16", "fp16"),
+        help="Precision of the attack; successes are always confirmed in fp32.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Decides every random draw.")]
-Limit = Annotated[int | None, typer.Option(help="At most so many images, drawn by a fixed seed.")]
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Images in one pass.")]
+Seed = Annotated[int, typer.Option("--seed", help="Decides every random draw.")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="At most this many images, drawn by a fixed seed.", metavar="N"),
+]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Images in one pass.", metavar="N")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]
-
-
-def free_place(path: Path, force: bool) -> Path:
-    """The path, unless something is there that was not given up with --force."""
-    from robvit.errors import InputError
-
-    if path.exists() and not force:
-        raise InputError(f"{path} is already there; choose another --out, or replace it with --force")
-    return path
-
-
-def parse_settings(given: list[str], known: dict[str, Any], owner: str) -> dict[str, Any]:
-    """Settings from text such as steps=20: whole numbers, fractions, lists, true and false, or words."""
-    import json
-
-    from robvit.budget import parse_number
-    from robvit.errors import InputError
-    from robvit.registry import unknown
-
-    settings: dict[str, Any] = {}
-    for item in given:
-        name, equals, text = item.partition("=")
-        if not equals:
-            raise InputError(f"a setting looks like steps=20, got {item!r}")
-        if name not in known:
-            raise unknown(f"setting of {owner}", name, list(known))
-        try:
-            settings[name] = json.loads(text.lower())
-        except ValueError:
-            is_fraction = all(part.replace(".", "", 1).isdigit() for part in text.split("/"))
-            settings[name] = parse_number(text) if is_fraction else text
-    return settings
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        **choice("auto", "cpu", "cuda", then=_choose_device),
+        help="Where to compute; auto takes a GPU if there is one.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        callback=_choose_threads,
+        help="Processor threads; as many as there are cores if left out.",
+        metavar="N",
+    ),
+]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.cli.checks import check_data, check_record
+
 if TYPE_CHECKING:
     from robvit.drawing.images import Pixels
     from robvit.record import Record
@@ -32,10 +34,11 @@ def report(
 
     Attacked images that lie beside a record are shown with their originals, up to a thousand a page.
     """
+    check_data(images)
+    paths = [check_record(path) for path in records]
     from robvit.record import Record
     from robvit.report.html import write_report
 
-    paths = [path / "record.json" if path.is_dir() else path for path in records]
     loaded = [Record.load(path) for path in paths]
     shown = [_beside(record, path.parent, images) for record, path in zip(loaded, paths, strict=True)]
     place = out or paths[0].with_name("report.html")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Fit, ImageSize, Seed, parse_settings
-from robvit.cli.tables import show_table
+from robvit.cli.checks import check_data, check_model, check_out, check_study
+from robvit.cli.options import Device, ImageSize, Resize, Seed, Threads
+from robvit.cli.shell import typed
+from robvit.cli.tables import console, show_table
+from robvit.names import facts
 
 
 def reproduce(
@@ -26,7 +28,7 @@ def reproduce(
         int | None, typer.Option(min=1, help="How many images are judged: the scale of the run.")
     ] = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the study, such as --set steps=10.")
     ] = None,
@@ -34,31 +36,34 @@ def reproduce(
         Path | None, typer.Option(help="Folder for record, report and intermediate results.")
     ] = None,
     seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
 
     Without a name, the studies are listed. Every study runs on any backbone and images you name.
     """
-    from robvit.report.html import write_report
-    from robvit.studies import STUDIES
-    from robvit.studies import reproduce as run
-
     if name is None:
         _list()
         return
-    known = STUDIES.info(name).defaults
-    settings = parse_settings(setting or [], known, name)
+    settings = check_study(name, setting)
     folder = out or Path("runs") / name
+    check_model(model)
+    check_data(data)
+    check_out(folder)
+    from robvit.report.html import write_report
+    from robvit.studies import reproduce as run
+
     record = run(
         name,
         model=model,
         data=data,
         images=images,
         img_size=img_size,
-        resize=fit,
+        resize=resize,
         seed=seed,
         out=folder,
-        command=" ".join(["robvit", *sys.argv[1:]]),
+        command=typed(),
         **settings,
     )
     write_report(record, folder / "report.html", images=sorted(folder.glob("*.png")))
@@ -72,21 +77,18 @@ def reproduce(
 def _list() -> None:
     from itertools import groupby
 
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from robvit.studies import STUDIES
-
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    entries = sorted(STUDIES, key=lambda entry: (entry.info.paper, entry.name))
-    for paper, studies in groupby(entries, key=lambda entry: entry.info.paper):
+    entries = sorted(facts("study").items(), key=lambda entry: (entry[1]["paper"], entry[0]))
+    for paper, studies in groupby(entries, key=lambda entry: entry[1]["paper"]):
         table = Table(box=None, pad_edge=False, show_header=False)
         for column in ("study", "what it repeats", "settings"):
             table.add_column(column, no_wrap=column == "study")
-        for entry in studies:
-            settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in entry.info.defaults.items())
-            table.add_row(f"  {entry.name}", entry.info.title, f"[dim]{settings}[/dim]")
-        console.print(f"[bold]{paper}[/bold]", table, "")
+        for name, about in studies:
+            settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in about["defaults"].items())
+            table.add_row(f"  {name}", about["title"], f"[dim]{escape(settings)}[/dim]")
+        console().print(f"[bold]{paper}[/bold]", table, "")
     typer.echo("next: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32 --set steps=40")
 
 
@@ -94,4 +96,4 @@ def _plainly(name: str, value: object) -> str:
     """A setting as it is typed: budgets in grey levels, lists as JSON has them."""
     if name == "eps" and isinstance(value, float):
         return f"{value * 255:g}/255"
-    return str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)

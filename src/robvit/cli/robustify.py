@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, DataSpec, Fit, ImageSize, ModelName
+from robvit.cli.checks import check_attack, check_data, check_model, check_out
+from robvit.cli.options import (
+    Architecture,
+    DataSpec,
+    Device,
+    ImageSize,
+    OwnModel,
+    Resize,
+    Threads,
+    TrainSplit,
+    choice,
+)
+from robvit.cli.shell import tell_next, typed
+from robvit.names import facts
 
 if TYPE_CHECKING:
     from robvit.defenses.robustify import Hardening
@@ -52,12 +64,14 @@ Seed = Annotated[
 
 
 def robustify(
-    model: ModelName,
+    model: OwnModel,
     data: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/robustify"),
     preset: Annotated[
         str,
-        typer.Option(help="Decides all that is left out: paper, deep, or reference, as the published code."),
+        typer.Option(
+            help="Decides all that is left out; reference: as the published code.", **choice(*facts("preset"))
+        ),
     ] = "paper",
     count: Annotated[Whole, typer.Option(min=1, help="How many tokens; in the paper 10.")] = None,
     steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200.")] = None,
@@ -75,11 +89,9 @@ def robustify(
     head: Head = None,
     task: Task = 0.0,
     pool: Pool = 1,
-    split: Annotated[
-        Text, typer.Option(help="The part to learn from; train, or all of a folder without parts.")
-    ] = None,
+    split: TrainSplit = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Annotated[
         Whole,
@@ -90,13 +102,21 @@ def robustify(
         ),
     ] = None,
     seed: Seed = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Learn a few secret, label-free tokens that make a frozen backbone's features survive attacks.
 
     Attacked images are kept in the cache, so another run with other tokens is many times faster.
-    Interrupted, the same command goes on where it stopped. Whoever has the images and the seed can
+    Interrupted, the same command resumes where it stopped. Whoever has the images and the seed can
     make the same tokens.
     """
+    for text in attack or ["feature"]:
+        name, _, own = text.partition("@")
+        check_attack(name, "linf", own or eps or "8/255")
+    check_model(model, arch, head=head)
+    check_data(data)
+    check_out(out)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.defenses.robustify import robustify as harden
     from robvit.progress import progress
@@ -124,7 +144,7 @@ def robustify(
             pool=pool,
             seed=seed,
             split=split,
-            resize=fit,
+            resize=resize,
             limit=limit,
             img_size=img_size,
             arch=arch,
@@ -137,7 +157,7 @@ def robustify(
 
 def _command() -> str:
     """What was typed, but for the seed: whoever has it can make the same tokens."""
-    return re.sub(r"--seed[ =]\S+", "--seed ...", " ".join(["robvit", *sys.argv[1:]]))
+    return re.sub(r"--seed[ =]\S+", "--seed ...", typed())
 
 
 def _tell(hardening: Hardening, out: Path) -> None:
@@ -153,4 +173,4 @@ def _tell(hardening: Hardening, out: Path) -> None:
         head = f"{out}/head.safetensors"
         typer.echo(f"written: {head}, the head that learned along")
     name = hardening.record.model["name"]
-    typer.echo(f"next: robvit attack {name} DATA --victim {name} --tokens {place} --head {head}")
+    tell_next("attack", name, "DATA", victim=name, tokens=place, head=head)

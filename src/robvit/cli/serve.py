@@ -7,17 +7,18 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.options import Architecture, Fit, Head, ImageSize, ModelName
+from robvit.cli.checks import check_file, check_model
+from robvit.cli.options import Adapters, Architecture, Device, Head, ImageSize, OwnModel, Resize, Threads
 
 
 def serve(
-    model: ModelName,
+    model: OwnModel,
     tokens: Annotated[
         Path | None,
         typer.Option(help="Tokens that harden it, or a pool of which every request draws a set."),
     ] = None,
     head: Head = None,
-    adapters: Annotated[Path | None, typer.Option(help="Adapters from `robvit train tora`.")] = None,
+    adapters: Adapters = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; only this machine unless you say so.")
     ] = "127.0.0.1",
@@ -39,10 +40,12 @@ def serve(
         int, typer.Option(min=1, help="Height times width of an image; more get 422, undecoded.")
     ] = 25_000_000,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
-    """ModelOutput HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
+    """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
 
     POST an image's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
     gathered into batches. Each request occupies one queue slot; when none is free it gets 429. On shutdown
@@ -51,21 +54,23 @@ def serve(
     from importlib.util import find_spec
 
     from robvit.errors import Unsupported
-    from robvit.loading import load
 
+    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_file(bearer_file, "key")
+    key = _key(bearer_file) if bearer_file else ""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise Unsupported(
             "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
         )
+    from robvit.loading import load
     from robvit.serve.predictor import Predictor
     from robvit.serve.server import is_loopback, listen, run
     from robvit.serve.service import Limits, Service
 
-    key = _key(bearer_file) if bearer_file else ""
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
-    service = Service(Predictor(net, fit), limits, key)
+    service = Service(Predictor(net, resize), limits, key)
     at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     if not is_loopback(host):
         who = "with the key, which travels in the clear," if key else "without any key"

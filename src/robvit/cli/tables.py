@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from robvit.record import Table
+
+
+def console() -> Console:
+    """Where tables are printed: as wide as the terminal, or wide enough for pages that quote them."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
 def show_table(table: Table) -> None:
     """Print one: names on the left, figures flush right, its note beneath."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Printed
 
     shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -22,8 +30,7 @@ def show_table(table: Table) -> None:
         shown.add_column(column, justify="right" if place else "left")
     for row in table.rows:
         shown.add_row(*(table.cell(value) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print(table.title, style="bold")
-    console.print(shown)
+    console().print(table.title, style="bold")
+    console().print(shown)
     if table.note:
         typer.echo(f"{table.note}\n")

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from robvit.cli.checks import check_data, check_file, check_model, check_out, free_place
+from robvit.cli.commands import Command, Group
 from robvit.cli.options import (
     Architecture,
     DataSpec,
-    Fit,
+    Device,
     Force,
     ImageSize,
     Limit,
-    ModelName,
-    free_place,
+    OwnModel,
+    Resize,
+    Threads,
+    TrainSplit,
+    choice,
+)
+from robvit.cli.shell import typed
+from robvit.errors import InputError
+
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Bring in, look at, rotate and bake files of robustness tokens."
 )
 
-app = typer.Typer(no_args_is_help=True, help="Bring in, look at, rotate and bake files of robustness tokens.")
 
-
-@app.command("import")
+@app.command("import", cls=Command)
 def import_(
     file: Annotated[Path, typer.Argument(help="A .pt file of the paper's project.")],
     out: Annotated[
@@ -34,10 +42,12 @@ def import_(
     force: Force = False,
 ) -> None:
     """Turn published tokens into robvit's format; nothing in the file is executed."""
+    place = free_place(out or Path(file.name).with_suffix(".safetensors"), force)
+    check_file(file, "tokens")
+    check_model(model)
     from robvit.defenses.tokens import import_published
     from robvit.loading import load
 
-    place = free_place(out or Path(file.name).with_suffix(".safetensors"), force)
     tokens = import_published(file, None if model is None else load(model))
     tokens.save(place)
     typer.echo(str(tokens))
@@ -46,9 +56,10 @@ def import_(
     typer.echo(f"written, for your eyes only: {place}")
 
 
-@app.command()
+@app.command(cls=Command)
 def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a pool.")]) -> None:
     """Tell what a token file is for, without showing the tokens or the seed they grew from."""
+    check_file(file, "tokens")
     from robvit.defenses.pool import TokenPool, load_tokens
 
     found = load_tokens(file)
@@ -61,10 +72,10 @@ def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a poo
             typer.echo(f"{name}: {value}")
 
 
-@app.command()
+@app.command(cls=Command)
 def rotate(
     old: Annotated[Path, typer.Argument(help="The token file that is to be replaced.")],
-    model: ModelName,
+    model: OwnModel,
     data: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder for new tokens and record.")] = Path("runs/rotate"),
     bound: Annotated[
@@ -73,19 +84,22 @@ def rotate(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; as before if left out.")] = None,
     judge: Annotated[int, typer.Option(min=1, help="Images kept from the training to judge on.")] = 32,
     head: Annotated[Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="The part to take; train, or all of a folder without parts."),
-    ] = None,
+    split: TrainSplit = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
 
     The new seed is drawn in secret. New tokens that change clean features too much are refused.
     """
+    check_file(old, "tokens")
+    check_model(model, arch, head=head)
+    check_data(data)
+    check_out(out)
     from robvit.defenses.rotate import rotate as issue
     from robvit.progress import progress
     from robvit.record import Table
@@ -101,12 +115,12 @@ def rotate(
             judge=judge,
             head=head,
             split=split,
-            resize=fit,
+            resize=resize,
             limit=limit,
             img_size=img_size,
             arch=arch,
             progress=advance,
-            command=" ".join(["robvit", *sys.argv[1:]]),
+            command=typed(),
         )
     record = rotation.record
     clean = record.metrics["cosine, clean, new tokens"]
@@ -118,13 +132,13 @@ def rotate(
     typer.echo(f"next: serve the new ones, then remove {old}")
 
 
-@app.command()
+@app.command(cls=Command)
 def bake(
-    model: ModelName,
+    model: OwnModel,
     file: Annotated[Path, typer.Argument(help="A token file.")],
     out: Annotated[Path, typer.Option(help="Where the checkpoint is written.")] = Path("baked.safetensors"),
     layout: Annotated[
-        str, typer.Option(help='"timm", or "dinov2": the hub\'s DINOv2 with registers.')
+        str, typer.Option(help="dinov2: the hub's DINOv2 with registers.", **choice("timm", "dinov2"))
     ] = "timm",
     img_size: ImageSize = None,
     with_secret: Annotated[
@@ -133,15 +147,15 @@ def bake(
     force: Force = False,
 ) -> None:
     """Write a plain checkpoint whose register tokens are the robustness tokens; serving needs no robvit."""
-    from robvit.backbones import zoo
-    from robvit.defenses.bake import WARNING, save_baked
-    from robvit.defenses.tokens import RobustTokens
-    from robvit.errors import InputError
-    from robvit.loading import load
-
     if not with_secret:
         raise InputError("a baked checkpoint carries the secret tokens; say --with-secret if that is meant")
     free_place(out, force)
+    check_model(model, tokens=file)
+    from robvit.backbones import zoo
+    from robvit.defenses.bake import WARNING, save_baked
+    from robvit.defenses.tokens import RobustTokens
+    from robvit.loading import load
+
     timm_name = zoo.resolve(model).timm_name.split(".")[0]
     options = save_baked(
         load(model, img_size=img_size), RobustTokens.load(file), out, timm_name=timm_name, form=layout

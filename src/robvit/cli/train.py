@@ -7,26 +7,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from robvit.cli.checks import check_data, check_file, check_model, check_out, check_recipe, free_place
+from robvit.cli.commands import Command, Group
 from robvit.cli.options import (
     Architecture,
     BatchSize,
     DataSpec,
-    Fit,
+    Device,
     Force,
     ImageSize,
     Limit,
-    ModelName,
-    free_place,
+    OwnModel,
+    Resize,
+    Threads,
+    Tokens,
+    TrainSplit,
 )
+from robvit.cli.shell import tell_next, typed
+from robvit.names import check_name
 
 if TYPE_CHECKING:
     from robvit.record import Record
     from robvit.training.job import Job
 
 
-class _RecipeOrCommand(TyperGroup):
+class _RecipeOrCommand(Group):
     """`robvit train NAME`: a command of that name, or else the recipe of that name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -44,7 +50,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def recipes() -> None:
     """List the recipes: what each reproduces, how long it takes, what to expect."""
     from robvit.training.recipe import load_recipe, names
@@ -55,7 +61,7 @@ def recipes() -> None:
     typer.echo("\nnext: robvit train mini --out runs/mini")
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, cls=Command)
 def recipe(
     name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a YAML file.")],
     model: Annotated[
@@ -72,25 +78,34 @@ def recipe(
     extra: Annotated[
         str | None, typer.Option(help="Synthetic images for a share of each batch (--set extra_share=0.5).")
     ] = None,
-    split: Annotated[str, typer.Option(help="The part of the data set to learn from.")] = "train",
-    fit: Fit = "squash",
+    split: TrainSplit = None,
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done and what it would cost, and stop.")
     ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a network, or adapters on a frozen one, by a recipe.
 
-    The best checkpoint is chosen on held-out training images. Interrupted or killed, the same command goes
-    on where it stopped, to the same weights. Under `accelerate launch -m robvit train ...` several processes
-    or GPUs share every batch.
+    The best checkpoint is chosen on held-out training images. Interrupted or killed, the same command
+    resumes where it stopped, to the same weights. Under `accelerate launch -m robvit train ...` several
+    processes or GPUs share every batch.
     """
+    check_recipe(name, setting)
+    check_model(model, arch)
+    check_data(data)
+    check_data(extra)
+    check_out(out)
     from robvit.training.job import job_of
     from robvit.training.recipe import changes_of, load_recipe
 
     chosen = load_recipe(name, **changes_of(setting or []))
-    job = job_of(chosen, model, data, extra=extra, split=split, resize=fit, limit=limit, arch=arch)
+    job = job_of(
+        chosen, model, data, extra=extra, split=split or "train", resize=resize, limit=limit, arch=arch
+    )
     if dry_run:
         _forecast(job)
         return
@@ -104,8 +119,7 @@ def _train(job: Job, name: str, out: Path) -> None:
     from robvit.training.train import run_job
 
     with progress(f"train {name}", total=1) as advance:
-        command = " ".join(["robvit", *sys.argv[1:]])
-        record = run_job(job, out, log=_log, progress=advance, command=command)
+        record = run_job(job, out, log=_log, progress=advance, command=typed())
     if processes().is_main_process:
         write_report(record, out / "report.html")
         _tell(record, job, out)
@@ -133,7 +147,7 @@ def _tell(record: Record, job: Job, out: Path) -> None:
             typer.echo(f"warning: {finding.evidence}")
     typer.echo(f"written: {out}/model.safetensors, {written}")
     if record.trials:
-        typer.echo(f"next: robvit evaluate {out}/model.safetensors {job.data}")
+        tell_next("evaluate", f"{out}/model.safetensors", job.data)
 
 
 def _forecast(job: Job) -> None:
@@ -146,36 +160,40 @@ def _forecast(job: Job) -> None:
         typer.echo(f"{name}: {value}")
 
 
-@app.command()
+@app.command(cls=Command)
 def head(
-    model: ModelName,
+    model: OwnModel,
     data: DataSpec,
     out: Annotated[Path, typer.Option(help="Where the head is written.")] = Path("head.safetensors"),
     kind: Annotated[str, typer.Option(help="linear, knn or segmentation.")] = "linear",
-    split: Annotated[str, typer.Option(help="The part of the data set to learn from.")] = "train",
+    split: TrainSplit = None,
     test_split: Annotated[str | None, typer.Option(help="The part to judge on; its own if left out.")] = None,
-    tokens: Annotated[
-        Path | None, typer.Option(help="Learn from features hardened with these tokens.")
-    ] = None,
+    tokens: Tokens = None,
     img_size: ImageSize = None,
-    fit: Fit = "squash",
+    resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 64,
     force: Force = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a head on a frozen backbone's features and tell how good it is on other images."""
+    free_place(out, force)
+    check_name("head", kind)
+    check_model(model, arch)
+    check_file(tokens, "tokens")
+    check_data(data)
     from robvit.backbones.heads import HEADS
     from robvit.data import open_data
     from robvit.evaluation.clean import clean_score
     from robvit.loading import load
     from robvit.progress import progress
 
-    free_place(out, force)
     head_class = HEADS[kind]
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
-    train = open_data(data, split=split, size=net.input_size[0], resize=fit, limit=limit)
-    test = open_data(data, split=test_split, size=net.input_size[0], resize=fit, limit=limit)
+    train = open_data(data, split=split or "train", size=net.input_size[0], resize=resize, limit=limit)
+    test = open_data(data, split=test_split, size=net.input_size[0], resize=resize, limit=limit)
     with progress("features", total=len(train)) as advance:
         trained = head_class.fit(
             net, train.batches(batch), len(train.classes), names=train.classes, progress=advance
@@ -184,5 +202,5 @@ def head(
     trained.save(out)
     typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")
     typer.echo(f"written: {out}")
-    resize = " --attack segpgd" if train.kind == "masks" else ""
-    typer.echo(f"next: robvit attack {model} {data} --head {out}{resize}")
+    attack = "segpgd" if train.kind == "masks" else None
+    tell_next("attack", model, data, head=out, attack=attack, img_size=img_size, arch=arch)

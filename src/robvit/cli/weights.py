@@ -10,8 +10,10 @@ from rich.markup import escape
 
 from robvit.backbones import download, zoo
 from robvit.backbones.zoo import Known
+from robvit.cli.commands import Command, Group
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="List, fetch and verify pretrained weights.\n\n"
     "Weights are looked for in this order: a local file, the cache, the model hub, and for a few models "
@@ -25,7 +27,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_() -> None:
     """Show the friendly names, what timm calls them, and where their weights come from.
 
@@ -41,9 +43,10 @@ def list_() -> None:
     out.print("\nAny other timm name works too. Next: robvit weights get dinov2-small")
 
 
-@app.command()
+@app.command(cls=Command)
 def get(name: Name) -> None:
     """Fetch weights, check them, and say what was taken from where under which licence."""
+    zoo.check_name(name)
     from robvit.backbones import weights
 
     tensors, origin = weights.state_dict(name)
@@ -62,7 +65,7 @@ def get(name: Name) -> None:
         out.print(f"Next: robvit weights verify {origin.name}")
 
 
-@app.command()
+@app.command(cls=Command)
 def verify(
     name: Annotated[
         str | None, typer.Argument(help="One model; without it, all that are here.", show_default=False)
@@ -74,6 +77,8 @@ def verify(
     load strictly into timm's model, and do a known image's features
     come out within 0.001. Nothing is fetched.
     """
+    if name:
+        zoo.check_name(name)
     from robvit.backbones import weights
 
     models = [zoo.resolve(name)] if name else [known for known in zoo.TABLE if download.on_disk(known)]

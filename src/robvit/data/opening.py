@@ -1,11 +1,6 @@
-"""The one door to every data set: what a spec means, which images are chosen, and which are broken.
+"""The one door to every data set: which images are chosen, and which are broken.
 
-    sample                          a registered name
-    imagenet-a:/data/imagenet-a     a name and a place
-    masks:/data/streets?void=11     with an option
-    /data/pets                      any folder of images, or a single image
-    sample?corruption=fog:3         any named set under a corruption, of severity 1 to 5
-
+How people ask for a data set, such as `sample` or `imagenet-a:/data/imagenet-a`, is in `robvit.specs`.
 Broken images are found when a set is opened, not when it is read: a dataset whose length or whose
 indices change on the way could never be resumed, compared or named by a digest. So opening decodes
 every image once, cheaply, and leaves the broken ones out, counted and named in `skipped`.
@@ -14,14 +9,11 @@ every image once, cheaply, and leaves the broken ones out, counted and named in 
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl
 
 import torch
 
@@ -33,9 +25,7 @@ from robvit.data.shapes import Scenes
 from robvit.errors import DataError, InputError
 from robvit.files import read_text
 from robvit.progress import progress
-from robvit.registry import unknown
-
-CORRUPTION = "corruption"  # the option that every set has
+from robvit.specs import CORRUPTION, parse_spec
 
 
 class SkippedImages(UserWarning):
@@ -67,9 +57,9 @@ def open_data(
     check: decode every image once now and leave broken ones out; if not, they are errors when read.
     corruption: "fog:3" or another of `CORRUPTIONS`, with a severity of 1 to 5.
     """
-    opener, place, options = _resolve(spec)
+    name, place, options = parse_spec(spec, dataset_options())
     corruption = options.pop(CORRUPTION, corruption)
-    listing = opener(place, split, **options)
+    listing = DATASETS[name](place, split, **options)
     if not listing.names:
         raise DataError(f"{spec} holds no images")
     chosen = _select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
@@ -77,27 +67,13 @@ def open_data(
     return chosen.resized(size, resize).corrupted(corruption)
 
 
-def _resolve(spec: str | Path) -> tuple[Callable[..., Listing], str, dict[str, str]]:
-    """The opener a spec asks for, the place after its colon, and its options."""
-    text = os.fspath(spec)
-    head, _, query = text.partition("?")
-    name, _, place = head.partition(":")
-    if not isinstance(spec, Path) and name in DATASETS:
-        options = dict(parse_qsl(query, keep_blank_values=True))
-        _check_options(name, options)
-        return DATASETS[name], place, options
-    path = Path(text).expanduser()
-    if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
-        return DATASETS["folder"], text, {}
-    raise unknown(DATASETS.kind, name, DATASETS.names, "Or give a folder of images.")
-
-
-def _check_options(name: str, options: dict[str, Any]) -> None:
-    parameters = inspect.signature(DATASETS[name]).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] + [CORRUPTION]
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of {name}", option, known)
+def dataset_options() -> dict[str, list[str]]:
+    """Every data set's name with the options that may follow its question mark."""
+    found = {}
+    for entry in DATASETS:
+        parameters = inspect.signature(entry.value).parameters.values()
+        found[entry.name] = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return found
 
 
 def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None:

@@ -21,6 +21,7 @@ from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
 from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
+from robvit.settings import check_setting, is_fraction
 from robvit.threat import Threat
 
 # What an attacker may know; how each of them works is in knowledge.py.
@@ -95,12 +96,12 @@ class Attack(Strict):
                 raise InputError(f"settings.{name} is not for an attack to set but for {RESERVED[name]}")
             if name not in info.defaults:
                 raise _strange(f"setting of {self.attack}", name, info.defaults)
-            _check_setting(name, value, info.defaults[name])
+            check_setting(f"settings.{name}", value, info.defaults[name])
         return self
 
     def ready(self, seed: int) -> dict[str, Any]:
         """The settings as the attack takes them, with the seed."""
-        given = {k: parse_number(v) if _is_fraction(v) else v for k, v in self.settings.items()}
+        given = {k: parse_number(v) if is_fraction(v) else v for k, v in self.settings.items()}
         return {**given, "seed": seed}
 
 
@@ -230,26 +231,3 @@ def _fields(place: tuple[int | str, ...]) -> list[str]:
             choices = [wanted, *get_args(wanted)]
             part = next(c for c in choices if isinstance(c, type) and issubclass(c, Strict))
     return list(part.model_fields)
-
-
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, str) and "/" in value
-
-
-def _check_setting(name: str, value: object, default: object) -> None:
-    """Refuse a setting of another kind than the attack's own."""
-    if isinstance(default, bool):
-        fine, want = isinstance(value, bool), "true or false"
-    elif isinstance(default, int):
-        fine, want = (
-            isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-            "a whole number from 1",
-        )
-    elif isinstance(default, float):
-        fine, want = _is_fraction(value) or isinstance(value, int | float), "a number"
-    elif isinstance(default, str):
-        fine, want = isinstance(value, str), "a word"
-    else:
-        return
-    if not fine:
-        raise InputError(f"settings.{name} must be {want}, got {value!r}")

@@ -22,7 +22,7 @@ from torch import nn
 
 from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
-from robvit.processes import CPU_ONLY
+from robvit.processes import on_cpu
 from robvit.progress import Advance, Log, silent
 from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
 from robvit.training.losses import make_loss
@@ -70,7 +70,7 @@ class Fit:
         self.about = about or {}
         self.log, self.progress = log, progress
         self.accelerator = Accelerator(
-            cpu=CPU_ONLY,
+            cpu=on_cpu(),
             mixed_precision=recipe.precision,
             log_with=trackers or None,
             project_dir=str(folder),

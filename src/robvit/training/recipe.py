@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from robvit.budget import parse_number
+from robvit.budget import check_budget, parse_number
 from robvit.data.augment import Augment
 from robvit.defenses.tora.modules import check_trades
 from robvit.errors import InputError
@@ -57,6 +57,11 @@ class Inner(BaseModel):
     start: Literal["uniform", "none", "tiny", "wide"] = "uniform"
     project: bool = True
     settings: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _in_pixels(self) -> Inner:
+        check_budget(self.norm, self.eps)
+        return self
 
     @property
     def relative_step(self) -> float:

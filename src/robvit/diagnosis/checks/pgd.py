@@ -105,7 +105,7 @@ def more_restarts(context: CheckContext) -> Verdict:
 )
 def monotone_budget(context: CheckContext) -> Verdict:
     """A larger ball contains the smaller one, so an attack must do at least as much in it."""
-    outcomes = [context.pgd(eps=None if b == 1 else b * context.threat.eps) for b in BUDGETS]
+    outcomes = [context.pgd(eps=None if b == 1 else context.threat.times(b).eps) for b in BUDGETS]
     accuracies = ", ".join(f"{percent(o)} at {b:g} eps" for o, b in zip(outcomes, BUDGETS, strict=True))
     status, risen = _rise(outcomes)
     return Verdict(status, f"accuracy {accuracies}", risen)

@@ -33,7 +33,7 @@ JUDGES = {"convnext_xlarge": "ConvNeXt-XL", "beit_large": "BeiT-L", "swin_large"
 SMALL = (
     "A small run, not the paper's: robvit-mini-robust and robvit-mini stand for the robust and the standard "
     "XCiT-S12, images of 32x32 pixels for ImageNet. The paper's networks: --model ROBUST.pth.tar "
-    "--set arch=xcit-s12 --set standard=xcit-s12 --data imagenet:FOLDER --fit crop{}."
+    "--set arch=xcit-s12 --set standard=xcit-s12 --data imagenet:FOLDER --resize crop{}."
 )
 
 

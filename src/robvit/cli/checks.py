@@ -1,0 +1,164 @@
+"""What was typed, checked before torch is loaded, so that a slip is answered at once.
+
+The rooms check again what they are given; here is only what can be known from names, numbers and files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from robvit import names
+from robvit.backbones import zoo
+from robvit.budget import check_budget, parse_number
+from robvit.errors import DataError, InputError
+from robvit.explanation.figures import NAMES
+from robvit.registry import unknown
+from robvit.settings import check_setting, parse_settings
+from robvit.specs import CORRUPTION, FOLDER, parse_spec
+
+TORCHVISION = "torchvision:"
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function
+MAKERS = {
+    "head": "`robvit train head` makes one",
+    "tokens": "`robvit robustify` makes them",
+    "adapters": "`robvit train tora` makes them",
+}
+
+
+def check_model(name: str | None, arch: str | None = None, **files: Path | None) -> None:
+    """Refuse an unknown model, and files that are not there: `head`, `tokens` or `adapters`."""
+    for known in filter(None, (name, arch)):
+        if known.startswith(TORCHVISION):
+            files_of = names.sources("torchvision", "models")
+            if files_of and not names.mentioned(known.removeprefix(TORCHVISION), files_of):
+                raise InputError(f"torchvision has no network called {known.removeprefix(TORCHVISION)!r}")
+        elif not FUNCTION.fullmatch(known):
+            zoo.check_name(known)
+    for what, path in files.items():
+        check_file(path, what)
+
+
+def check_file(path: Path | None, what: str) -> None:
+    """Refuse a file that is not there."""
+    if path is not None and not path.expanduser().is_file():
+        raise InputError(f"no {what} at {path}; {MAKERS.get(what, 'check the path')}")
+
+
+def check_record(place: Path) -> Path:
+    """The record in a folder, or the file itself, which must be there."""
+    path = place / "record.json" if place.is_dir() else place
+    check_file(path, "record")
+    return path
+
+
+def check_out(folder: Path | None) -> None:
+    """Refuse a file where a folder shall be."""
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"--out must be a folder, {folder} is a file; choose another")
+
+
+def free_place(path: Path, force: bool) -> Path:
+    """The path, unless something is there that was not given up with --force."""
+    if path.exists() and not force:
+        raise InputError(f"{path} is already there; choose another --out, or replace it with --force")
+    return path
+
+
+def check_data(spec: str | None) -> None:
+    """Refuse a dataset that nobody knows, an option it does not have, and a folder that is not there."""
+    if spec is None:
+        return
+    known = names.facts("data set")
+    name = spec.partition("?")[0].partition(":")[0]
+    if name not in known and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
+        return  # too new for the table
+    name, place, options = parse_spec(spec, {name: facts["options"] for name, facts in known.items()})
+    if CORRUPTION in options:
+        check_corruption(options[CORRUPTION])
+    if ":PATH" not in known[name]["example"] or not place:
+        return
+    path = Path(place).expanduser()
+    if not path.is_dir() and not (name == FOLDER and path.is_file()):
+        what = "is a file" if path.exists() else "does not exist"
+        raise DataError(f"expected a folder of images, got {path}, which {what}")
+
+
+def check_corruption(text: str) -> None:
+    """Refuse a corruption that nobody knows in text such as fog:3."""
+    if text:
+        names.check_name("corruption", text.partition(":")[0])
+
+
+def check_image(spec: str) -> None:
+    """Refuse what is neither an image's file nor DATA:NUMBER."""
+    if Path(spec).expanduser().is_file():
+        return
+    data, _, number = spec.rpartition(":")
+    if not data or not number.isdecimal():
+        raise DataError(
+            f"expected an image's file, or DATA:NUMBER such as sample:3, got {spec!r}; "
+            "`robvit data list` names the datasets"
+        )
+    check_data(data)
+
+
+def check_threat(norm: str, eps: str) -> None:
+    """Refuse a budget that is no number, negative, or meant in grey levels."""
+    check_budget(norm, parse_number(eps))
+
+
+def check_figures(figures: list[str] | None) -> None:
+    """Refuse a figure that nobody draws."""
+    for name in figures or []:
+        if name not in NAMES:
+            raise unknown("figure", name, list(NAMES))
+
+
+def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = None) -> None:
+    """Refuse an attack that nobody knows, a norm it does not work in, and settings it does not have."""
+    check_threat(norm, eps)
+    names.check_name("attack", attack, "(see `robvit attacks`)")
+    facts = names.facts("attack").get(attack)
+    if facts is None:
+        return  # too new for the table
+    if norm not in facts["norms"]:
+        raise InputError(f"{attack} works in {', '.join(facts['norms'])}, got {norm}")
+    if facts["kind"] == "budget" and not math.isfinite(parse_number(eps)):
+        raise InputError(f"{attack} needs a finite eps, got {eps}; fab and cw_l2 search without one")
+    for name, value in parse_settings(settings or [], facts["defaults"], attack).items():
+        check_setting(name, value, facts["defaults"][name])
+
+
+def check_study(study: str, settings: list[str] | None) -> dict[str, Any]:
+    """The settings of a study; an unknown study or setting is refused."""
+    names.check_name("study", study, "(see `robvit reproduce`)")
+    facts = names.facts("study").get(study)
+    return {} if facts is None else parse_settings(settings or [], facts["defaults"], study)
+
+
+def check_protocol(protocol: str) -> None:
+    """Refuse a protocol that is neither one of the package's nor a YAML file that is there."""
+    known = names.files_named("evaluation/protocols")
+    if protocol not in known and not protocol.endswith((".yaml", ".yml")):
+        raise unknown("protocol", protocol, known, "Or give the path of a .yaml file.")
+    if protocol not in known:
+        check_file(Path(protocol), "protocol")
+
+
+def check_recipe(recipe: str, settings: list[str] | None, own: tuple[str, ...] = ()) -> None:
+    """Refuse an unknown recipe, and keys that recipes do not have; `own` are keys beside a recipe's."""
+    known = names.files_named("training/recipes")
+    if recipe not in known and not recipe.endswith((".yaml", ".yml")):
+        raise unknown("recipe", recipe, known, "Or give the path of a .yaml file.")
+    if recipe not in known:
+        check_file(Path(recipe), "recipe")
+    keys = [*names.facts("key of a recipe"), *own]
+    for item in settings or []:
+        key, equals, _ = item.partition("=")
+        if not equals:
+            raise InputError(f"a change looks like lr=1e-3 or inner.eps=4/255, got {item!r}")
+        if key not in keys and not key.startswith(("loss_settings.", "inner.settings.")):
+            raise unknown(f"key of {recipe}", key, keys)

@@ -1,0 +1,28 @@
+"""Commands as they are typed: this one, and the next."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+import typer
+
+
+def typed() -> str:
+    """This command, quoted so that it can be pasted into a shell."""
+    return shlex.join(["robvit", *sys.argv[1:]])
+
+
+def command_line(*words: object, **options: Any) -> str:
+    """A command of robvit's, quoted; options that are None or empty are left out."""
+    given = [str(word) for word in words]
+    for name, value in options.items():
+        if value not in (None, "", False):
+            given += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(["robvit", *given])
+
+
+def tell_next(*words: object, **options: Any) -> None:
+    """Print a command that may be typed next."""
+    typer.echo(f"next: {command_line(*words, **options)}")

@@ -1,0 +1,62 @@
+"""What the registries hold, by name and without torch, so that a wrong name is refused at once.
+
+`names.json` is written from the registries by `make names`; a test compares them. A name that is missing
+there but defined in the room's files, as a new attack is, is left to the registry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from robvit.registry import unknown
+
+# What is registered, and the folder whose files register it.
+ROOMS = {
+    "attack": "attacks",
+    "check": "diagnosis",
+    "corruption": "data",
+    "data set": "data",
+    "head": "backbones",
+    "study": "studies",
+    "training loss": "training",
+}
+PACKAGE = Path(__file__).parent
+
+
+@cache
+def facts(kind: str) -> dict[str, dict[str, Any]]:
+    """The names of a kind, in the registry's order, with what the command line tells of each."""
+    table = json.loads(PACKAGE.joinpath("names.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = table[kind]
+    return found
+
+
+def check_name(kind: str, name: str, hint: str = "") -> None:
+    """Refuse a name that nothing of this kind has."""
+    if name not in facts(kind) and not mentioned(name, PACKAGE.joinpath(ROOMS[kind]).rglob("*.py")):
+        raise unknown(kind, name, list(facts(kind)), hint)
+
+
+def mentioned(name: str, files: Iterable[Path]) -> bool:
+    """Whether Python files define a function of this name, or have the name in quotes."""
+    wanted = re.compile(rf"\bdef {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
+    return any(wanted.search(file.read_text(encoding="utf-8")) for file in files)
+
+
+def files_named(folder: str, suffix: str = ".yaml") -> list[str]:
+    """The names of the files in a folder of the package, such as training/recipes, without their suffix."""
+    return sorted(path.stem for path in PACKAGE.joinpath(folder).glob(f"*{suffix}"))
+
+
+def sources(package: str, folder: str = "") -> list[Path]:
+    """The Python files of an installed package, which is not imported; none if it is not there."""
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return []
+    return sorted(Path(found.submodule_search_locations[0], folder).rglob("*.py"))

@@ -1,0 +1,54 @@
+"""Settings of attacks and studies: from text, and checked against the defaults they replace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from robvit.budget import parse_number
+from robvit.errors import InputError
+from robvit.registry import unknown
+
+ANY_SIGN = ("axis", "seed")  # whole numbers that count nothing
+
+
+def parse_settings(given: list[str], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Settings from text such as steps=20: whole numbers, fractions, lists, true and false, or words."""
+    settings: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise InputError(f"a setting looks like steps=20, got {item!r}")
+        if name not in known:
+            raise unknown(f"setting of {owner}", name, list(known))
+        try:
+            settings[name] = json.loads(text.lower())
+        except ValueError:
+            is_fraction = all(part.replace(".", "", 1).isdigit() for part in text.split("/"))
+            settings[name] = parse_number(text) if is_fraction else text
+    return settings
+
+
+def check_setting(name: str, value: object, default: object) -> None:
+    """Refuse a value of another kind than the default, and counts below one."""
+    kind = name.rpartition(".")[2]
+    if isinstance(default, bool):
+        fine, want = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        counts = kind not in ANY_SIGN
+        fine = isinstance(value, int) and not isinstance(value, bool) and (value >= 1 or not counts)
+        want = "a whole number from 1" if counts else "a whole number"
+    elif isinstance(default, float):
+        fine, want = is_fraction(value) or isinstance(value, int | float), "a number"
+    elif isinstance(default, str):
+        fine, want = isinstance(value, str), "a word"
+    else:
+        return
+    if not fine:
+        raise InputError(f"{name} must be {want}, got {value!r}")
+
+
+def is_fraction(value: object) -> bool:
+    """Whether a value is text such as 8/255."""
+    return isinstance(value, str) and "/" in value

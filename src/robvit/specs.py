@@ -1,0 +1,46 @@
+"""How data is asked for, taken apart without torch.
+
+sample                          a registered name
+imagenet-a:/data/imagenet-a     a name and a place
+masks:/data/streets?void=11     with an option
+/data/pets                      any folder of images, or a single image
+sample?corruption=fog:3         any named dataset under a corruption, of severity 1 to 5
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from robvit.registry import unknown
+
+CORRUPTION = "corruption"  # the option that every dataset has
+FOLDER = "folder"  # the dataset that a bare path means
+
+
+class Spec(NamedTuple):
+    """A dataset's name, the place after its colon, and its options."""
+
+    name: str
+    place: str
+    options: dict[str, str]
+
+
+def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
+    """What a spec asks for; `known` are the datasets and the options of each."""
+    text = os.fspath(spec)
+    head, _, query = text.partition("?")
+    name, _, place = head.partition(":")
+    if not isinstance(spec, Path) and name in known:
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        for option in options:
+            if option not in (allowed := [*known[name], CORRUPTION]):
+                raise unknown(f"option of {name}", option, allowed)
+        return Spec(name, place, options)
+    path = Path(text).expanduser()
+    if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
+        return Spec(FOLDER, text, {})
+    raise unknown("data set", name, list(known), "Or give a folder of images.")

@@ -1,0 +1,134 @@
+"""Slips at the keyboard are answered before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from robvit import cli
+
+SAMPLE = ["robvit-mini", "sample"]
+
+# What is typed, and what the answer says.
+SLIPS = [
+    (["attack", *SAMPLE, "--attack", "pgdd"], "did you mean pgd"),
+    (["attack", *SAMPLE, "--eps", "8"], "eps is in pixels, 0 or more and at most 1, got 8; write 8/255"),
+    (["attack", *SAMPLE, "--eps", "eight"], "expected a number such as 8/255"),
+    (["attack", *SAMPLE, "--eps", "inf"], "pgd needs a finite eps"),
+    (["attack", *SAMPLE, "--norm", "l3"], "--norm must be linf, l2 or l1, got 'l3'"),
+    (["attack", *SAMPLE, "--attack", "cw_l2"], "cw_l2 works in l2, got linf"),
+    (["attack", *SAMPLE, "--set", "step=3"], "no setting of pgd is called 'step'; did you mean steps"),
+    (["attack", *SAMPLE, "--set", "steps=-3"], "steps must be a whole number from 1, got -3"),
+    (["attack", *SAMPLE, "--set", "steps"], "a setting looks like steps=20"),
+    (["attack", *SAMPLE, "--limit", "0"], "--limit"),
+    (["attack", *SAMPLE, "--victim", "robvit-minni"], "did you mean robvit-mini"),
+    (["attack", *SAMPLE, "--head", "nosuch.safetensors"], "no head at nosuch.safetensors"),
+    (["attack", *SAMPLE, "--tokens", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
+    (["attack", *SAMPLE, "--resize", "stretch"], "--resize must be squash or crop, got 'stretch'"),
+    (["attack", *SAMPLE, "--precision", "fp8"], "--precision must be fp32, bf16 or fp16"),
+    (["attack", *SAMPLE, "--device", "gpu"], "--device must be auto, cpu or cuda"),
+    (["attack", *SAMPLE, "--out", __file__], "--out must be a folder"),
+    (["attack", "robvit-mini", "smaple"], "no data set is called 'smaple'; did you mean sample"),
+    (["attack", "robvit-mini", "sample?corruption=smog:3"], "no corruption is called 'smog'"),
+    (["attack", "robvit-mini", "masks:.?viod=3"], "no option of masks is called 'viod'"),
+    (["attack", "robvit-mini", "./nowhere"], "got nowhere, which does not exist"),
+    (["evaluate", "nosuch"], "no model is called 'nosuch'"),
+    (["evaluate", "torchvision:nosuch"], "torchvision has no network called 'nosuch'"),
+    (["evaluate", "nowhere/net.safetensors"], "no file at nowhere/net.safetensors"),
+    (["evaluate", "net.safetensors", "--arch", "xcit-s13"], "no file at net.safetensors"),
+    (["evaluate", *SAMPLE, "--protocol", "quick"], "did you mean quick@1"),
+    (["evaluate", *SAMPLE, "--protocol", "mine.yaml"], "no protocol at mine.yaml"),
+    (["evaluate", *SAMPLE, "--public", "nosuch"], "no data set is called 'nosuch'"),
+    (["train", "nosuch"], "no recipe is called 'nosuch'"),
+    (["train", "mini", "--set", "lrr=1"], "no key of mini is called 'lrr'; did you mean lr"),
+    (["train", "mini", "--set", "inner.stps=1"], "did you mean inner.steps"),
+    (["train", "tora", "--set", "adapters.trads=1"], "did you mean adapters.trade"),
+    (["train", "head", *SAMPLE, "--kind", "linaer", "--out", "nosuch"], "did you mean linear"),
+    (["train", "head", *SAMPLE, "--out", __file__], "is already there"),
+    (["robustify", *SAMPLE, "--eps", "8"], "eps is in pixels"),
+    (["robustify", *SAMPLE, "--preset", "papper"], "--preset must be paper, deep or reference, got 'papper'"),
+    (["robustify", *SAMPLE, "--attack", "feture@2/255"], "did you mean feature"),
+    (["reproduce", "nosuch"], "no study is called 'nosuch'"),
+    (["reproduce", "rob-table2", "--set", "stepz=3"], "did you mean steps"),
+    (["explain", "robvit-mini", "sample:0", "--figure", "nosuch"], "no figure is called 'nosuch'"),
+    (["explain", "robvit-mini", "nosuch.png"], "expected an image's file, or DATA:NUMBER"),
+    (["doctor", *SAMPLE, "--check", "nosuch"], "no check is called 'nosuch'"),
+    (["doctor", *SAMPLE, "--eps", "8"], "eps is in pixels"),
+    (["demo", "--eps", "8"], "eps is in pixels"),
+    (["export", "robvit-mini", "--format", "onx"], "--format must be onnx, torch or timm"),
+    (["tokens", "show", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
+    (["compare", "nowhere", "nowhere"], "no record at nowhere"),
+    (["report", "nowhere"], "no record at nowhere"),
+    (["serve", "nosuch"], "no model is called 'nosuch'"),
+    (["weights", "get", "nosuch"], "no model is called 'nosuch'"),
+    (["data", "show", "nosuch"], "no data set is called 'nosuch'"),
+    (["nosuch"], "nosuch"),
+]
+# Lists that are read from the table of names.
+LISTS = [["attacks"], ["reproduce"], ["data", "list"], ["models"], ["weights", "list"]]
+
+RUN = """
+import contextlib, io, json, sys
+from robvit import cli
+
+def watch(event, arguments):
+    if event == "import" and arguments[0] in ("torch", "timm", "gradio"):
+        raise SystemExit(f"loads {arguments[0]}")
+
+sys.addaudithook(watch)
+answers = []
+for typed in json.load(sys.stdin):
+    sys.argv, code, said = ["robvit", *typed], 0, io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+    answers.append([code, said.getvalue()])
+json.dump(answers, sys.stdout)
+"""
+
+
+def answers(typed: list[list[str]], folder: Path) -> list[tuple[int | str, str]]:
+    """Exit code and all that was printed, for each command in turn; none may begin to load torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(typed),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+    )
+    return [tuple(answer) for answer in json.loads(done.stdout)]
+
+
+def test_slips_are_answered_without_torch(tmp_path: Path) -> None:
+    found = answers([typed for typed, _ in SLIPS], tmp_path)
+    for (typed, wanted), (code, said) in zip(SLIPS, found, strict=True):
+        plain = " ".join(said.replace("│", " ").split())
+        assert code == 2, (typed, said)
+        assert wanted in plain, (typed, said)
+        assert "Traceback" not in said
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def commands(app: typer.Typer, above: tuple[str, ...] = ()) -> list[list[str]]:
+    """Every command as it is typed."""
+    found = [[*above, c.name or c.callback.__name__.strip("_")] for c in app.registered_commands]
+    for group in app.registered_groups:
+        found += [[*above, group.name], *commands(group.typer_instance, (*above, group.name))]
+    return found
+
+
+def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
+    typed = [[*command, "--help"] for command in [[], *commands(cli.app)]] + LISTS
+    for command, (code, said) in zip(typed, answers(typed, tmp_path), strict=True):
+        assert code == 0, (command, said)
+        assert len(said) > 100
+        assert "<bool>" not in said
