@@ -159,7 +159,8 @@ def test_surfaces_turn_together_and_tell_their_heights(browser: Browser, tmp_pat
     ]
     hills = Surface("loss", "way", "other", "loss", 3, 3, 2.0, mesh=[[0.0, 1.0, 2.0]] * 3, x_ends=(-1.0, 2.0))
     curve = Curve("course", "block", "value", {"one": [[1.0, 2.0], [2.0, 3.0]]})
-    grid = Grid([Row([Tile(Image.new("RGB", (40, 20), "red"), "note <i>")], "a row")], ["a column"])
+    tiles = [Tile(Image.new("RGB", (40, 20), "red"), f"note <i> {i}") for i in range(7)]
+    grid = Grid([Row(tiles, "a row"), Row(tiles, "another")], [f"column {i}" for i in range(7)])
     figures = [
         Figure(grid, [curve], pair, name="towers", title="Towers <b>", caption="Look up."),
         Figure(surfaces=[hills], name="hills", title="Hills", caption="Look around."),
@@ -192,9 +193,16 @@ def test_surfaces_turn_together_and_tell_their_heights(browser: Browser, tmp_pat
         assert first.get_attribute("data-turn") == before
         assert first.evaluate(POINTED_AT) == ["class token, channel 12", "patch 1/2, channel 35"]
         page.locator("#theme").click()
-        assert towers.locator("img").evaluate("i => i.naturalWidth") == 40
+        assert towers.locator("img").first.evaluate("i => i.naturalWidth") == 40
+        assert len({round(image.bounding_box()["y"]) for image in towers.locator("img").all()}) == 2
+        expect(towers.get_by_text("column 6")).to_have_count(2)
+        expect(towers.get_by_text("column 6").last).to_be_hidden()  # named once, above
     with visit(browser, tmp_path / "figures.html", viewport=PHONE, is_mobile=True, has_touch=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        # No strip of tiny tiles: they wrap, and each says what it is.
+        assert all(image.bounding_box()["width"] >= 100 for image in page.locator(".tiles img").all())
+        expect(page.locator(".tiles").get_by_text("column 6").last).to_be_visible()
+        expect(page.locator(".tiles").get_by_text("note <i> 6").last).to_be_visible()
 
 
 def test_a_thousand_images_open_at_once(browser: Browser, tmp_path: Path) -> None:

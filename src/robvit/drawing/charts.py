@@ -214,7 +214,7 @@ def _legend(pen: Pen, at: tuple[int, int], names: Sequence[str], width: int, fin
 # --- as SVG ------------------------------------------------------------------------------------------
 
 _ANCHORS = {"l": "start", "m": "middle", "r": "end"}
-_DROPS = {"t": ".9em", "m": ".35em", "b": "0"}
+_DROPS = {"t": ".75em", "m": ".35em", "b": "0"}
 
 
 class _Svg:

@@ -30,6 +30,7 @@ from robvit.drawing.style import (
 TURN, TILT = -0.62, 0.5  # how a surface is first seen
 RISE = 1.15  # the height of the box; its floor is 2 wide and deep
 LOW, HIGH = (13, 107, 134), (214, 84, 20)  # colours of the lowest and the highest place
+CORNERS = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]  # of the floor
 NAMED = 3  # stems whose place is written beside them
 GAP = 16
 
@@ -104,15 +105,15 @@ def _surface(surface: Surface, width: int, height: int) -> Image.Image:
         _draw_mesh(pen, project, surface)
     else:
         _draw_stems(pen, project, surface)
+    _height_axis(pen, project, surface)
     title = shorten(surface.title, width, TEXT)
     pen.text((0, 0), title, fill=INK, font=font(TEXT * FINE))
     return page.reduce(FINE)
 
 
 def _floor(pen: Pen, project: Projection, surface: Surface) -> None:
-    """The floor with its axes' names, and the height's axis at the corner farthest to the left."""
-    corners = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
-    pen.polygon([project((x, y, 0)) for x, y in corners], outline=DIM, fill="#f4f6f7")
+    """The floor with its axes' names."""
+    pen.polygon([project((x, y, 0)) for x, y in CORNERS], outline=DIM, fill="#f4f6f7")
     for step in (-0.5, 0.0, 0.5):
         pen.line([project((step, -1, 0)), project((step, 1, 0))], fill=LINE, width=FINE)
         pen.line([project((-1, step, 0)), project((1, step, 0))], fill=LINE, width=FINE)
@@ -127,7 +128,11 @@ def _floor(pen: Pen, project: Projection, surface: Surface) -> None:
         ):
             place = project((*outside, 0))
             _label(pen, project, place, text, "lm" if place[0] > project((*edge, 0))[0] else "rm")
-    left = min(corners, key=lambda corner: project((*corner, 0))[0])
+
+
+def _height_axis(pen: Pen, project: Projection, surface: Surface) -> None:
+    """The height's axis at the corner farthest to the left, in front of what stands there."""
+    left = min(CORNERS, key=lambda corner: project((*corner, 0))[0])
     pen.line([project((*left, 0)), project((*left, 1))], fill=DIM, width=FINE)
     for tick in round_ticks(0, surface.reach, 4):
         x, y = project((*left, tick / surface.reach))
@@ -148,7 +153,9 @@ def _label(pen: Pen, project: Projection, at: Point, text: str, anchor: str) -> 
     text = shorten(text, width // FINE, SMALL)
     left, _, right, _ = pen.textbbox(at, text, font=font(SMALL * FINE), anchor=anchor)
     x = at[0] - min(left - 2 * FINE, 0) - max(right - 2 * FINE - width, 0)
-    pen.text((x, at[1]), text, fill=DIM, font=font(SMALL * FINE), anchor=anchor)
+    letters = font(SMALL * FINE)
+    place = (x, at[1])
+    pen.text(place, text, DIM, letters, anchor, stroke_width=2 * FINE, stroke_fill=PAPER)
 
 
 def _draw_stems(pen: Pen, project: Projection, surface: Surface) -> None:

@@ -40,14 +40,15 @@ function surface(figure, view, redrawAll) {
     const pen = canvas.getContext("2d"), at = projection(width, height), style = getComputedStyle(figure);
     pen.scale(sharp, sharp);
     pen.font = `12px ${style.fontFamily}`;
-    const probe = make("i", { style: "color:var(--dim);background:var(--track);border-color:var(--line)" });
+    const probe = make("i", { style: "color:var(--dim);background:var(--track);border-color:var(--line);outline-color:var(--page)" });
     figure.append(probe);
-    const { color: dim, backgroundColor: track, borderTopColor: line } = getComputedStyle(probe);
+    const { color: dim, backgroundColor: track, borderTopColor: line, outlineColor: page } = getComputedStyle(probe);
     probe.remove();
-    floor(pen, at, { dim, track, line });
+    const nameHeight = floor(pen, at, { dim, track, line, page });
     tips = [];
     if (data.mesh.length) drawMesh(pen, at);
     else drawStems(pen, at);
+    nameHeight();
     canvas.dataset.turn = view.turn.toFixed(3);
   }
 
@@ -56,7 +57,8 @@ function surface(figure, view, redrawAll) {
     points.forEach(([x, y], i) => (i ? pen.lineTo(x, y) : pen.moveTo(x, y)));
   }
 
-  function floor(pen, at, { dim, track, line }) {
+  /** The floor and the axes; the name of the height is for later, since the surface may stand behind it. */
+  function floor(pen, at, { dim, track, line, page }) {
     const corners = [[-1, -1], [1, -1], [1, 1], [-1, 1]];
     path(pen, corners.map(([x, y]) => at(x, y, 0)));
     pen.closePath();
@@ -74,10 +76,13 @@ function surface(figure, view, redrawAll) {
     const front = depth(0, 1) > 0 ? 1 : -1, side = depth(1, 0) > 0 ? 1 : -1;
     const [xs, ys] = [data.x_ends ?? [0, data.columns - 1], data.y_ends ?? [0, data.rows - 1]];
     /** Text whose part `before` stands left of x, moved to where all of it is on the canvas. */
-    const label = (text, x, y, before) => {
-      const wide = pen.measureText(text).width, left = x - before * wide;
+    const label = (text, x, y, before, outlined = false) => {
+      const wide = pen.measureText(text).width, room = (canvas.clientWidth || 480) - wide;
+      const left = Math.max(0, Math.min(x - before * wide, room));
       pen.textAlign = "left";
-      pen.fillText(text, Math.max(0, Math.min(left, (canvas.clientWidth || 480) - wide)), y);
+      if (outlined) pen.strokeText(text, left, y);
+      pen.fillStyle = dim;
+      pen.fillText(text, left, y);
     };
     const beside = (text, edge, outside) => {
       const [x, y] = at(...outside, 0);
@@ -93,7 +98,11 @@ function surface(figure, view, redrawAll) {
       label(short(tick), x - 6, y, 1);
     }
     const [x, y] = at(...left, 1);
-    label(data.z, x, y - 16, 0.5);
+    return () => {
+      pen.strokeStyle = page;
+      pen.lineWidth = 4;
+      label(data.z, x, y - 16, 0.5, true);
+    };
   }
 
   function drawStems(pen, at) {
