@@ -14,7 +14,7 @@
     |- Busy                another run is at work in the same folder
     |- Diverged            a training whose loss or gradient is no number any more
     |- BrokenAttack        an attack left its budget or returned something that is not an image
-    |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting)
+    |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting.parity)
     |- NotInvariant        new tokens that change clean features too much (robvit.defenses.rotate)
     |- TimeLimit           a request to the app that took too long (robvit.app.session)
 

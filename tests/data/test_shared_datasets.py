@@ -17,7 +17,8 @@ from robvit.evaluation.masks import image_miou, pixel_counts
 FETCH = """
 import sys, time
 from pathlib import Path
-from robvit.files import one_at_a_time, written_whole
+from robvit.files import written_whole
+from robvit.locks import one_at_a_time
 goal, log = Path(sys.argv[1]), Path(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 
 import robvit
 from helpers.networks import SMALL_NETS, small_net
-from robvit import exporting
 from robvit.backbones.heads import NearestHead, SegmentationHead
 from robvit.backbones.model import Model
 from robvit.cli import app
@@ -26,7 +25,9 @@ from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import InputError, Unsupported
-from robvit.exporting import BrokenExport, Parity, checked, compare, export
+from robvit.exporting import formats
+from robvit.exporting.formats import export
+from robvit.exporting.parity import BrokenExport, Parity, Runner, checked, compare
 
 
 def robvit_(*arguments: object) -> Result:
@@ -40,10 +41,10 @@ def tokens_for(model: Model, *layers: int) -> RobustTokens:
 
 def torch_answers(path: Path, x: torch.Tensor) -> tuple[list[torch.Tensor], dict[str, str]]:
     """What a torch file answers, and what it says of itself."""
-    about = {exporting.ABOUT: ""}
+    about = {formats.ABOUT: ""}
     with path.open("rb") as file:
         program = torch.export.load(file, extra_files=about)
-    return list(program.module()(x)), json.loads(about[exporting.ABOUT])
+    return list(program.module()(x)), json.loads(about[formats.ABOUT])
 
 
 @pytest.mark.slow
@@ -87,7 +88,7 @@ def test_other_families_become_torch_programs(family: str, tmp_path: Path) -> No
     answers, facts = torch_answers(tmp_path / "m.pt2", x[:3])
     torch.testing.assert_close(answers[0], strong.features(x[:3]), atol=1e-4, rtol=0)
     torch.testing.assert_close(answers[1], strong(x[:3]), atol=1e-4, rtol=0)
-    assert facts["warning"] == exporting.WARNING
+    assert facts["warning"] == formats.WARNING
     assert stat.S_IMODE((tmp_path / "m.pt2").stat().st_mode) == 0o600
 
 
@@ -175,13 +176,13 @@ def test_a_pool_and_unknown_formats_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = exporting._write_timm
+    honest = formats._write_timm
 
-    def off(model: Model, *args: Any) -> exporting.Runner:
+    def off(model: Model, *args: Any) -> Runner:
         run = honest(model, *args)
         return lambda x: [answer * (1 + 2e-4) for answer in run(x)]
 
-    monkeypatch.setattr(exporting, "_write_timm", off)
+    monkeypatch.setattr(formats, "_write_timm", off)
     (tmp_path / "m.safetensors").write_text("the old one")
     model, x = robvit.load("robvit-mini"), torch.rand(2, 3, 32, 32)
     with pytest.raises(BrokenExport, match="does not answer as the model does"):

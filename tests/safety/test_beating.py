@@ -31,7 +31,8 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.errors import Busy, CannotWrite, DataError
-from robvit.files import alone_in, read_tensors, remove_remains, write_json, written_whole
+from robvit.files import read_tensors, remove_remains, write_json, written_whole
+from robvit.locks import alone_in
 from robvit.record import Record
 from robvit.threat import Threat
 
@@ -199,7 +200,8 @@ def test_a_run_that_is_refused_leaves_no_empty_folder(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from robvit.files import alone_in, written_whole
+from robvit.files import written_whole
+from robvit.locks import alone_in
 with alone_in(sys.argv[1]), written_whole(Path(sys.argv[1], "deep", "secret"), mode=0o600) as aside:
     aside.write_text("half")
     print("ready", flush=True)

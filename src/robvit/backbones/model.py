@@ -15,13 +15,10 @@ from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.backbones.families import Extra, Family, Tokens, family_of
+from robvit.backbones.fingerprint import fingerprint
 from robvit.backbones.parts import Adapted, AnyTokens, TokenSource
 from robvit.errors import InputError, Unsupported
 from robvit.files import tensors_sha256
-
-# What depends on the input's size or is recomputed by timm, and so says nothing about the weights.
-_SIZE_DEPENDENT = ("pos_embed", "relative_position_index", "attn_mask", "attention_bias_idxs", "rope.")
-
 
 _KEEP: Any = object()  # in place of a part that `replace` leaves as it is
 
@@ -231,17 +228,7 @@ class Model(nn.Module):
 
     def fingerprint(self) -> str:
         """SHA-256 of the backbone's weights: the same at any input size, another for other weights."""
-        state = self.net.state_dict()
-        weights = {
-            name: tensor
-            for name, tensor in state.items()
-            if not name.startswith("head") and not any(part in name for part in _SIZE_DEPENDENT)
-        }
-        position = state.get("pos_embed")
-        if "cls_token" in weights and position is not None and not getattr(self.net, "no_embed_class", True):
-            # The network only sees the sum; exports fold it, so how it is split says nothing.
-            weights["cls_token"] = weights["cls_token"] + position[:, :1]
-        return tensors_sha256(weights)
+        return fingerprint(self.net)
 
     def identity(self) -> str:
         """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens."""

@@ -80,8 +80,8 @@ def attack(
     from robvit.data import open_data
     from robvit.evaluation.attack import attack_dataset
     from robvit.evaluation.attack_shards import Job
-    from robvit.files import alone_in
     from robvit.loading import load
+    from robvit.locks import alone_in
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.threat import Threat

@@ -35,7 +35,7 @@ def demo(
     check_model(model)
     check_out(out)
     from robvit.demo import Scale, demo
-    from robvit.files import alone_in
+    from robvit.locks import alone_in
     from robvit.threat import Threat
 
     size = None if model.startswith("robvit-mini") else img_size

@@ -84,7 +84,7 @@ def evaluate(
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.evaluate import evaluate as judge
     from robvit.evaluation.protocol import find
-    from robvit.files import alone_in
+    from robvit.locks import alone_in
     from robvit.processes import processes
     from robvit.progress import silent
 

@@ -16,7 +16,8 @@ from robvit.data.dataset import Listing
 from robvit.data.folders import WORDNET_ID, images_below, named
 from robvit.errors import CannotFetch, DataError
 from robvit.fetch import fetch_wheel, read_member
-from robvit.files import cache_dir, one_at_a_time, sha256, written_whole
+from robvit.files import cache_dir, sha256, written_whole
+from robvit.locks import one_at_a_time
 
 ROBUSTBENCH = "robustbench-5000"
 _PACKAGE = ("robustbench", "1.1.1")

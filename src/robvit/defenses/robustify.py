@@ -21,8 +21,9 @@ from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
 from robvit.defenses.token_training import TrainedTokens, train_pool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, check_images
-from robvit.files import alone_in, written_whole
+from robvit.files import written_whole
 from robvit.loading import load
+from robvit.locks import alone_in
 from robvit.progress import Advance, silent
 from robvit.record import Curve, Record
 

@@ -20,7 +20,7 @@ from robvit.defenses.robustify import Hardening, open_images, open_model, secret
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, RobvitError
-from robvit.files import alone_in
+from robvit.locks import alone_in
 from robvit.progress import Advance, silent
 from robvit.record import Record, Table
 

@@ -19,7 +19,7 @@ from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
 from robvit.diagnosis.grading import Status, Verdict, run_check
 from robvit.evaluation.classifiers import Classifier, check_fit, model_facts, open_classifier
 from robvit.evaluation.evaluate import Judged
-from robvit.files import alone_in
+from robvit.locks import alone_in
 from robvit.processes import processes
 from robvit.progress import Advance, silent
 from robvit.record import Curve, Finding, Record

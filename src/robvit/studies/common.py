@@ -20,8 +20,8 @@ from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import judged_images
-from robvit.files import alone_in
 from robvit.loading import load
+from robvit.locks import alone_in
 from robvit.record import Record
 from robvit.registry import Registry, unknown
 

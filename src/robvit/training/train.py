@@ -17,7 +17,7 @@ from torch import nn
 from robvit.attacks import run as attack_run
 from robvit.data import ImageDataset
 from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, trial_of
-from robvit.files import alone_in
+from robvit.locks import alone_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Curve, Finding, Record, Trial

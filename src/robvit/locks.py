@@ -1,0 +1,76 @@
+"""One process at a time: in a folder that results are written to, and at a file that many would make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from robvit.errors import Busy, CannotWrite
+from robvit.files import remove_remains
+
+
+@contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """Let one run at a time write to a folder; a second one is refused. Processes of one run share it."""
+    if int(os.environ.get("RANK", 0)):  # accelerate and torchrun number the processes of a run
+        yield
+        return
+    try:
+        with one_at_a_time(Path(folder) / "run", wait=False):
+            remove_remains(Path(folder))
+            yield
+    except BaseException:
+        with suppress(OSError):  # a run that was refused leaves nothing, not even an empty folder
+            Path(folder).rmdir()
+        raise
+
+
+@contextmanager
+def one_at_a_time(path: str | Path, *, wait: bool = True) -> Iterator[None]:
+    """Let one process at a time make what is to lie at `path`; the others wait, then find it made.
+
+    Without `wait` they are refused. The lock is a file beside it, and ends with the process, however that
+    ends. Where the system has no such locks every process works for itself, which costs time and harms
+    nothing.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    lock = Path(path).with_name(f".{Path(path).name}.lock")
+    mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    while True:
+        with _opened(lock) as handle:
+            try:
+                fcntl.flock(handle, mode)
+            except BlockingIOError:
+                raise Busy(
+                    f"another run is at work in {lock.parent}; wait for it, or choose another --out"
+                ) from None
+            if not _names(lock, handle.fileno()):
+                continue  # who held it has removed it, and someone may hold a new one
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _opened(lock: Path) -> IO[str]:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return lock.open("w")
+    except OSError as error:
+        raise CannotWrite(f"{lock.parent} cannot be written to ({error}); choose another place") from error
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
