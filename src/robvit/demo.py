@@ -84,7 +84,7 @@ def demo(
     record.metrics["cosine under the training attack, no tokens"] = baseline
     record.save(out / "record.json")
     _sheet(record, scenarios, judge, out / "sheet.png")
-    write_report(record, out / "report.html", exhibits=[_exhibits(record, scenarios, judge)])
+    write_report(record, out / "report.html", galleries=[_exhibits(record, scenarios, judge)])
     return record
 
 

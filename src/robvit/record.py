@@ -95,7 +95,8 @@ class Table:
 class Curve:
     """Lines over a common axis: accuracy over budgets, a loss over steps, an activation over layers.
 
-    `lines` maps a name to points [x, y] or [x, y, low, high].
+    `lines` maps a name to points [x, y] or [x, y, low, high]. With `percent` y is a fraction of one, which
+    is best shown as a percentage.
     """
 
     title: str
@@ -103,6 +104,7 @@ class Curve:
     y: str
     lines: dict[str, list[list[float]]]
     note: str = ""
+    percent: bool = False
 
 
 @dataclass(frozen=True)

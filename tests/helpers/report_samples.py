@@ -23,7 +23,7 @@ def budget(text: str) -> Budget | None:
 
 
 def trial(attack: str, threat: str, correct: list[bool], scenario: str = "", **settings: object) -> Trial:
-    """A trial whose wrong answers are the next class; labels are the places modulo ten."""
+    """A trial whose wrong predictions are the next class; labels are the indices modulo ten."""
     predicted = [i % 10 if ok else (i + 1) % 10 for i, ok in enumerate(correct)]
     cost = {"forward": 900, "backward": 400, "seconds": 12.5}
     return Trial(
@@ -115,15 +115,15 @@ def poisoned(record: Record) -> Record:
     return Record(**held)
 
 
-def exhibits(count: int, side: int, number: int = 7, attention: bool = False) -> Iterator[GalleryItem]:
+def gallery_items(count: int, side: int, number: int = 7, attention: bool = False) -> Iterator[GalleryItem]:
     """Smooth coloured images with grain, and a signed noise of eight grey levels."""
     rng = np.random.default_rng(3)
     across = np.linspace(0, 3, side)
-    for place in range(count):
+    for index in range(count):
         slopes = rng.uniform(1, 4, (3, 2))
         waves = [np.sin(across[:, None] * a + across * b + k) for k, (a, b) in enumerate(slopes)]
         clean = (127 + 100 * np.stack(waves, axis=-1) + rng.normal(0, 9, (side, side, 3))).clip(0, 255)
         noise = 8 * rng.choice([-1, 1], (side, side, 3))
         looks = [rng.random((8, 8), dtype=np.float32) for _ in range(2)] if attention else None
         pixels = clean.astype(np.uint8)
-        yield GalleryItem(place, number, (pixels + noise).clip(0, 255).astype(np.uint8), pixels, looks)
+        yield GalleryItem(index, number, (pixels + noise).clip(0, 255).astype(np.uint8), pixels, looks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from helpers.report_samples import EVIL, exhibits, poisoned, rich_record, trial
+from helpers.report_samples import EVIL, gallery_items, poisoned, rich_record, trial
 from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation import claims
@@ -21,9 +22,9 @@ from robvit.record import Record, Trial
 from robvit.report import GalleryItem, write_report
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
-from robvit.report.gallery import Small, factor, gallery
-from robvit.report.html import figures_in
-from robvit.report.summary import Labels, class_rows, headlines, ladder, share
+from robvit.report.gallery import Shrinker, factor, gallery
+from robvit.report.html import numeric_columns
+from robvit.report.summary import Labels, attacker_summaries, class_rows, headlines, share
 
 
 def small_record() -> Record:
@@ -35,13 +36,63 @@ def small_record() -> Record:
     return Record("evaluate", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
 
 
-def test_the_ladder_stands_on_the_page_once(tmp_path: Path) -> None:
+def test_the_attacker_levels_stand_on_the_page_once(tmp_path: Path) -> None:
     record = rich_record()
     record.tables += claims.ladder(record)
     assert record.tables[-1].title == claims.LADDER
     write_report(record, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.lower().count("threat ladder</h") == 1
+    assert page.lower().count("attacker levels</h") == 1
+
+
+def page_of(record: Record, tmp_path: Path) -> str:
+    write_report(record, tmp_path / "page.html")
+    return " ".join(Page(tmp_path / "page.html").text.split())
+
+
+def test_one_attacker_needs_no_table_of_attackers(tmp_path: Path) -> None:
+    assert "Attacker levels" not in page_of(small_record(), tmp_path)
+    assert "Attack after attack" in page_of(small_record(), tmp_path)
+    record = small_record()
+    del record.trials[2]
+    assert "Attack after attack" not in page_of(record, tmp_path)
+
+
+def test_what_a_number_says_stands_beside_it_with_the_attacker(tmp_path: Path) -> None:
+    record = small_record()
+    record.protocol = {"name": "quick@1", "about": "Too short for a claim."}
+    record.trials = [replace(t, attacker="white-box") for t in record.trials]
+    text = page_of(record, tmp_path)
+    assert text.index("white-box: pgd, square") < text.index("quick@1: Too short for a claim.")
+    assert text.index("quick@1: Too short for a claim.") < text.index("Attack after attack")
+    del record.trials[2]
+    record.kind, record.protocol = "attack", {}
+    assert "One attack gives an upper bound of robust accuracy" in page_of(record, tmp_path)
+    record.trials[1] = replace(record.trials[1], surrogate="another")
+    text = page_of(record, tmp_path)
+    assert "pgd on another" in text
+    assert "Transfer only" in text
+
+
+def test_corruptions_are_no_attacks(tmp_path: Path) -> None:
+    fog = replace(trial("fog", "none", [True, False, True, False]), severity=3)
+    record = Record("evaluate", {"name": "m"}, {"count": 4}, [small_record().trials[0], fog])
+    assert attacker_summaries(record) == []
+    assert "under attack" not in page_of(record, tmp_path)
+
+
+def test_commands_in_sentences_are_set_as_such_and_findings_worst_first(tmp_path: Path) -> None:
+    record = rich_record()
+    record.notes = ["Run `robvit doctor <b>` first.", "One ` alone."]
+    record.findings[2] = replace(record.findings[2], title="Gradients are there", remedy="Use `square`.")
+    write_report(record, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<li>Run <code>robvit doctor &lt;b&gt;</code> first.</li><li>One ` alone.</li>" in page
+    assert "Use <code>square</code>." in page
+    first, second, third = (
+        page.index(text) for text in ("Gradients are there", "more steps", "never beats many")
+    )
+    assert first < second < third
 
 
 class Page(HTMLParser):
@@ -74,13 +125,13 @@ class Page(HTMLParser):
 
 
 def test_the_headline_is_the_mean_of_worst_cases_and_attacks_take_their_turns() -> None:
-    (standing,) = ladder(small_record())
-    assert standing.worst[:3] == (1, 4, 0.25)
-    assert [(s.name, s.left, s.lost) for s in standing.stages] == [("pgd", 2, 1), ("square", 1, 1)]
-    assert standing.clean is not None
-    assert standing.clean.hits == 3
-    (headline,) = headlines([standing])
-    assert (headline.worst, headline.attacks) == (standing.worst, 2)
+    (summary,) = attacker_summaries(small_record())
+    assert summary.worst[:3] == (1, 4, 0.25)
+    assert [(s.name, s.correct, s.lost) for s in summary.stages] == [("pgd", 2, 1), ("square", 1, 1)]
+    assert summary.clean is not None
+    assert summary.clean.hits == 3
+    (headline,) = headlines(small_record(), [summary])
+    assert (headline.worst, headline.attacks) == (summary.worst, 2)
 
 
 def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
@@ -88,13 +139,13 @@ def test_an_attack_that_saw_only_survivors_is_judged_by_those() -> None:
     record.trials[2] = Trial(
         **{**vars(record.trials[2]), "correct": [False, False, True, False], "skipped": [1, 3]}
     )
-    (standing,) = ladder(record)
-    assert standing.stages[1].withstood[:2] == (1, 2)
-    (exhibit,) = exhibits(1, 8)
-    shown = gallery(record, [standing], [GalleryItem(place, 1, exhibit.adversarial) for place in (0, 1, 3)])
-    assert [item["misclassified"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
+    (summary,) = attacker_summaries(record)
+    assert summary.stages[1].accuracy[:2] == (1, 2)
+    (item,) = gallery_items(1, 8)
+    shown = gallery(record, [summary], [GalleryItem(place, 1, item.adversarial) for place in (0, 1, 3)])
+    assert [item["successes"] for item in shown.items] == [["square"], ["pgd"], ["pgd"]]
     assert [item["outcome"] for item in shown.items] == ["misclassified", "misclassified", "wrong"]
-    assert [len(item["said"]) for item in shown.items] == [3, 2, 2]
+    assert [len(item["predictions"]) for item in shown.items] == [3, 2, 2]
 
 
 def test_the_headline_takes_every_attacker_and_no_control() -> None:
@@ -108,11 +159,11 @@ def test_the_headline_takes_every_attacker_and_no_control() -> None:
         attacked("no tokens", [False] * 4, control=True),
     ]
     record = Record("evaluate", {"name": "m"}, {"count": 4}, trials)
-    standings = ladder(record)
-    assert headlines(standings)[0].worst.hits == 2
-    assert headlines(standings)[0].worst.share == record.headline().share
-    assert [s.headline for s in standings] == [True, False, False]
-    assert [s.control for s in standings] == [False, False, True]
+    summaries = attacker_summaries(record)
+    assert headlines(record, summaries)[0].worst.hits == 2
+    assert headlines(record, summaries)[0].worst.share == record.headline().share
+    assert [s.is_worst for s in summaries] == [True, False, False]
+    assert [s.control for s in summaries] == [False, False, True]
 
 
 def test_curves_come_from_trials_that_differ_in_one_thing_only() -> None:
@@ -140,18 +191,18 @@ def test_long_histories_keep_their_mean_and_range() -> None:
 
 def test_classes_are_counted_and_the_weakest_comes_first() -> None:
     record = rich_record()
-    standing = next(s for s in ladder(record) if s.scenario == "secret known")
-    rows = class_rows(record, standing, Labels(record))
+    summary = next(s for s in attacker_summaries(record) if s.scenario == "secret known")
+    rows = class_rows(record, summary, Labels(record))
     assert sum(row.count for row in rows) == 60
-    assert sum(row.worst.hits for row in rows) == standing.worst.hits
+    assert sum(row.worst.hits for row in rows) == summary.worst.hits
     assert [row.worst.share for row in rows] == sorted(row.worst.share for row in rows)
     broken = next(row for row in rows if row.worst.share < 1)
-    assert broken.mistaken == f"kind {(int(broken.name[-1]) + 1) % 10}"
+    assert broken.mistake == f"kind {(int(broken.name[-1]) + 1) % 10}"
 
 
 def test_all_text_stays_text(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report(poisoned(rich_record(EVIL)), path, exhibits=[list(exhibits(3, 16))])
+    write_report(poisoned(rich_record(EVIL)), path, galleries=[list(gallery_items(3, 16))])
     page = Page(path)
     assert page.tags.count("script") == 1 + len(page.blocks)
     assert page.handlers == []
@@ -182,7 +233,7 @@ def test_bare_records_have_a_page_too(tmp_path: Path) -> None:
 
 def test_figures_stand_to_the_right_and_words_do_not() -> None:
     rows = [["small", 0.5, "6.2e-14", "12.5 %", None, "3 of 4"], ["base", float("nan"), 7, "−1.0", 2, "4"]]
-    assert figures_in(rows) == [False, True, True, True, True, False]
+    assert numeric_columns(rows) == [False, True, True, True, True, False]
 
 
 def pixels(address: str) -> np.ndarray:
@@ -190,38 +241,38 @@ def pixels(address: str) -> np.ndarray:
 
 
 def test_small_images_are_exact_and_differences_are_amplified_as_told() -> None:
-    (exhibit,) = exhibits(1, 32)
-    assert factor(exhibit) == 127 // 8
-    clean, attacked, difference = map(pixels, Small(10**6).images(exhibit))
-    assert np.array_equal(clean, exhibit.clean)
-    assert np.array_equal(attacked, exhibit.adversarial)
-    assert exhibit.adversarial is not None
-    assert np.array_equal(difference, 128 + 15 * (exhibit.adversarial.astype(int) - exhibit.clean))
+    (item,) = gallery_items(1, 32)
+    assert factor(item) == 127 // 8
+    clean, attacked, difference = map(pixels, Shrinker(10**6)(item))
+    assert np.array_equal(clean, item.clean)
+    assert np.array_equal(attacked, item.adversarial)
+    assert item.adversarial is not None
+    assert np.array_equal(difference, 128 + 15 * (item.adversarial.astype(int) - item.clean))
 
 
 def test_images_shrink_until_they_fit_on_the_average() -> None:
     for budget in (8_000, 40_000):
-        small = Small(budget)
-        sizes = [sum(map(len, small.images(exhibit))) for exhibit in exhibits(6, 224)]
+        shrink = Shrinker(budget)
+        sizes = [sum(map(len, shrink(item))) for item in gallery_items(6, 224)]
         assert budget / 3 < sum(sizes) / 6 <= budget
 
 
 def test_what_is_missing_is_empty_and_attention_adds_two_images() -> None:
-    (exhibit,) = exhibits(1, 32, attention=True)
-    assert len(Small(10**6).images(exhibit)) == 5
-    alone = GalleryItem(0, 7, exhibit.adversarial)
-    assert [bool(address) for address in Small(10**6).images(alone)] == [False, True, False]
+    (item,) = gallery_items(1, 32, attention=True)
+    assert len(Shrinker(10**6)(item)) == 5
+    alone = GalleryItem(0, 7, item.adversarial)
+    assert [bool(address) for address in Shrinker(10**6)(alone)] == [False, True, False]
 
 
 UNKNOWN = [(60, 7, "image 60"), (0, 99, "trial 99"), (0, 0, "clean")]
 
 
 @pytest.mark.parametrize(("place", "number", "message"), UNKNOWN)
-def test_exhibits_that_the_record_does_not_know_are_refused(place: int, number: int, message: str) -> None:
+def test_images_that_the_record_does_not_know_are_refused(place: int, number: int, message: str) -> None:
     record = rich_record()
-    (exhibit,) = exhibits(1, 8)
+    (item,) = gallery_items(1, 8)
     with pytest.raises(InputError, match=message):
-        gallery(record, ladder(record), [GalleryItem(place, number, exhibit.adversarial)])
+        gallery(record, attacker_summaries(record), [GalleryItem(place, number, item.adversarial)])
 
 
 def robvit_(*arguments: object) -> str:
@@ -240,14 +291,14 @@ def test_the_command_shows_attacked_images_with_their_originals(tmp_path: Path) 
     record = attacked(tmp_path)
     assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}
     shown = list(AdversarialImages(record, {1: tmp_path / "shards"}))
-    for exhibit, name in zip(shown, record.data["names"], strict=True):
+    for item, name in zip(shown, record.data["names"], strict=True):
         saved = np.asarray(Image.open((tmp_path / "images" / name).with_suffix(".png")))
-        assert np.array_equal(exhibit.adversarial, saved)
+        assert np.array_equal(item.adversarial, saved)
     assert "6 attacked images" in robvit_("report", tmp_path / "record.json")
     items = next(json.loads(b) for b in Page(tmp_path / "report.html").blocks if '"outcome"' in b)
     assert [item["name"] for item in items] == record.data["names"]
     assert {item["factor"] for item in items} - {1} == {15}  # eight levels from the original, or none
-    assert all(not item["truth"].startswith("class") for item in items)
+    assert all(not item["label"].startswith("class") for item in items)
     other = tmp_path / "both.html"
     robvit_("report", tmp_path, tmp_path / "record.json", "--out", other)
     assert Page(other).tags.count("article") == 2
@@ -272,6 +323,6 @@ def test_mistakes_get_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one"):
         write_report([], tmp_path / "x.html")
     with pytest.raises(InputError, match="each of 1 records"):
-        write_report(rich_record(), tmp_path / "x.html", exhibits=[[], []])
+        write_report(rich_record(), tmp_path / "x.html", galleries=[[], []])
     assert not (tmp_path / "x.html").exists()
     assert "not a record" in str(CliRunner().invoke(app, ["report", str(tmp_path / "no.json")]).exception)

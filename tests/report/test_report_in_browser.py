@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from helpers.browsing import Visit
-from helpers.report_samples import exhibits, poisoned, rich_record
+from helpers.report_samples import gallery_items, poisoned, rich_record
 from robvit.drawing.grid import Grid, Row, Tile
 from robvit.drawing.surfaces import Surface
 from robvit.record import Curve
@@ -26,7 +26,7 @@ DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(rich_record(), path, exhibits=[list(exhibits(60, 48, attention=True))])
+    write_report(rich_record(), path, galleries=[list(gallery_items(60, 48, attention=True))])
     return path
 
 
@@ -46,7 +46,7 @@ def test_filters_choose_images_and_pages_turn(browser: Browser, report: Path) ->
         expect(page.locator(".item")).to_have_count(wrong)
         expect(count).to_have_text(f"1–{wrong} of {wrong}, from 60")
         page.get_by_label("outcome").select_option("")
-        page.get_by_label("class").select_option("kind 3")
+        page.locator("select[name=label]").select_option("kind 3")
         expect(page.locator(".item")).to_have_count(6)
         page.get_by_label("name").fill("no such name")
         expect(page.locator(".item")).to_have_count(0)
@@ -117,14 +117,14 @@ def test_tables_sort_and_commands_are_copied(browser: Browser, report: Path) -> 
         assert page.evaluate("navigator.clipboard.readText()") == rich_record().command
         table = page.locator(".sortable")
         for order in ("ascending", "descending"):
-            table.get_by_role("button", name="robust").click()
+            table.get_by_role("button", name="under attack").click()
             shares = [float(text.split()[0]) for text in table.locator("td:nth-child(4)").all_inner_texts()]
             assert shares == sorted(shares, reverse=order == "descending")
 
 
 def test_a_hostile_record_changes_nothing(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "evil.html"
-    write_report(poisoned(rich_record()), path, exhibits=[list(exhibits(30, 16))])
+    write_report(poisoned(rich_record()), path, galleries=[list(gallery_items(30, 16))])
     with visit(browser, path) as page:
         expect(page.locator(".item")).to_have_count(24)
         page.locator(".item button").first.click()
@@ -208,9 +208,9 @@ def test_surfaces_turn_together_and_tell_their_heights(browser: Browser, tmp_pat
 def test_a_thousand_images_open_at_once(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "thousand.html"
     record = rich_record(count=1000)
-    few = list(exhibits(20, 112))
+    few = list(gallery_items(20, 112))
     many = [GalleryItem(i, 7, few[i % 20].adversarial, few[i % 20].clean) for i in range(1000)]
-    write_report(record, path, exhibits=[many])
+    write_report(record, path, galleries=[many])
     assert 5e6 < path.stat().st_size < 15e6
     with visit(browser, path) as page:
         expect(page.locator(".gallery output")).to_have_text("1–24 of 1000")

@@ -180,7 +180,13 @@ def delta_curve(
         if after is not None:
             lines["scaled"] = histogram(after[place].delta)
         curves.append(
-            Curve(f"{title}, block {place + 1}", "Delta before the softmax", "share of rows", lines)
+            Curve(
+                f"{title}, block {place + 1}",
+                "Delta before the softmax",
+                "share of rows",
+                lines,
+                percent=True,
+            )
         )
     return curves
 

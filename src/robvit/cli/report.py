@@ -43,7 +43,7 @@ def report(
     shown = [_beside(record, path.parent, images) for record, path in zip(loaded, paths, strict=True)]
     place = out or paths[0].with_name("report.html")
     sheets = [path.with_name("sheet.png") for path, some in zip(paths, shown, strict=True) if not some]
-    write_report(loaded, place, exhibits=shown, images=[sheet for sheet in sheets if sheet.is_file()])
+    write_report(loaded, place, galleries=shown, images=[sheet for sheet in sheets if sheet.is_file()])
     size = place.stat().st_size / 1e6
     typer.echo(f"written: {place} ({size:.1f} MB, {sum(map(len, shown))} attacked images at hand)")
     typer.echo(f"next: open {place}")

@@ -194,7 +194,13 @@ def _curves(context: CheckContext) -> list[Curve]:
         ("Accuracy over steps", "steps"): by_steps,
     }
     return [
-        Curve(title, axis, "accuracy", {"PGD": [point(at, outcomes[at]) for at in sorted(outcomes)]})
+        Curve(
+            title,
+            axis,
+            "accuracy",
+            {"PGD": [point(at, outcomes[at]) for at in sorted(outcomes)]},
+            percent=True,
+        )
         for (title, axis), outcomes in lines.items()
         if len(outcomes) > 1
     ]

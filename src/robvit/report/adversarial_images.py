@@ -1,4 +1,4 @@
-"""The adversarial images that a command left beside its record, as exhibits."""
+"""The adversarial images that a command left beside its record, as items of a gallery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Original = Callable[[int], Pixels]
 
 @dataclass(frozen=True)
 class AdversarialImages:
-    """One exhibit for each image: as the first attack that fools the model left it, else as the last did.
+    """One item for each image: under the first attack that succeeds on it, else under the last one.
 
     `folders` maps the number of a trial to its folder of shards. Only one shard of each is in memory.
     """
@@ -36,13 +36,13 @@ class AdversarialImages:
         trials = self.record.trials
         skipped = {number: set(trials[number].skipped) for number in self.folders}
         streams = {number: _images(folder) for number, folder in self.folders.items()}
-        for place in range(len(self)):
-            versions = {n: next(streams[n]) for n in streams if place not in skipped[n]}
-            misclassified = [n for n in versions if not trials[n].correct[place]]
-            number = (misclassified or list(versions)[-1:] or list(streams))[0]
+        for index in range(len(self)):
+            versions = {n: next(streams[n]) for n in streams if index not in skipped[n]}
+            successes = [n for n in versions if not trials[n].correct[index]]
+            number = (successes or list(versions)[-1:] or list(streams))[0]
             adversarial, attention = versions.get(number, (None, None))
-            original = self.original(place) if self.original else None
-            yield GalleryItem(place, number, adversarial, original, attention)
+            original = self.original(index) if self.original else None
+            yield GalleryItem(index, number, adversarial, original, attention)
 
 
 def shard_folders(record: Record, root: Path) -> dict[int, Path]:
@@ -61,7 +61,7 @@ def shard_folders(record: Record, root: Path) -> dict[int, Path]:
 
 def _expected(trial: Trial) -> list[float]:
     skipped = set(trial.skipped)
-    return [far for place, far in enumerate(trial.distance) if place not in skipped]
+    return [distance for index, distance in enumerate(trial.distance) if index not in skipped]
 
 
 def _distances(folder: Path) -> list[float]:

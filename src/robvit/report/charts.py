@@ -1,4 +1,4 @@
-"""The curves of a record: those it holds, those its trials trace, and the course of a training."""
+"""The curves of a record: those it holds, those its trials give, and the history of a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from robvit.record import Curve, Record, Trial
-from robvit.report.summary import clean_of, share
+from robvit.report.summary import share
 
 MOST_POINTS = 300  # more than a line of some hundred pixels can show
 
@@ -22,14 +22,14 @@ def budget_curves(record: Record) -> list[Curve]:
         if threat := trial.threat:
             eps = round(255 * threat.eps, 6) if threat.norm == "linf" else threat.eps
             bound = "" if threat.psnr is None else f"PSNR >= {threat.psnr:g} dB"
-            line = (trial.attack, trial.scenario, _told(trial.settings), bound)
+            line = (trial.attack, trial.scenario, _as_text(trial.settings), bound)
             points = charts.setdefault(threat.norm, {}).setdefault(line, {})
             points[eps] = trial.correct
     curves = []
     for norm, lines in charts.items():
         swept = {line: points for line, points in lines.items() if len(points) > 1}
         for (_, scenario, *_rest), points in swept.items():
-            if clean := clean_of(record, scenario):
+            if clean := record.clean(scenario):
                 points.setdefault(0.0, clean.correct)
         unit = "eps in grey levels (1/255), linf" if norm == "linf" else f"eps, {norm}"
         curves += _chart(f"Accuracy by budget, {norm}", unit, swept)
@@ -43,7 +43,7 @@ def step_curves(record: Record) -> list[Curve]:
         steps = trial.settings.get("steps")
         if isinstance(steps, int | float):
             others = {k: v for k, v in trial.settings.items() if k != "steps"}
-            line = (trial.attack, trial.scenario, _told(others))
+            line = (trial.attack, trial.scenario, _as_text(others))
             charts.setdefault(trial.strength, {}).setdefault(line, {})[float(steps)] = trial.correct
     return [
         curve
@@ -57,15 +57,13 @@ def step_curves(record: Record) -> list[Curve]:
 
 
 def history_curves(record: Record) -> list[Curve]:
-    """The course of a training: measures of a kind share a chart, the others have their own."""
+    """The history of a training: measures within [-1,1] share a chart, the others have their own."""
     charts: dict[str, dict[str, list[list[float]]]] = {}
     for name, values in record.history.items():
         finite = [v for v in values if math.isfinite(v)]
         if len(values) > 1 and finite:
-            kind = "loss" if "loss" in name.lower() else name
-            if kind == name and all(-1 <= v <= 1 for v in finite):
-                kind = "shares and similarities"
-            charts.setdefault(kind, {})[name] = thinned(values)
+            is_share = all(-1 <= v <= 1 for v in finite)
+            charts.setdefault("shares and similarities" if is_share else name, {})[name] = thinned(values)
     longest = max((len(values) for values in record.history.values()), default=0)
     each = -(-longest // MOST_POINTS)
     note = f"A point is the mean of {each} steps, the band their range." if each > 1 else ""
@@ -89,18 +87,11 @@ def thinned(values: list[float]) -> list[list[float]]:
     return points
 
 
-def is_share(curve: Curve) -> bool:
-    """Whether the curve's values read best as percentages."""
-    named = any(word in curve.y.lower() for word in ("accuracy", "share", "rate"))
-    values = (point[1] for line in curve.lines.values() for point in line)
-    return named and all(0 <= v <= 1 for v in values)
-
-
 def _attacks(record: Record) -> Iterable[Trial]:
-    return (t for t in record.trials if t.attack != "clean")
+    return (t for t in record.trials if t.kind == "attack")
 
 
-def _told(settings: dict[str, Any]) -> str:
+def _as_text(settings: dict[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
@@ -115,4 +106,4 @@ def _chart(title: str, x: str, lines: dict[tuple[str, ...], Points]) -> list[Cur
         drawn[name or line[0]] = [
             [at, s.share, s.low, s.high] for at, correct in sorted(points.items()) for s in [share(correct)]
         ]
-    return [Curve(title, x, "accuracy", drawn, "Whiskers are 95 % intervals.")]
+    return [Curve(title, x, "accuracy", drawn, "Whiskers are 95 % intervals.", percent=True)]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from robvit.drawing.images import data_url
 from robvit.errors import InputError
 from robvit.evaluation.claims import LADDER
 from robvit.files import written_whole
-from robvit.record import Curve, Record, Table
+from robvit.record import Curve, Finding, Record, Table
 from robvit.report import charts
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery
@@ -32,10 +32,9 @@ from robvit.report.summary import (
     AttackerSummary,
     Labels,
     Share,
+    attacker_summaries,
     class_rows,
-    clean_of,
     headlines,
-    ladder,
     share,
     title,
 )
@@ -48,53 +47,57 @@ def write_report(
     records: Record | Sequence[Record],
     path: str | Path,
     *,
-    exhibits: Sequence[Iterable[GalleryItem]] = (),
+    galleries: Sequence[Iterable[GalleryItem]] = (),
     images: Sequence[Path] = (),
     figures: Sequence[Figure] = (),
 ) -> None:
-    """Write one page for a record or several; `exhibits` holds each record's images, in their order.
+    """Write one self-contained page for a record or several.
 
-    At most a thousand of them are shown, so that the page stays under fifteen megabytes. `images` are
-    PNG files that stand in the page as they are, such as a sheet; `figures` are of the first record.
+    records: a record, or several that are compared.
+    path: the HTML file.
+    galleries: for each record its images; of all at most a thousand are shown, so that the page stays
+        under fifteen megabytes.
+    images: PNG files that are shown as they are, such as a sheet.
+    figures: those of the first record.
     """
     records = [records] if isinstance(records, Record) else list(records)
     if not records:
         raise InputError("a report needs at least one record")
-    if exhibits and len(exhibits) != len(records):
-        raise InputError(f"expected images for each of {len(records)} records, got {len(exhibits)}")
-    shown = sum(bool(some) for some in exhibits)
+    if galleries and len(galleries) != len(records):
+        raise InputError(f"expected images for each of {len(records)} records, got {len(galleries)}")
+    room = 1 / max(1, sum(bool(items) for items in galleries))
     parts = [
-        _part(f"r{i}", record, exhibits[i] if exhibits else (), 1 / max(1, shown))
-        for i, record in enumerate(records)
+        _part(f"r{i}", record, galleries[i] if galleries else (), room) for i, record in enumerate(records)
     ]
     parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
-    held = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
-    page = _environment().get_template("page.html").render(**held, style=_static("page.css"), **_script())
+    values = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
+    page = _environment().get_template("page.html").render(**values, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
         aside.write_text(page, encoding="utf-8")
 
 
-def _part(key: str, record: Record, exhibits: Iterable[GalleryItem], room: float) -> dict[str, Any]:
+def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -> dict[str, Any]:
     """Everything that the template needs to know of one record."""
-    standings = ladder(record)
+    summaries = attacker_summaries(record)
     labels = Labels(record)
-    quoted = headlines(standings)
-    worst = [s for s in standings if s.headline and s.threat == quoted[0].threat]
+    quoted = headlines(record, summaries)
+    worst = [s for s in summaries if s.is_worst and s.threat == quoted[0].threat]
     curves = [*charts.budget_curves(record), *charts.step_curves(record), *record.curves]
-    shown = gallery(record, standings, exhibits, room=room)
+    images = gallery(record, summaries, items, room=room)
     return {
         "key": key,
         "record": record,
         "title": title(record),
-        "clean": _clean(record, standings),
-        "standings": standings,
-        "courses": [s for s in standings if len(s.stages) > 1] or standings[:1],
+        "clean": _clean(record, summaries),
+        "summaries": summaries,
+        "findings": sorted(record.findings, key=_severity),
+        "sequences": [s for s in summaries if len(s.stages) > 1],
         "headlines": quoted,
         "classes": [(s, rows) for s in worst if (rows := class_rows(record, s, labels))],
         "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(curves)],
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
         "tables": [table for table in record.tables if table.title != LADDER],
-        "gallery": shown if shown.items else None,
+        "gallery": images if images.items else None,
         "figures": [],
         "model": facts(record.model),
         "data": facts(record.data),
@@ -102,16 +105,21 @@ def _part(key: str, record: Record, exhibits: Iterable[GalleryItem], room: float
     }
 
 
-def _clean(record: Record, standings: list[AttackerSummary]) -> Share | None:
+def _clean(record: Record, summaries: list[AttackerSummary]) -> Share | None:
     """Clean accuracy of the judged model, be it attacked or not."""
-    scenarios = [s.scenario for s in standings if not s.control] or record.scenarios()
-    trial = clean_of(record, scenarios[0]) if scenarios else None
+    scenarios = [s.scenario for s in summaries if not s.control] or record.scenarios()
+    trial = record.clean(scenarios[0]) if scenarios else None
     return share(trial.correct) if trial else None
+
+
+def _severity(finding: Finding) -> int:
+    """Red findings come first; what is no status of ours comes with them."""
+    return {"amber": 1, "green": 2, "skipped": 3}.get(finding.status, 0)
 
 
 def _drawn(key: str, curve: Curve) -> dict[str, Any]:
     lines = {str(name): points for name, points in curve.lines.items()}
-    data = {"x": curve.x, "y": curve.y, "lines": lines, "percent": charts.is_share(curve)}
+    data = {"x": curve.x, "y": curve.y, "lines": lines, "percent": curve.percent}
     return {"key": key, "curve": curve, "data": finite(data)}
 
 
@@ -137,15 +145,15 @@ def finite(value: Any) -> Any:
     return value
 
 
-def facts(held: dict[str, Any]) -> dict[str, str]:
+def facts(values: dict[str, Any]) -> dict[str, str]:
     """A mapping for people: long lists by their length, nothing left out but what is empty."""
-    told = {}
-    for name, value in held.items():
+    texts = {}
+    for name, value in values.items():
         if isinstance(value, list) and len(value) > 8:
-            told[str(name)] = f"{len(value)} entries in the record"
+            texts[str(name)] = f"{len(value)} entries in the record"
         elif value not in (None, "", [], {}):
-            told[str(name)] = cell(value)
-    return told
+            texts[str(name)] = cell(value)
+    return texts
 
 
 def cell(value: Any) -> str:
@@ -168,16 +176,27 @@ def table_cell(value: Any) -> str:
     return Table.cell(finite(value))
 
 
-def figures_in(rows: Sequence[Sequence[Any]]) -> list[bool]:
-    """For each column, whether it holds figures only and stands to the right."""
+def numeric_columns(rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """For each column, whether it holds numbers only and is aligned to the right."""
     texts = [[table_cell(value) for value in row] for row in rows]
     wide = max(map(len, texts), default=0)
     return [all(is_number(row[i]) for row in texts if i < len(row)) for i in range(wide)]
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a figure."""
+    """Whether a cell is a number."""
     return text == "–" or _NUMBER.fullmatch(text) is not None
+
+
+def prose(text: str) -> Markup:
+    """A sentence whose `commands` are set as such; everything else is escaped."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:  # a backtick without its other half
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
 
 
 def percent(value: float) -> str:
@@ -200,8 +219,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # lines keep the record's order
-    for way in (cell, table_cell, figures_in, percent, duration, finite):
-        environment.filters[way.__name__] = way
+    for function in (cell, table_cell, numeric_columns, percent, duration, finite, prose):
+        environment.filters[function.__name__] = function
     return environment
 
 

@@ -1,6 +1,6 @@
-"""A record in the terms of its page: who withstood what, attack after attack, class by class.
+"""A record in the terms of its page: accuracy by attacker, attack after attack, class by class.
 
-Nothing here is a new measurement; every figure is counted from the record's outcomes.
+Nothing here is a new measurement; every number is counted from the record's outcomes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from robvit.record import Record, Trial
 from robvit.statistics import interval
 
 OUTCOMES = {
-    "withstood": "withstood every attack",
-    "misclassified": "misclassified by an attack",
-    "wrong": "wrong before any attack",
+    "correct": "correct under every attack",
+    "misclassified": "misclassified under attack",
+    "wrong": "misclassified without any attack",
 }
 
 
@@ -37,116 +37,145 @@ def share(correct: Sequence[bool]) -> Share:
 
 @dataclass(frozen=True)
 class Stage:
-    """One attack in its turn: who of those it saw withstand it, and who is left after all up to it."""
+    """One attack in its turn: accuracy on the images it saw, and how many are correct after all so far."""
 
     name: str
-    withstood: Share
-    left: int
+    accuracy: Share
+    correct: int
     lost: int
 
 
 @dataclass(frozen=True)
 class AttackerSummary:
-    """One scenario of the ladder: a model and what its attacker knows, within one threat."""
+    """The attacks of one scenario within one threat: a model and what its attacker knows.
+
+    `correct` says for each image whether the model is correct under all of them, `worst` counts these;
+    `is_worst` marks the attacker who leaves the fewest, controls aside.
+    """
 
     scenario: str
     threat: str
     clean: Share | None
     worst: Share
     stages: list[Stage]
-    survives: list[bool]
+    correct: list[bool]
     trials: list[Trial]
     control: bool
-    headline: bool = False
+    is_worst: bool = False
+
+    @property
+    def attacker(self) -> str:
+        """Whose attacks these are, by the names that protocols use; empty if the record does not say."""
+        return ", ".join(dict.fromkeys(trial.attacker for trial in self.trials if trial.attacker))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Accuracy under all attackers within one threat, image by image, controls aside, and what it means."""
+
+    threat: str
+    worst: Share
+    clean: Share | None
+    attackers: list[AttackerSummary]
+    claim: str
+
+    @property
+    def attacks(self) -> int:
+        return sum(len(summary.trials) for summary in self.attackers)
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: how many images, right when clean, right in the worst case, and what is seen instead."""
+    """One class: its images, accuracy without attack and in the worst case, and the likeliest mistake."""
 
     name: str
     count: int
     clean: Share | None
     worst: Share
-    mistaken: str
-
-
-def clean_of(record: Record, scenario: str) -> Trial | None:
-    """The scenario's trial of no attack, if there is one."""
-    return next((t for t in record.trials if t.scenario == scenario and t.attack == "clean"), None)
+    mistake: str
 
 
 def trial_name(trial: Trial, among: Sequence[Trial]) -> str:
     """The attack's name, with what tells it from its namesakes."""
     name = f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
     same = [t.settings for t in among if (t.attack, t.surrogate) == (trial.attack, trial.surrogate)]
-    apart = [k for k in trial.settings if any(other.get(k) != trial.settings[k] for other in same)]
-    told = ", ".join(f"{k}={trial.settings[k]}" for k in apart)
-    return f"{name} ({told})" if told else name
+    different = [k for k in trial.settings if any(other.get(k) != trial.settings[k] for other in same)]
+    settings = ", ".join(f"{k}={trial.settings[k]}" for k in different)
+    return f"{name} ({settings})" if settings else name
 
 
-def ladder(record: Record) -> list[AttackerSummary]:
-    """A summary of every scenario and threat; within a threat the worst scenario carries the headline."""
+def attacker_summaries(record: Record) -> list[AttackerSummary]:
+    """A summary of every scenario and threat, in the record's order."""
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in record.trials:
-        if trial.attack != "clean":
+        if trial.kind == "attack":
             groups.setdefault((trial.scenario, trial.strength), []).append(trial)
-    found = [_standing(record, scenario, threat, trials) for (scenario, threat), trials in groups.items()]
-    rivals: dict[str, list[AttackerSummary]] = {}
-    for standing in found:
-        if not standing.control:
-            rivals.setdefault(standing.threat, []).append(standing)
-    worst = [min(some, key=lambda s: s.worst.share) for some in rivals.values()]
-    return [replace(s, headline=any(s is w for w in worst)) for s in found]
+    summaries = [_summary(record, scenario, threat, trials) for (scenario, threat), trials in groups.items()]
+    worst: dict[str, AttackerSummary] = {}
+    for summary in summaries:
+        if not summary.control:
+            weakest = worst.setdefault(summary.threat, summary)
+            worst[summary.threat] = min(weakest, summary, key=lambda s: s.worst.share)
+    return [replace(s, is_worst=s is worst.get(s.threat)) for s in summaries]
 
 
-def _standing(record: Record, scenario: str, threat: str, trials: list[Trial]) -> AttackerSummary:
-    clean = clean_of(record, scenario)
-    alive = list(clean.correct) if clean else [True] * len(trials[0].correct)
+def _summary(record: Record, scenario: str, threat: str, trials: list[Trial]) -> AttackerSummary:
+    clean = record.clean(scenario)
+    correct = list(clean.correct) if clean else [True] * len(trials[0].correct)
     stages = []
     for trial in trials:
-        before = sum(alive)
-        alive = [a and r for a, r in zip(alive, trial.correct, strict=True)]
-        seen = share(_seen(trial))
-        stages.append(Stage(trial_name(trial, trials), seen, sum(alive), before - sum(alive)))
-    untouched = share(clean.correct) if clean else None
-    control = all(trial.control for trial in trials)
-    return AttackerSummary(scenario, threat, untouched, share(alive), stages, alive, trials, control)
+        before = sum(correct)
+        correct = [a and b for a, b in zip(correct, trial.correct, strict=True)]
+        accuracy = share(_attacked(trial))
+        stages.append(Stage(trial_name(trial, trials), accuracy, sum(correct), before - sum(correct)))
+    return AttackerSummary(
+        scenario,
+        threat,
+        share(clean.correct) if clean else None,
+        share(correct),
+        stages,
+        correct,
+        trials,
+        control=all(trial.control for trial in trials),
+    )
 
 
-def _seen(trial: Trial) -> list[bool]:
-    """The outcomes of the images that the attack took up."""
+def _attacked(trial: Trial) -> list[bool]:
+    """The outcomes of the images that the attack saw."""
     skipped = set(trial.skipped)
-    return [correct for place, correct in enumerate(trial.correct) if place not in skipped]
+    return [correct for index, correct in enumerate(trial.correct) if index not in skipped]
 
 
-@dataclass(frozen=True)
-class Headline:
-    """What one threat leaves when every attacker does their best, image by image, controls aside."""
-
-    threat: str
-    worst: Share
-    clean: Share | None
-    attackers: int
-    attacks: int
-
-
-def headlines(standings: list[AttackerSummary]) -> list[Headline]:
+def headlines(record: Record, summaries: list[AttackerSummary]) -> list[Headline]:
     """A headline for each threat, first the one that most attacks were spent on."""
     found = []
-    for threat in dict.fromkeys(s.threat for s in standings if not s.control):
-        some = [s for s in standings if s.threat == threat and not s.control]
-        worst = share([all(survives) for survives in zip(*(s.survives for s in some), strict=True)])
-        attacks = sum(len(s.trials) for s in some)
-        found.append(Headline(threat, worst, some[0].clean, len(some), attacks))
-    return sorted(found, key=lambda h: -h.attacks)
+    for threat in dict.fromkeys(s.threat for s in summaries if not s.control):
+        attackers = [s for s in summaries if s.threat == threat and not s.control]
+        worst = share([all(correct) for correct in zip(*(s.correct for s in attackers), strict=True)])
+        found.append(Headline(threat, worst, attackers[0].clean, attackers, claim(record, attackers)))
+    return sorted(found, key=lambda headline: -headline.attacks)
 
 
-def outcome(standing: AttackerSummary, clean: Trial | None, place: int) -> str:
-    """What became of one image on a scenario: a key of OUTCOMES."""
-    if clean and not clean.correct[place]:
+def claim(record: Record, attackers: Sequence[AttackerSummary]) -> str:
+    """What may be said of the accuracy under these attackers' attacks, in a sentence or two."""
+    trials = [trial for summary in attackers for trial in summary.trials]
+    if all(trial.surrogate for trial in trials):
+        return "Transfer only: nobody attacked this very model, so this is no claim of robustness."
+    if record.kind == "doctor":
+        return "The doctor's attacks are short: take robvit evaluate for a number to quote."
+    if len(trials) == 1:
+        return "One attack gives an upper bound of robust accuracy; this is no claim of robustness."
+    about = record.protocol.get("about")
+    if record.protocol.get("name") and about:
+        return f"{record.protocol['name']}: {about}"
+    return "An upper bound of robust accuracy: stronger attacks may leave less."
+
+
+def outcome(summary: AttackerSummary, clean: Trial | None, index: int) -> str:
+    """What became of one image in a scenario: a key of OUTCOMES."""
+    if clean and not clean.correct[index]:
         return "wrong"
-    return "withstood" if standing.survives[place] else "misclassified"
+    return "correct" if summary.correct[index] else "misclassified"
 
 
 class Labels:
@@ -154,41 +183,41 @@ class Labels:
 
     def __init__(self, record: Record) -> None:
         count = max([len(t.correct) for t in record.trials] + [0])
-        self.images = _listed(record.data.get("names"), count) or [f"image {i}" for i in range(count)]
-        labels = _listed(record.data.get("labels"), count)
+        self.images = _list_of(record.data.get("names"), count) or [f"image {i}" for i in range(count)]
+        labels = _list_of(record.data.get("labels"), count)
         self.labels = labels if all(isinstance(label, int) for label in labels) else []
-        named = record.data.get("classes")
-        self.classes = [str(name) for name in named] if isinstance(named, list) else []
+        classes = record.data.get("classes")
+        self.classes = [str(name) for name in classes] if isinstance(classes, list) else []
 
     def class_name(self, label: Any) -> str:
-        known = isinstance(label, int) and 0 <= label < len(self.classes)
-        return self.classes[label] if known else f"class {label}"
+        is_known = isinstance(label, int) and 0 <= label < len(self.classes)
+        return self.classes[label] if is_known else f"class {label}"
 
-    def truth(self, place: int) -> str:
-        return self.class_name(self.labels[place]) if self.labels else ""
+    def label(self, index: int) -> str:
+        return self.class_name(self.labels[index]) if self.labels else ""
 
 
-def _listed(value: Any, count: int) -> list[Any]:
+def _list_of(value: Any, count: int) -> list[Any]:
     return value if isinstance(value, list) and len(value) == count else []
 
 
-def class_rows(record: Record, standing: AttackerSummary, labels: Labels) -> list[ClassRow]:
-    """A row for each class on one scenario, the weakest first; none where most classes have one image."""
-    places: dict[Any, list[int]] = {}
-    for place, label in enumerate(labels.labels):
-        places.setdefault(label, []).append(place)
-    if len(places) < 2 or len(labels.labels) < 2 * len(places):
+def class_rows(record: Record, summary: AttackerSummary, labels: Labels) -> list[ClassRow]:
+    """A row for each class in one scenario, the weakest first; none where most classes have one image."""
+    members: dict[Any, list[int]] = {}
+    for index, label in enumerate(labels.labels):
+        members.setdefault(label, []).append(index)
+    if len(members) < 2 or len(labels.labels) < 2 * len(members):
         return []
-    clean = clean_of(record, standing.scenario)
+    clean = record.clean(summary.scenario)
+    in_turn = [*([clean] if clean else []), *summary.trials]
     rows = []
-    for label, members in places.items():
-        in_turn = [*([clean] if clean else []), *standing.trials]
-        first = ([t.predicted[i] for t in in_turn if not t.correct[i]] for i in members)
-        seen = Counter(answers[0] for answers in first if answers)
-        mistaken = labels.class_name(seen.most_common(1)[0][0]) if seen else ""
-        untouched = share([clean.correct[i] for i in members]) if clean else None
-        worst = share([standing.survives[i] for i in members])
-        rows.append(ClassRow(labels.class_name(label), len(members), untouched, worst, mistaken))
+    for label, indices in members.items():
+        mistakes = ([t.predicted[i] for t in in_turn if not t.correct[i]] for i in indices)
+        first = Counter(found[0] for found in mistakes if found)
+        mistake = labels.class_name(first.most_common(1)[0][0]) if first else ""
+        clean_share = share([clean.correct[i] for i in indices]) if clean else None
+        worst = share([summary.correct[i] for i in indices])
+        rows.append(ClassRow(labels.class_name(label), len(indices), clean_share, worst, mistake))
     return sorted(rows, key=lambda row: row.worst.share)
 
 

@@ -148,7 +148,9 @@ def _record(job: Job, fit: Fit, model: nn.Module) -> Record:
         | {f"{fit.loss.measure}, {text}": state.history[key][best] for key, text in seen.items()},
         history=state.history,
         curves=[
-            Curve("held-out images", "epoch", fit.loss.measure, lines),
+            Curve(
+                "held-out images", "epoch", fit.loss.measure, lines, percent=fit.loss.measure == "accuracy"
+            ),
             Curve("training", "epoch", "loss", {"loss": _points(epochs, state.history["loss"])}),
         ],
         findings=findings,

@@ -1,5 +1,5 @@
 "use strict";
-// Charts: drawn as SVG at the width they have, with a cross-hair that reads the figures.
+// Charts: drawn as SVG at the width they have, with a cross-hair that reads the values.
 
 const PALETTE = 6;
 const MARGIN = { top: 12, right: 14, bottom: 44, left: 52 };
@@ -119,7 +119,7 @@ function chart(figure) {
     if (points.length <= 24) for (const p of points) svg.append(shape("circle", { style: paint, fill: "currentColor", cx: x.place(p[0]), cy: y.place(p[1]), r: 3 }));
   }
 
-  /** Show the figures at one stop of the x axis. */
+  /** Show the values at one stop of the x axis. */
   function read(stop) {
     if (!view) return;
     view.at = Math.max(0, Math.min(view.stops.length - 1, stop));
@@ -149,8 +149,8 @@ function chart(figure) {
   plot.addEventListener("pointermove", (event) => {
     if (!view) return;
     const box = view.svg.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * view.width;
-    const far = view.stops.map((s) => Math.abs(view.x.place(s) - at));
-    read(far.indexOf(Math.min(...far)));
+    const distances = view.stops.map((s) => Math.abs(view.x.place(s) - at));
+    read(distances.indexOf(Math.min(...distances)));
   });
   plot.addEventListener("pointerleave", leave);
   plot.addEventListener("blur", leave);

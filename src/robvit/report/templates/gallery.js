@@ -18,9 +18,9 @@ function gallery(section) {
 
   function fits(item, wanted) {
     return (!wanted.outcome || item.outcome === wanted.outcome)
-      && (!wanted.misclassified || item.misclassified.includes(wanted.misclassified))
+      && (!wanted.success || item.successes.includes(wanted.success))
       && (!wanted.scenario || item.scenario === wanted.scenario)
-      && (!wanted.truth || item.truth === wanted.truth)
+      && (!wanted.label || item.label === wanted.label)
       && (!wanted.name || item.name.toLowerCase().includes(wanted.name.toLowerCase()));
   }
 
@@ -48,8 +48,8 @@ function gallery(section) {
     const item = items[index];
     const button = make("button", { type: "button", title: "Enlarge" }, ...images(index).slice(0, 3).map((address, i) => image(address, columns[i], item)));
     button.addEventListener("click", () => viewer(place));
-    const under = [item.name, item.attack, item.factor ? `×${item.factor}` : ""].filter(Boolean).join(" · ");
-    return make("div", { className: "item" }, button, verdict(item), make("p", { className: "dim", title: under }, under));
+    const under = [item.name, item.scenario, item.attack, item.factor ? `×${item.factor}` : ""].filter(Boolean).join(" · ");
+    return make("div", { className: "item" }, button, prediction(item), make("p", { className: "dim", title: under }, under));
   }
 
   function viewer(place) {
@@ -59,8 +59,8 @@ function gallery(section) {
       move: (step) => { if (found[place + step] !== undefined) viewer(place + step); },
       images: images(index).map((address, i) => make("figure", {}, image(address, columns[i], item),
         make("figcaption", {}, i === 2 && item.factor ? `difference ×${item.factor}` : columns[i]))),
-      facts: [verdict(item),
-        make("p", { className: "dim" }, `${item.attack}, ${item.threat}${item.scenario ? `, ${item.scenario}` : ""}; distance ${short(item.distance)}`), opinions(item)],
+      facts: [prediction(item),
+        make("p", { className: "dim" }, `${item.attack}, ${item.threat}${item.scenario ? `, ${item.scenario}` : ""}; distance ${short(item.distance)}`), predictions(item)],
     });
   }
 
@@ -80,20 +80,24 @@ function image(address, column, item) {
   return image;
 }
 
-/** What it is, and what the model takes it for under the attack. */
-function verdict(item) {
-  const seen = make("span", { className: item.right ? "right" : "false" }, `${item.right ? "✓" : "✕"} ${item.after}`);
-  const wrong = item.outcome === "wrong" && item.before ? [make("span", { className: "dim" }, ` (clean: ${item.before})`)] : [];
-  return make("p", {}, item.truth ? `${item.truth} → ` : "", seen, ...wrong);
+/** A predicted class, marked as correct or wrong. */
+function marked(tag, predicted, correct) {
+  return make(tag, { className: correct ? "correct" : "wrong" }, `${correct ? "✓" : "✕"} ${predicted}`);
 }
 
-/** A table of what every trial said about the image. */
-function opinions(item) {
-  const several = item.said.some(([scenario]) => scenario);
-  const heads = [...(several ? ["model and attacker"] : []), "attack", "threat", "taken for"];
-  const rows = item.said.map(([scenario, attack, threat, said, right]) => make("tr", {},
+/** The label, and the model's prediction under the attack. */
+function prediction(item) {
+  const clean = item.outcome === "wrong" && item.clean_predicted ? [make("span", { className: "dim" }, ` (clean: ${item.clean_predicted})`)] : [];
+  return make("p", {}, item.label ? `${item.label} → ` : "", marked("span", item.predicted, item.correct), ...clean);
+}
+
+/** A table of the model's predictions under every attack. */
+function predictions(item) {
+  const several = item.predictions.some(([scenario]) => scenario);
+  const heads = [...(several ? ["model and attacker"] : []), "attack", "threat", "prediction"];
+  const rows = item.predictions.map(([scenario, attack, threat, predicted, correct]) => make("tr", {},
     ...[...(several ? [scenario] : []), attack, threat].map((text) => make("td", {}, text)),
-    make("td", { className: right ? "right" : "false" }, `${right ? "✓" : "✕"} ${said}`)));
+    marked("td", predicted, correct)));
   return make("div", { className: "table" }, make("table", {},
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", {}, head)))), make("tbody", {}, ...rows)));
 }

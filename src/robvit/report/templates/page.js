@@ -41,10 +41,10 @@ function prepareSorting(table) {
     const button = make("button", { type: "button" }, head.textContent);
     head.replaceChildren(button);
     button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending", figures = head.classList.contains("n");
+      const down = head.getAttribute("aria-sort") === "ascending", numeric = head.classList.contains("n");
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const order = (a, b) => figures
+      const order = (a, b) => numeric
         ? (parseFloat(value(a, column)) || 0) - (parseFloat(value(b, column)) || 0)
         : value(a, column).localeCompare(value(b, column));
       body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * order(a, b)));
@@ -65,5 +65,5 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".gallery").forEach(gallery);
 });
 addEventListener("beforeprint", () => {
-  document.querySelectorAll("details:not(.figures)").forEach((part) => { part.open = true; });
+  document.querySelectorAll("details:not(.values)").forEach((part) => { part.open = true; });
 });

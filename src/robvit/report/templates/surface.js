@@ -148,8 +148,8 @@ function surface(figure, view, redrawAll) {
     const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
     let best = null, least = 16 ** 2;
     for (const one of tips) {
-      const far = (one.at[0] - x) ** 2 + (one.at[1] - y) ** 2;
-      if (far < least) [best, least] = [one, far];
+      const distance = (one.at[0] - x) ** 2 + (one.at[1] - y) ** 2;
+      if (distance < least) [best, least] = [one, distance];
     }
     tip.hidden = !best;
     if (!best) return;

@@ -44,7 +44,7 @@ def knob(
     columns = ["knob, trade-off", "clean", f"{pgd.title} {STRONG[0]}", ""]
     note = f"Both ways cost the same: {len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
     record.tables = [Table("Accuracy and robustness along the knob", columns, rows, note)]
-    record.curves = [Curve("The knob", "trade-off", "accuracy", lines)]
+    record.curves = [Curve("The knob", "trade-off", "accuracy", lines, percent=True)]
     return record
 
 

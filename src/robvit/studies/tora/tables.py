@@ -126,7 +126,9 @@ def table2(
                 lines["PGD-5 1/255"].append([trade, left[2] / 100])
     record = context.record(at.model, at.judged, trials=trials)
     record.tables = [Table("Table 2: heads alone and joint", ["", *SMALL, *SLIDES], rows, NOTE)]
-    record.curves = [Curve("Accuracy and robustness by trade-off", "trade-off", "accuracy", lines)]
+    record.curves = [
+        Curve("Accuracy and robustness by trade-off", "trade-off", "accuracy", lines, percent=True)
+    ]
     return record
 
 
