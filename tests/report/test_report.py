@@ -325,4 +325,4 @@ def test_mistakes_get_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="each of 1 records"):
         write_report(rich_record(), tmp_path / "x.html", galleries=[[], []])
     assert not (tmp_path / "x.html").exists()
-    assert "not a record" in str(CliRunner().invoke(app, ["report", str(tmp_path / "no.json")]).exception)
+    assert "no record at" in str(CliRunner().invoke(app, ["report", str(tmp_path / "no.json")]).exception)
