@@ -340,6 +340,10 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UnknownName, match="did you mean attention"):
         robvit.explain("robvit-mini", x, figures=["atention"])
+    with pytest.raises(InputError, match="one an image"):
+        robvit.explain("robvit-mini", x, labels=y[:1])
+    with pytest.raises(InputError, match="wrap a timm network"):
+        robvit.explain(torch.nn.Linear(2, 2), x)
 
 
 def test_tokens_of_other_weights_are_refused(tmp_path: Path) -> None:

@@ -123,9 +123,9 @@ def save_png(image: Image.Image, path: str | Path, *, levels: int = 256) -> None
 def encoded(image: Image.Image | Pixels, format: str = "PNG", **settings: int | bool) -> bytes:
     """An image as a file's bytes."""
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    held = io.BytesIO()
-    image.save(held, format, **settings)
-    return held.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, format, **settings)
+    return buffer.getvalue()
 
 
 def data_url(file: bytes, format: str = "PNG") -> str:

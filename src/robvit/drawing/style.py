@@ -63,14 +63,14 @@ def wrap(text: str, width: int, size: int) -> list[str]:
 
 def printable(text: str) -> str:
     """The text in letters that the font has: accents fall away, signs become like ones, others a "?"."""
-    found = []
+    letters = []
     for letter in unicodedata.normalize("NFC", text):
         if letter in _KNOWN:
-            found.append(letter)
+            letters.append(letter)
         else:
             bare = _LIKE.get(letter) or unicodedata.normalize("NFKD", letter)
-            found.append("".join(part for part in bare if part in _KNOWN) or "?")
-    return "".join(found)
+            letters.append("".join(part for part in bare if part in _KNOWN) or "?")
+    return "".join(letters)
 
 
 def shorten(text: str, width: int, size: int) -> str:

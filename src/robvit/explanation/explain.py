@@ -67,10 +67,8 @@ def explain(
         command: how to repeat it, for the record.
         progress: called after each figure.
     """
-    model = model if isinstance(model, Model) else load(str(model))
+    model = _open(model)
     inputs = open_inputs(images, model.input_size[0], resize)
-    if isinstance(beside, str | Path):
-        beside = load(str(beside), img_size=model.input_size[0])
     subject = Subject(
         model,
         inputs.x,
@@ -79,7 +77,7 @@ def explain(
         inputs.truth_for(model) if labels is None else labels,
         classes=inputs.classes_for(model),
         hardened=None if tokens is None else _harden(model, tokens),
-        beside=beside,
+        beside=None if beside is None else _open(beside, img_size=model.input_size[0]),
         attack=attack or "",
         settings=dict(settings or {}),
         seed=seed,
@@ -115,6 +113,17 @@ def draw_figures(
     if not drawn:
         raise InputError("no figure can be drawn: " + "; ".join(left_out.values()))
     return drawn, left_out
+
+
+def _open(model: Model | str | Path, *, img_size: int | None = None) -> Model:
+    if isinstance(model, str | Path):
+        return load(str(model), img_size=img_size)
+    if not isinstance(model, Model):
+        raise InputError(
+            f"figures look inside a robvit.Model, got {type(model).__name__}; give a name, or wrap a timm "
+            "network as robvit.Model(net, mean=..., std=...)"
+        )
+    return model
 
 
 def _harden(model: Model, tokens: RobustTokens | TokenPool | torch.Tensor | str | Path) -> Model:

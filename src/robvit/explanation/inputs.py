@@ -62,17 +62,17 @@ def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
     return _stacked([_find(spec, size, resize) for spec in specs], facts)
 
 
-def _stacked(found: list[tuple[ImageDataset, int]], facts: dict[str, Any]) -> Inputs:
+def _stacked(chosen: list[tuple[ImageDataset, int]], facts: dict[str, Any]) -> Inputs:
     """Images of one or several data sets; labels and classes only where all agree in them."""
-    pairs = [dataset[place] for dataset, place in found]
-    kinds = {dataset.kind for dataset, _ in found}
-    classes = found[0][0].classes
-    alike = len(kinds) == 1 and all(dataset.classes == classes for dataset, _ in found)
+    pairs = [dataset[place] for dataset, place in chosen]
+    kinds = {dataset.kind for dataset, _ in chosen}
+    classes = chosen[0][0].classes
+    alike = len(kinds) == 1 and all(dataset.classes == classes for dataset, _ in chosen)
     kind = kinds.pop() if alike else "none"
     truth = torch.stack([torch.as_tensor(y) for _, y in pairs]) if kind != "none" else None
     if truth is not None and kind == "labels" and bool((truth == UNLABELLED).any()):
         truth, kind = None, "none"
-    names = [dataset.names[place] for dataset, place in found]
+    names = [dataset.names[place] for dataset, place in chosen]
     return Inputs(torch.stack([x for x, _ in pairs]), names, truth, kind, classes if alike else [], facts)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from robvit.attacks import ATTACKS, eight_bit, run
 from robvit.backbones.model import Model
-from robvit.errors import InputError, check_images
+from robvit.errors import InputError, check_images, check_labels
 from robvit.registry import Registry
 from robvit.report.figure import Figure
 from robvit.threat import Threat
@@ -66,6 +66,8 @@ class Subject:
 
     def __post_init__(self) -> None:
         check_images(self.x)
+        if self.truth is not None and self.task == "classes":
+            check_labels(self.truth, len(self.x), self.model.classes)
         self.names = self.names or [f"image {i + 1}" for i in range(len(self.x))]
         if len(self.names) != len(self.x):
             raise InputError(f"expected a name for each of {len(self.x)} images, got {len(self.names)}")

@@ -27,8 +27,8 @@ def attention_maps(model: Model, x: torch.Tensor) -> tuple[Maps, Tokens]:
     with watch(model, maps=True) as seen:
         tokens = model.tokens(x)
     total = sum(part.shape[1] for part in (tokens.prefix, tokens.patch, tokens.extra))
-    whole = [(len(x), rows, total) for rows in (1, total)]  # windows would make more of the batch
-    fits = {b: m for b, m in enumerate(seen.maps) if (len(m), *m.shape[-2:]) in whole}
+    expected = [(len(x), rows, total) for rows in (1, total)]  # windows would make more of the batch
+    fits = {b: m for b, m in enumerate(seen.maps) if (len(m), *m.shape[-2:]) in expected}
     if not fits:
         raise Unsupported(
             f"{model.name} attends over channels or windows, so it has no attention map of the whole "
