@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.diagnosis.doctor import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
-    from robvit.evaluation.attack import attack_dataset as attack_dataset
+    from robvit.evaluation.attack import attack as attack
     from robvit.evaluation.evaluate import evaluate as evaluate
     from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
@@ -37,7 +37,7 @@ _PUBLIC = {
     "RobvitError": ("robvit.errors", "RobvitError"),
     "Threat": ("robvit.threat", "Threat"),
     "Tokens": ("robvit.backbones.families", "Tokens"),
-    "attack_dataset": ("robvit.evaluation.attack", "attack_dataset"),
+    "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
@@ -56,7 +56,7 @@ __all__ = [
     "RobvitError",
     "Threat",
     "Tokens",
-    "attack_dataset",
+    "attack",
     "attacks",
     "backbones",
     "data",

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from robvit.attacks import run
-from robvit.attacks.pixels import eight_bit
+from robvit.attacks.pixels import eight_bit, levels
 from robvit.attention import class_attention
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
@@ -24,7 +24,6 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
-from robvit.evaluation.attack_shards import levels
 from robvit.evaluation.attackers import random_tokens
 from robvit.loading import load
 from robvit.progress import progress

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from robvit.errors import Busy, CannotWrite
+from robvit.errors import Busy, CannotWrite, InputError
 from robvit.files import remove_remains
 
 
@@ -26,6 +27,19 @@ def alone_in(folder: str | Path) -> Iterator[None]:
         with suppress(OSError):  # a run that was refused leaves nothing, not even an empty folder
             Path(folder).rmdir()
         raise
+
+
+@contextmanager
+def kept_in(out: str | Path | None) -> Iterator[Path]:
+    """The folder of a run: `out`, in which no second run may work, or one that is gone afterwards."""
+    if out is not None:
+        with alone_in(out):
+            yield Path(out)
+        return
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError("the processes of a run share their work through a folder; give one as out")
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @contextmanager

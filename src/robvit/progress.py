@@ -23,6 +23,15 @@ def silent(*_: object, **__: object) -> None:
     """A `Log` or `Advance` that tells nobody."""
 
 
+def part_of(progress: Advance, share: float, label: str = "") -> Advance:
+    """The progress of a part: so much of it as a `share` of the whole, with the part's name in every note."""
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        progress(amount * share, note=" ".join(filter(None, (label, note))))
+
+    return advance
+
+
 @contextmanager
 def progress(label: str, total: float | None = None, unit: str = "") -> Iterator[Advance]:
     """Yield `advance(amount=1, note="")`; everything is written to standard error.

@@ -21,6 +21,7 @@ from robvit.statistics import interval
 from robvit.verdict import Claim, Verdict
 
 SCHEMA = 3
+LEVELS = "Attacker levels"  # the title of a table; a page draws the same from the trials
 
 
 @dataclass(frozen=True)

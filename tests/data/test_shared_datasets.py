@@ -11,7 +11,7 @@ import torch
 
 from robvit.data import CORRUPTIONS, IGNORE
 from robvit.errors import InputError
-from robvit.evaluation.corruption_error import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
+from robvit.evaluation.corruptions import ALEXNET_ERRORS, corruption_errors, mean_corruption_error
 from robvit.evaluation.masks import image_miou, pixel_counts
 
 FETCH = """
@@ -69,5 +69,5 @@ def test_the_mean_iou_of_one_image() -> None:
     masks = torch.tensor([[[0, 0, 1, 1]], [[2, 2, IGNORE, 2]], [[IGNORE] * 4]])
     seen = torch.tensor([[[0, 1, 1, 1]], [[2, 2, 0, 2]], [[0, 1, 2, 0]]])
     output = torch.nn.functional.one_hot(seen, 3).permute(0, 3, 1, 2).float()
-    each = image_miou(pixel_counts(output, masks, 3))
+    each = image_miou(pixel_counts(output.argmax(1), masks, 3))
     assert each.tolist() == pytest.approx([(1 / 2 + 2 / 3) / 2, 1.0, 1.0])

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks.pixels import eight_bit
-from robvit.attention import class_attention
+from robvit.attention.hooks import class_attention
 from robvit.cli import app, main
-from robvit.cli.attack import _check_classes
 from robvit.data import open_data, read_image
 from robvit.errors import DataError, InputError
-from robvit.evaluation.attack_shards import Job, craft, shards
+from robvit.evaluation.attack_shards import AttackJob, run_job
+from robvit.evaluation.shards import read_shards
 from robvit.record import Record
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.statistics import interval
@@ -31,24 +31,20 @@ from robvit.threat import Threat
 LINF = Threat("linf", 8 / 255)
 
 
-def silent(*_: object, **__: object) -> None:
-    pass
-
-
-def job(count: int = 12, batch: int = 5, **settings: object) -> Job:
+def job(count: int = 12, batch: int = 5, **settings: object) -> AttackJob:
     model = robvit.load("robvit-mini-robust")
     images = open_data("sample", limit=count)
-    return Job("pgd", LINF, {"steps": 3, **settings}, model, model.identity(), images, batch=batch)
+    return AttackJob("pgd", LINF, {"steps": 3, **settings}, model, model.identity(), images, batch=batch)
 
 
-def contents(folder: Path, work: Job) -> tuple[torch.Tensor, list[bool]]:
-    parts = list(shards(folder, len(work.batches())))
+def contents(folder: Path, work: AttackJob) -> tuple[torch.Tensor, list[bool]]:
+    parts = list(read_shards(folder, len(work.batches())))
     return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["correct"]]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     work = job()
-    whole = craft(work, tmp_path / "whole", silent)
+    whole = run_job(work, tmp_path / "whole").trial()
 
     class Killed(Exception):
         pass
@@ -57,10 +53,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         raise Killed
 
     with pytest.raises(Killed):  # after the first shard
-        craft(work, tmp_path / "parts", die)
+        run_job(work, tmp_path / "parts", die)
     assert len(list((tmp_path / "parts").glob("shard-*"))) == 1
     (tmp_path / "parts" / "shard-00001.safetensors").write_bytes(b"half a sh")  # torn by a crash
-    resumed = craft(work, tmp_path / "parts", silent)
+    resumed = run_job(work, tmp_path / "parts").trial()
     assert (whole.correct, whole.distance) == (resumed.correct, resumed.distance)
     assert torch.equal(contents(tmp_path / "whole", work)[0], contents(tmp_path / "parts", work)[0])
 
@@ -68,7 +64,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 def test_batches_of_any_size_give_the_same_images(tmp_path: Path) -> None:
     sizes = {batch: job(batch=batch) for batch in (1, 4, 12)}
     for batch, work in sizes.items():
-        craft(work, tmp_path / str(batch), silent)
+        run_job(work, tmp_path / str(batch))
     first = contents(tmp_path / "1", sizes[1])
     for batch in (4, 12):
         # Kernels for other batch sizes may round differently, so a few values may cross a level.
@@ -78,9 +74,9 @@ def test_batches_of_any_size_give_the_same_images(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    craft(job(count=4), tmp_path, silent)
+    run_job(job(count=4), tmp_path)
     with pytest.raises(InputError, match="another run"):
-        craft(job(count=4, seed=1), tmp_path, silent)
+        run_job(job(count=4, seed=1), tmp_path)
 
 
 def test_images_are_whole_levels_inside_the_budget() -> None:
@@ -133,7 +129,7 @@ def test_transfer_is_judged_by_the_victim(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     trial = Record.load(tmp_path / "record.json").trials[1]
     victim = robvit.load("robvit-mini-robust")
-    advs = [s.adv for s in shards(tmp_path / "shards", 1)]
+    advs = [s.adv for s in read_shards(tmp_path / "shards", 1)]
     with torch.no_grad():
         assert victim(torch.cat(advs).float() / 255).argmax(1).tolist() == trial.predicted
 
@@ -259,14 +255,14 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
 def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     with pytest.raises(DataError, match=r"pgd needs labels, these images have masks .*segpgd"):
-        Job("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
+        AttackJob("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
     with pytest.raises(DataError, match="segpgd needs masks, these images have labels"):
-        Job("segpgd", LINF, {}, model, "", open_data("sample", limit=2))
+        AttackJob("segpgd", LINF, {}, model, "", open_data("sample", limit=2))
 
 
-def test_a_job_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:
-    work = job(count=4, batch=3)
-    record = robvit.attack_dataset(work, tmp_path)
+def test_an_attack_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:
+    model, settings = robvit.load("robvit-mini-robust"), {"steps": 3}
+    record = robvit.attack(model, "sample", settings=settings, limit=4, batch=3, out=tmp_path)
     assert Record.load(tmp_path / "record.json") == record
     assert record.model["name"] == "robvit-mini-robust"
     assert (tmp_path / "sheet.png").exists()
@@ -306,8 +302,9 @@ def test_mistakes_get_a_remedy(
 )
 def test_models_without_these_classes_are_refused(model: str, message: str) -> None:
     net = robvit.load(model, pretrained=False, img_size=224)
-    with pytest.raises(InputError, match=message):
-        _check_classes(net, open_data("sample", limit=2))
+    for verb in (robvit.attack, robvit.evaluate):
+        with pytest.raises(InputError, match=message):
+            verb(net, open_data("sample", limit=2))
 
 
 def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path) -> None:
@@ -333,15 +330,15 @@ def test_wilsons_interval_holds_its_known_values() -> None:
 
 def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Path) -> None:
     work = job(count=3, batch=2)
-    craft(work, tmp_path / "shards", silent)
-    kept = torch.cat([s.attention for s in shards(tmp_path / "shards", 2) if s.attention is not None])
+    run_job(work, tmp_path / "job")
+    kept = torch.cat([s.attention for s in read_shards(tmp_path / "job", 2) if s.attention is not None])
     assert kept.shape == (3, 2, 8, 8)
     assert kept.flatten(2).amax(2).eq(255).all()
     assert kept.flatten(2).amin(2).eq(0).all()
     looks = class_attention(work.model, work.images.tensors()[0])
     assert looks is not None
     assert torch.equal(looks.flatten(1).argmax(1), kept[:, 0].flatten(1).argmax(1))
-    robvit.attack_dataset(work, tmp_path)
+    robvit.attack(work.model, work.images, settings={"steps": 3}, batch=2, out=tmp_path)
     record = Record.load(tmp_path / "record.json")
     shown = list(AdversarialImages(record, shard_folders(record, tmp_path)))
     assert [e.attention is not None and len(e.attention) for e in shown] == [2, 2, 2]
@@ -355,6 +352,6 @@ def test_images_whose_names_differ_by_their_ending_are_all_written(tmp_path: Pat
             Image.new("RGB", (32, 32), (20 * number, 90, 0)).save(folder / label / f"a.{ending}")
     model = robvit.load("robvit-mini")
     images = open_data(folder, size=32).take(range(4))
-    robvit.attack_dataset(Job("fgsm", LINF, {}, model, model.identity(), images), tmp_path / "out")
+    robvit.attack(model, images, attack="fgsm", out=tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "images").rglob("*.png"))
     assert names == ["a.jpg.png", "a.jpg.png", "a.png.png", "a.png.png"]

@@ -1,9 +1,8 @@
-"""The threat ladder for secret tokens: what each attacker crafts on, and what the record then says."""
+"""The attackers of secret tokens: what each makes images on, and what the record then says."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from robvit.attacks import run
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluation import protocol
-from robvit.evaluation.attack_shards import shards
 from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
 from robvit.evaluation.protocol import AttackerBudget, Protocol, find
+from robvit.evaluation.shards import read_shards
 from robvit.record import Record
 from robvit.threat import Threat
 
@@ -57,13 +55,12 @@ def scenario(record: Record, attacker: str) -> list[Any]:
     return [t for t in record.trials if t.attacker == attacker and not t.control and t.attack != "clean"]
 
 
-def test_every_attacker_is_on_the_ladder() -> None:
-    assert {entry.name for entry in ATTACKERS} == set(protocol.ATTACKERS)
-    assert {entry.attacker for entry in find("rob-tokens@1").attacks} == {entry.name for entry in ATTACKERS}
+def test_every_attacker_is_in_the_protocol_for_tokens() -> None:
+    assert {entry.attacker for entry in find("rob-tokens@1").attacks} == set(ATTACKERS.names)
     assert find("rob-tokens@1").attacker_budget.sets >= 5
 
 
-def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
+def test_who_has_no_tokens_attacks_the_public_model_to_the_end(
     judged: tuple[Record, Path], hardened: Model
 ) -> None:
     record, out = judged
@@ -74,7 +71,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
         run("pgd", bare, a, b, Threat("linf", 3 / 255), victim=hardened, steps=2, seed=0, eight_bit=True).adv
         for a, b in zip(x.split(4), y.split(4), strict=True)
     ]
-    kept = torch.cat([s.adv for s in shards(out / "shards" / "01-pgd-0-0", 2)])
+    kept = torch.cat([s.adv for s in read_shards(out / "shards" / "01-pgd-0-0", 2)])
     assert torch.equal(kept, (torch.cat(parts) * 255).round().to(torch.uint8))
     (trial,) = scenario(record, "no-tokens")
     adv = kept.float() / 255
@@ -99,7 +96,7 @@ def test_who_has_no_tokens_crafts_on_the_public_model_to_the_end(
     )
 
 
-def test_who_trains_tokens_crafts_on_each_set_and_on_all(judged: tuple[Record, Path]) -> None:
+def test_who_trains_tokens_attacks_each_set_and_all(judged: tuple[Record, Path]) -> None:
     record, _ = judged
     trials = scenario(record, "own-tokens")
     assert [t.surrogate for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
@@ -123,42 +120,40 @@ def test_random_tokens_have_the_mean_length_of_the_real_ones() -> None:
     assert F.cosine_similarity(noise, real, dim=-1).abs().max() < 0.99
 
 
-def situation(hardened: Model, folder: Path, **means: int) -> AttackerContext:
+def context_of(hardened: Model, folder: Path, **budget: int) -> AttackerContext:
     def public(count: int) -> ImageDataset:
         return open_data("sample", split="train", limit=count)
 
-    def watch(label: str, total: float) -> Any:
-        return nullcontext(lambda *_, **__: None)
-
-    return AttackerContext(hardened, public, Threat("linf", 3 / 255), AttackerBudget(**means), folder, watch)
+    return AttackerContext(hardened, public, Threat("linf", 3 / 255), AttackerBudget(**budget), folder)
 
 
 def test_own_tokens_go_where_the_real_ones_go(
     hardened: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    case = situation(hardened, tmp_path, sets=2, images=4, steps=1, batch=4, attack_steps=1)
-    first, second, _ = (source.net for source in ATTACKERS["own-tokens"](case))
+    context = context_of(hardened, tmp_path, sets=2, images=4, steps=1, batch=4, attack_steps=1)
+    first, second, _ = (surrogate.net for surrogate in ATTACKERS["own-tokens"](context))
     assert isinstance(first, Model)
     assert isinstance(second, Model)
     assert first.layers == second.layers == hardened.layers
     assert first.extra is not None
     assert second.extra is not None
-    assert first.extra.shape == case.secret.shape
+    assert first.extra.shape == context.secret.shape
     assert not torch.equal(first.extra, second.extra)
 
 
 def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
-    case = situation(hardened, tmp_path, images=4, batch=4, leak_steps=50)
-    (source,) = ATTACKERS["leak"](case)
+    context = context_of(hardened, tmp_path, images=4, batch=4, leak_steps=50)
+    (surrogate,) = ATTACKERS["leak"](context)
     far, near = (
-        1 - case.metrics[f"leak: cosine of {name} with hardened features"] for name in ("public", "recovered")
+        1 - context.metrics[f"leak: cosine of {name} with hardened features"]
+        for name in ("public", "recovered")
     )
     assert near < far / 2
-    assert isinstance(source.net, Model)
+    assert isinstance(surrogate.net, Model)
     with torch.no_grad():
-        x = case.public(4).tensors()[0]
-        shown = F.cosine_similarity(source.net.features(x), hardened.features(x), dim=-1).mean()
+        x = context.public(4).tensors()[0]
+        shown = F.cosine_similarity(surrogate.net.features(x), hardened.features(x), dim=-1).mean()
     assert near == pytest.approx(1 - float(shown), abs=1e-6)
     assert (tmp_path / "recovered.safetensors").stat().st_mode & 0o077 == 0
 

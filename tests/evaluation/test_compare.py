@@ -20,7 +20,7 @@ from robvit.data.imagenet import labels_by_id, variant_labels
 from robvit.errors import InputError, RobvitError
 from robvit.evaluation.classifiers import check_fit, open_classifier
 from robvit.evaluation.compare import compare, differences
-from robvit.evaluation.corruption_error import ALEXNET_ERRORS
+from robvit.evaluation.corruptions import ALEXNET_ERRORS
 from robvit.evaluation.protocol import Protocol
 from robvit.record import Budget, Record, Trial
 from robvit.statistics import mcnemar, paired_interval

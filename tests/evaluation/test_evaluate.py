@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -20,11 +21,12 @@ import robvit
 from robvit.attacks import run
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
-from robvit.errors import DataError, InputError
+from robvit.errors import Busy, DataError, InputError
 from robvit.evaluation import protocol as protocols
-from robvit.evaluation.forecast import _Steadfast, forecast
+from robvit.evaluation.forecast import Steadfast, forecast, plan_of
 from robvit.evaluation.protocol import Protocol
 from robvit.evaluation.robustbench import model_info
+from robvit.locks import alone_in
 from robvit.record import Record
 
 HEAD = "name: mine@1\nabout: for a test\n"
@@ -141,7 +143,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
         assert trial.skipped == [i for i, correct in enumerate(before.correct) if not correct]
         assert all(trial.predicted[i] == before.predicted[i] for i in trial.skipped)
         before = trial
-    assert any("left standing" in note for note in record.notes)
+    assert any("none before it succeeded" in note for note in record.notes)
 
 
 def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_by_image() -> None:
@@ -181,26 +183,26 @@ def test_the_images_are_the_protocols(tmp_path: Path) -> None:
 
 def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    arrays = ImageDataset.arrays
+    arrays = ImageDataset.tensors
 
     def watched(self: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
         held.append(len(self))
         return arrays(self)
 
-    monkeypatch.setattr(ImageDataset, "arrays", watched)
+    monkeypatch.setattr(ImageDataset, "tensors", watched)
     rules = Protocol.model_validate(SHORT)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, log=print)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path)
     assert max(held) == 4
 
 
-def test_the_forecast_is_exact_where_every_image_withstands() -> None:
+def test_the_forecast_is_exact_where_no_attack_succeeds() -> None:
     rules = Protocol.model_validate(SHORT)
-    net = _Steadfast(10)
+    net = Steadfast(10)
     listing = open_data("sample", limit=200)
     airplanes = listing.take([i for i, label in enumerate(listing.labels) if label == 0][:5]).resized(8)
     record = robvit.evaluate(net, airplanes, protocol=rules, batch=1)
-    guess = forecast(rules, net, airplanes.tensors()[0], count=5, classes=10)
+    guess = forecast(plan_of(rules, net, count=5, classes=10), net, airplanes.tensors()[0])
     assert sum(t.forward for t in record.trials) == guess.forward
     assert sum(t.backward for t in record.trials) == guess.backward
     assert guess.seconds > 0
@@ -311,3 +313,48 @@ def test_a_record_survives_writing_and_reading(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
     with pytest.raises(InputError, match="not a record that can be read"):
         Record.load(tmp_path / "half.json")
+
+
+@pytest.mark.parametrize("verb", [robvit.evaluate, robvit.attack])
+def test_every_parameter_is_in_the_signature_and_in_the_docstring(verb: Any) -> None:
+    names = list(inspect.signature(verb).parameters)
+    assert names[:2] == ["model", "data"]
+    assert "out" in names
+    lines = (inspect.getdoc(verb) or "").splitlines()
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in names] == names
+
+
+VERBS: dict[str, Any] = {
+    "evaluate": lambda **given: robvit.evaluate("robvit-mini", "sample", protocol="clean@1", **given),
+    "attack": lambda **given: robvit.attack("robvit-mini", "sample", attack="fgsm", **given),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_out_always_leaves_the_record_and_no_two_runs_share_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = VERBS[name](limit=2, out="out")
+    assert Record.load("out/record.json") == record
+    bare = VERBS[name](limit=2)
+    assert [t.correct for t in bare.trials] == [t.correct for t in record.trials]
+    assert not any(t.shards for t in bare.trials)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert all((tmp_path / "out" / t.shards).is_dir() for t in record.trials)
+    with alone_in("out"), pytest.raises(Busy, match="another run"):
+        VERBS[name](limit=2, out="out")
+
+
+def test_progress_adds_up_to_one(tmp_path: Path) -> None:
+    done: list[float] = []
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        done.append(amount)
+
+    rules = Protocol.model_validate(SHORT)
+    robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
+    assert sum(done) == pytest.approx(1)
+    done.clear()
+    robvit.attack("robvit-mini", "sample", attack="fgsm", limit=4, batch=2, progress=advance)
+    assert sum(done) == pytest.approx(1)

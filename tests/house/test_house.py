@@ -125,3 +125,12 @@ def _length(function: ast.FunctionDef) -> int:
     if documented and len(function.body) > 1:
         first = function.body[1]
     return (function.end_lineno or 0) - first.lineno + 1
+
+
+def test_what_only_unix_has_is_not_needed_to_import() -> None:
+    unix = {"fcntl", "grp", "pwd", "resource", "termios"}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not unix & set(names), file

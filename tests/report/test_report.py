@@ -18,7 +18,7 @@ from helpers.report_samples import EVIL, gallery_items, poisoned, rich_record, t
 from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation import claims
-from robvit.record import Record, Trial
+from robvit.record import LEVELS, Record, Trial
 from robvit.report import GalleryItem, write_report
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
@@ -38,8 +38,8 @@ def small_record() -> Record:
 
 def test_the_attacker_levels_stand_on_the_page_once(tmp_path: Path) -> None:
     record = rich_record()
-    record.tables += claims.ladder(record)
-    assert record.tables[-1].title == claims.LADDER
+    record.tables += claims.attacker_levels(record)
+    assert record.tables[-1].title == LEVELS
     write_report(record, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.lower().count("attacker levels</h") == 1

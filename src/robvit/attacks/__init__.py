@@ -10,7 +10,9 @@ from pkgutil import iter_modules
 from robvit.attacks.aas import aas, aas_uniform
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr
 from robvit.attacks.apgd_t import apgd_t
+from robvit.attacks.certificate import certify
 from robvit.attacks.core import ATTACKS, AttackCheck, AttackInfo, attack, frozen, misclassified
+from robvit.attacks.counting import Count
 from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
@@ -19,7 +21,7 @@ from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pixels import eight_bit
-from robvit.attacks.run import Count, Outcome, certify, run
+from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
     PrecisionDisagreement,
@@ -67,6 +69,7 @@ __all__ = [
     "find_scales",
     "frozen",
     "gama",
+    "judge",
     "misclassified",
     "pgd",
     "pgd_dlr",

@@ -9,6 +9,13 @@ import torch
 from robvit.errors import InputError
 from robvit.threat import Threat
 
+ROUNDING = 1e-6  # how far, in pixels, whole grey levels may exceed a budget that is written with few digits
+
+
+def levels(x: torch.Tensor) -> torch.Tensor:
+    """Pixels in [0,1] as grey levels: floats to uint8 of the same shape."""
+    return (x * 255).round().to(torch.uint8)
+
 
 def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tensor:
     """Round adv (B 3 H W) to the nearest grey levels n/255 that are inside the budget around x.
@@ -31,7 +38,7 @@ def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tenso
     def inside(image: torch.Tensor) -> torch.Tensor:
         delta = image - x
         visible = delta.flatten(1).square().sum(1).sqrt() > threat.radius(x) * (1 + 1e-6)
-        return (threat.size(delta) <= threat.eps * (1 + 1e-6) + 1e-6) & ~visible
+        return (threat.size(delta) <= threat.eps * (1 + 1e-6) + ROUNDING) & ~visible
 
     low = torch.full((len(x),), 0.5, device=x.device, dtype=x.dtype)
     high = torch.where(inside(rounded(low)), 0.5, 1.01).to(low)

@@ -7,51 +7,34 @@ fresh pass of the judged model over the returned images, never by what the attac
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from robvit.attacks.certificate import certify
 from robvit.attacks.compiled import Compiled
-from robvit.attacks.core import ATTACKS, Attack, Model, check_settings, frozen, succeeded, supported
+from robvit.attacks.core import (
+    ATTACKS,
+    Attack,
+    Model,
+    check_settings,
+    frozen,
+    misclassified,
+    succeeded,
+    supported,
+)
+from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import Autocast, check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
-from robvit.errors import BrokenAttack, InputError, check_images, check_labels
+from robvit.errors import InputError, check_images, check_labels
 from robvit.threat import Threat
 
-
-class Count:
-    """A model that counts: `forward` and `backward` are passes summed over images.
-
-    >>> counted = Count(model)
-    >>> adv = pgd(counted, x, y, threat, steps=10)
-    >>> counted.forward / len(x)
-    """
-
-    def __init__(self, model: Model) -> None:
-        self.__wrapped__ = model
-        self.forward = 0
-        self.backward = 0
-        self._nan: torch.Tensor | None = None
-
-    @property
-    def nan_seen(self) -> bool:
-        """Whether any output so far held a NaN."""
-        return self._nan is not None and bool(self._nan)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        output = self.__wrapped__(x)
-        self.forward += len(x)
-        bad = output.detach().isnan().any()
-        self._nan = bad if self._nan is None else self._nan | bad  # read at the end: no wait for the device
-        if output.requires_grad:
-            output.register_hook(self._note)
-        return output
-
-    def _note(self, grad: torch.Tensor) -> None:
-        self.backward += len(grad)
+_Part = tuple[torch.Tensor, ...]  # the tensors of an outcome for one batch, in its order
 
 
 @dataclass(frozen=True)
@@ -79,39 +62,6 @@ class Outcome:
     def robust_accuracy(self) -> float:
         """The share of images that are still classified correctly."""
         return float((~self.success).float().mean())
-
-
-def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool = False) -> None:
-    """Raise BrokenAttack unless every adversarial image (B 3 H W) is an image inside its budget.
-
-    With `eight_bit` every value must also be a whole number of grey levels, so that saving as PNG
-    changes nothing. Tolerances cover rounding: two units in the last place of 1 for each value.
-    """
-    if adv.shape != x.shape or adv.dtype != x.dtype:
-        raise BrokenAttack(
-            f"an attack must return {x.dtype} {tuple(x.shape)}, got {adv.dtype} {tuple(adv.shape)}"
-        )
-    if not bool(adv.isfinite().all()):
-        raise BrokenAttack("an attack must return finite values, got NaN or infinity")
-    low, high = (float(v) for v in adv.aminmax())
-    if low < 0 or high > 1:
-        raise BrokenAttack(f"an attack must stay in [0,1], got [{low:.6g}, {high:.6g}]")
-    unit = 2 * torch.finfo(x.dtype).eps
-    delta = adv.double() - x.double()
-    size = threat.size(delta)
-    slack = unit * float(threat.size(torch.ones_like(delta[:1]))) + 1e-6 * threat.eps
-    if bool((size > threat.eps + slack).any()):
-        worst = int(size.argmax())
-        raise BrokenAttack(
-            f"image {worst} must stay within {threat}, got {threat.norm} {float(size[worst]):.8g}"
-        )
-    rms = delta.flatten(1).norm(dim=1)
-    if bool((rms > threat.radius(x) * (1 + 1e-6) + unit * delta[0].numel() ** 0.5).any()):
-        raise BrokenAttack(
-            f"every image must keep a PSNR of {threat.psnr} dB, image {int(rms.argmax())} does not"
-        )
-    if eight_bit and bool(((adv.double() * 255).frac().sub(0.5).abs() < 0.5 - 255 * unit).any()):
-        raise BrokenAttack("values must be whole grey levels n/255, got others; round inside the ball first")
 
 
 def run(
@@ -155,31 +105,93 @@ def run(
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label an image, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
+    search, judged = _models(model, victim, precision, compiler)
+    decide, transfer = eot(judged, samples), victim is not None
+    if transfer:
+        settings = supported(attack, early_stop=False, judge=decide) | settings
+    won = partial(succeeded, targeted=bool(settings.get("targeted", False)))
+    names: set[str] = set()
+    parts: list[_Part] = []
+    with torch.no_grad(), frozen(model), frozen(victim):
+        for some, labels in _batches(x, y, batch):
+            clean = decide(some)
+            _check_output(clean, labels, len(some))
+            if not parts:
+                asked, steady = (search, False) if transfer else (judged, samples == 1)
+                names |= doubts(asked, some, labels, clean, gradients, steady)
+            before = won(clean, labels)
+            rows = torch.arange(len(some)) if transfer else (~before).nonzero()[:, 0]
+            adv = some.detach().clone()
+            if len(rows):
+                made = function(search, some[rows], _of(labels, rows), threat, **settings)
+                adv[rows] = _certified(some[rows], made, threat, eight_bit)
+            output = decide(adv)
+            if precision != "fp32" and not transfer:
+                claimed = won(search(adv), labels) & ~won(output, labels)
+                again = rows[claimed[rows]]
+                if len(again):
+                    names.add(PrecisionDisagreement.__name__)
+                    made = function(judged, some[again], _of(labels, again), threat, **settings)
+                    adv[again] = _certified(some[again], made, threat, eight_bit)
+                    output[again] = decide(adv[again])
+            success, distance = won(output, labels), threat.size(adv - some)
+            parts.append((adv, success, _predicted(output), ~before, _predicted(clean), distance))
+    return _outcome(parts, {search, judged}, time.monotonic() - start, names)
+
+
+@torch.no_grad()
+def judge(
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    adv: torch.Tensor | None = None,
+    threat: Threat | None = None,
+    *,
+    batch: int = 128,
+) -> Outcome:
+    """What a model makes of images x (B 3 H W), and of `adv` that were made of them elsewhere.
+
+    Without `adv` both are the same. Distances are in the threat's norm, 0 without one.
+    """
+    start, counted, parts = time.monotonic(), Count(model), list[_Part]()
+    with frozen(model):
+        for first, (some, labels) in enumerate(_batches(x, y, batch)):
+            made = some if adv is None else adv[first * batch :][:batch]
+            clean = counted(some)
+            _check_output(clean, labels, len(some))
+            output = clean if adv is None else counted(made)
+            wrong, success = (misclassified(logits, labels) for logits in (clean, output))
+            distance = some.new_zeros(len(some)) if threat is None else threat.size(made - some)
+            parts.append((made, success, _predicted(output), ~wrong, _predicted(clean), distance))
+    return _outcome(parts, {counted}, time.monotonic() - start, set())
+
+
+def _models(model: Model, victim: Model | None, precision: str, compiler: str | None) -> tuple[Count, Count]:
+    """The model that is attacked, compiled and in low precision if wanted, and the one that judges."""
     source = model if compiler is None else Compiled(model, compiler)
     source = source if precision == "fp32" else Autocast(source, precision)
     search = Count(source)
-    judged = search if victim is None and source is model else Count(victim or model)
-    judge = eot(judged, samples)
-    if victim is not None:
-        settings = supported(attack, early_stop=False, judge=judge) | settings
-    work = _Attack(function, settings, threat, search, judge, victim is not None, eight_bit)
-    names: set[str] = set()
-    parts = []
-    with torch.no_grad(), frozen(model), frozen(victim):
-        for first in range(0, len(x), batch):
-            some, labels = x[first : first + batch], y if y is None else y[first : first + batch].to(x.device)
-            clean = judge(some)
-            _check_output(clean, labels, len(some))
-            if first == 0:
-                asked, steady = (judged, samples == 1) if victim is None else (search, False)
-                names |= doubts(asked, some, labels, clean, gradients, steady)
-            adv, output = work.on(some, labels, clean)
-            if victim is None and precision != "fp32":
-                names |= work.confirm(judged, some, labels, clean, adv, output)
-            before, success = (work.success(logits, labels) for logits in (clean, output))
-            distance = threat.size(adv - some)
-            parts.append((adv, success, _predicted(output), ~before, _predicted(clean), distance))
-    counts = {search, judged}
+    return search, search if victim is None and source is model else Count(victim or model)
+
+
+def _batches(
+    x: torch.Tensor, y: torch.Tensor | None, batch: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    for first in range(0, len(x), batch):
+        some = slice(first, first + batch)
+        yield x[some], None if y is None else y[some].to(x.device)
+
+
+def _certified(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool) -> torch.Tensor:
+    """The images (B 3 H W), rounded if wanted; before and after they must keep the budget."""
+    certify(x, adv, threat)
+    if eight_bit:
+        adv = whole_levels(x, adv, threat)
+        certify(x, adv, threat, eight_bit)
+    return adv
+
+
+def _outcome(parts: list[_Part], counts: set[Count], seconds: float, names: set[str]) -> Outcome:
     if any(count.nan_seen for count in counts):
         raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
     adv, success, predicted, clean_correct, clean_predicted, distance = (
@@ -194,70 +206,9 @@ def run(
         distance,
         forward=sum(count.forward for count in counts),
         backward=sum(count.backward for count in counts),
-        seconds=time.monotonic() - start,
+        seconds=seconds,
         warnings=tuple(sorted(names)),
     )
-
-
-@dataclass(frozen=True)
-class _Attack:
-    """An attack with all that one batch of it needs; `transfer` attacks every image."""
-
-    function: Attack
-    settings: dict[str, Any]
-    threat: Threat
-    search: Count
-    judge: Model
-    transfer: bool
-    eight_bit: bool
-
-    def on(
-        self, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Certified images (B 3 H W) and the judged model's fresh output on them."""
-        adv, rows = x.detach().clone(), self._rows(y, clean)
-        if len(rows):
-            adv[rows] = self._images(self.search, x[rows], _of(y, rows))
-        return adv, self.judge(adv)
-
-    def confirm(
-        self,
-        full: Model,
-        x: torch.Tensor,
-        y: torch.Tensor | None,
-        clean: torch.Tensor,
-        adv: torch.Tensor,
-        output: torch.Tensor,
-    ) -> set[str]:
-        """Attack again, on the model in full precision, what only low precision misclassifies; in place."""
-        rows = self._rows(y, clean)
-        if not len(rows):
-            return set()
-        claimed = self.success(self.search(adv[rows]), _of(y, rows))
-        again = rows[claimed & ~self.success(output[rows], _of(y, rows))]
-        if not len(again):
-            return set()
-        adv[again] = self._images(full, x[again], _of(y, again))
-        output[again] = self.judge(adv[again])
-        return {PrecisionDisagreement.__name__}
-
-    def _rows(self, y: torch.Tensor | None, clean: torch.Tensor) -> torch.Tensor:
-        """The images to attack: those that are still right, or all."""
-        if self.transfer:
-            return torch.arange(len(clean))
-        return (~self.success(clean, y)).nonzero()[:, 0]
-
-    def success(self, output: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-        """Which outputs are what the attack wants (B,)."""
-        return succeeded(output, y, bool(self.settings.get("targeted", False)))
-
-    def _images(self, model: Model, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-        adv = self.function(model, x, y, self.threat, **self.settings)
-        certify(x, adv, self.threat)
-        if self.eight_bit:
-            adv = whole_levels(x, adv, self.threat)
-            certify(x, adv, self.threat, eight_bit=True)
-        return adv
 
 
 def _known(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, bool]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from robvit.attacks import losses
 from robvit.attacks.core import Model, frozen, modules_of, require_labels
-from robvit.attacks.run import Count
+from robvit.attacks.counting import Count
 from robvit.attention import SCALERS, attention_layers, scaled, watch
 from robvit.errors import InputError, Unsupported
 from robvit.registry import Registry, unknown

@@ -33,8 +33,6 @@ from robvit.names import facts
 from robvit.settings import parse_settings
 
 if TYPE_CHECKING:
-    from robvit.backbones.model import Model
-    from robvit.data import ImageDataset
     from robvit.record import Record
 
 
@@ -77,62 +75,37 @@ def attack(
     check_model(victim)
     check_data(data)
     check_out(out)
-    from robvit.data import open_data
-    from robvit.evaluation.attack import attack_dataset
-    from robvit.evaluation.attack_shards import Job
-    from robvit.loading import load
-    from robvit.locks import alone_in
+    from robvit.attacks import ATTACKS
+    from robvit.evaluation.attack import attack as attack_data
+    from robvit.evaluation.classifiers import open_classifier
     from robvit.processes import processes
     from robvit.progress import progress
     from robvit.threat import Threat
 
-    own: dict[str, Any] = {"head": head, "img_size": img_size, "arch": arch}
+    own: dict[str, Any] = {"head": head, "img_size": img_size}
     defence: dict[str, Any] = {"tokens": tokens, "adapters": adapters}
-    crafted_on = load(model, **own, **({} if victim else defence))
-    judged = load(victim, **{**own, "arch": None}, **defence) if victim else None
-    images = open_data(data, split=split, size=crafted_on.input_size[0], resize=resize, limit=limit)
-    for classifier in filter(None, (crafted_on, judged)):
-        _check_classes(classifier, images)
-    identity = "+".join(m.identity() for m in (crafted_on, judged) if m is not None)
-    settings = _settings(attack, setting or [], seed)
-    job = Job(
-        attack,
-        Threat.parse(norm, eps),
-        settings,
-        crafted_on,
-        identity,
-        images,
-        judged,
-        batch,
-        precision,
-        compiler,
-    )
-    with alone_in(out), progress(f"{attack} on {model}", total=len(images)) as advance:
-        record = attack_dataset(job, out, command=typed(), progress=advance)
+    first = open_classifier(model, arch=arch, **own, **({} if victim else defence))
+    with progress(f"{attack} on {model}", total=1) as advance:
+        record = attack_data(
+            open_classifier(victim, **own, **defence) if victim else first,
+            data,
+            attack=attack,
+            threat=Threat.parse(norm, eps),
+            settings=parse_settings(setting or [], ATTACKS.info(attack).defaults, attack),
+            surrogate=first if victim else None,
+            out=out,
+            split=split,
+            resize=resize,
+            limit=limit,
+            batch=batch,
+            precision=precision,
+            compiler=compiler,
+            seed=seed,
+            progress=advance,
+            command=typed(),
+        )
     if processes().is_main_process:
         _tell(record, out)
-
-
-def _check_classes(classifier: Model, images: ImageDataset) -> None:
-    """Refuse a model that has no classifier, or one for other classes than the images'."""
-    from robvit.errors import InputError
-
-    if classifier.classes == 0:
-        raise InputError(
-            f"{classifier.name} has no classifier; `robvit train head` makes one, then give --head"
-        )
-    if images.classes and classifier.classes != len(images.classes):
-        raise InputError(
-            f"{classifier.name} tells {classifier.classes} classes apart, the images have "
-            f"{len(images.classes)}; choose other images, or train a head on them"
-        )
-
-
-def _settings(attack: str, given: list[str], seed: int) -> dict[str, Any]:
-    from robvit.attacks import ATTACKS
-
-    known = ATTACKS.info(attack).defaults
-    return ({"seed": seed} if "seed" in known else {}) | parse_settings(given, known, attack)
 
 
 def _tell(record: Record, out: Path) -> None:

@@ -84,9 +84,8 @@ def evaluate(
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.evaluate import evaluate as judge
     from robvit.evaluation.protocol import find
-    from robvit.locks import alone_in
     from robvit.processes import processes
-    from robvit.progress import silent
+    from robvit.progress import progress, silent
 
     rules = find(protocol)
     if robustbench is not None and not rules.attacks:
@@ -95,24 +94,24 @@ def evaluate(
         model, arch=arch, img_size=img_size, tokens=tokens, head=head, adapters=adapters
     )
     main = processes().is_main_process
-    with alone_in(out):
+    with progress(f"{rules.name} on {classifier.name}", total=1) as advance:
         record = judge(
             classifier,
             data,
             protocol=rules,
             out=out,
             split=split,
-            fit=resize,
+            resize=resize,
             limit=limit,
             public=public,
             batch=batch,
             precision=precision,
             log=typer.echo if main else silent,
+            progress=advance if main else silent,
             command=typed(),
         )
     if not main:
         return
-    record.save(out / "record.json")
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json")
     if robustbench is not None:

@@ -62,9 +62,9 @@ def _beside(record: Record, folder: Path, images: str | None) -> AdversarialImag
 
 
 def _originals(record: Record, side: int, images: str | None) -> Callable[[int], Pixels] | None:
+    from robvit.attacks.pixels import levels
     from robvit.data import open_data
     from robvit.errors import RobvitError
-    from robvit.evaluation.attack_shards import levels
 
     data = record.data
     try:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from robvit.attacks import ATTACKS, certify, pgd
+from robvit.attacks import ATTACKS, certify, eight_bit, pgd
 from robvit.attacks.core import supported
 from robvit.backbones.model import Model
 from robvit.errors import InputError
@@ -83,7 +83,7 @@ class AttackSetting:
         return ATTACKS.info(self.name).task == "classes"
 
     def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Adversarial images (B 3 H W), certified."""
+        """Adversarial images (B 3 H W) in whole grey levels, certified."""
         function = ATTACKS[self.name]
         if self.needs_labels:
             # Other models are to learn from these images: each is driven as far as the attack goes.
@@ -92,6 +92,8 @@ class AttackSetting:
         else:
             adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
         certify(x, adv, self.threat)
+        adv = eight_bit(x, adv, self.threat)
+        certify(x, adv, self.threat, eight_bit=True)
         return adv
 
     def inner(

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from robvit.attacks import Outcome
+from robvit.attacks.certificate import certify
 from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
+from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import LOSSES
-from robvit.attacks.run import Count, certify
 from robvit.attacks.scales import network_of
 from robvit.errors import InputError, Unsupported, check_images, check_labels
 from robvit.evaluation.trials import clean_trial, trial_of

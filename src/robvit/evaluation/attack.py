@@ -1,58 +1,129 @@
-"""`robvit.attack_dataset`: a whole data set attacked, and what came of it as images, a sheet and a record."""
+"""A whole data set attacked, and what came of it as adversarial images, a sheet and a record."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 
+from robvit.attacks import ATTACKS
+from robvit.attacks.core import check_settings
+from robvit.attacks.precision import check_precision
 from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
-from robvit.evaluation.attack_shards import Job, attack_masks, craft, judge_clean, shards
+from robvit.errors import InputError
+from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
+from robvit.evaluation.classifiers import Classifier, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.masks import MaskScore
+from robvit.evaluation.protocol import Subset
+from robvit.evaluation.subset import Data, judged_images
+from robvit.locks import kept_in
 from robvit.processes import processes
-from robvit.progress import Advance, silent
+from robvit.progress import Advance, part_of, silent
 from robvit.record import Record, Table
+from robvit.threat import Threat
 
 SHOWN = 8  # pairs on the sheet
+USUAL = Threat("linf", 8 / 255)
+
+Attacked = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 
 
-def attack_dataset(
-    job: Job,
-    out: str | Path,
+def attack(
+    model: Attacked,
+    data: Data,
     *,
-    command: str = "",
+    attack: str = "pgd",
+    threat: Threat = USUAL,
+    settings: dict[str, Any] | None = None,
+    surrogate: Attacked | None = None,
+    out: str | Path | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    batch: int = 32,
+    precision: str = "fp32",
+    compiler: str | None = None,
+    seed: int = 0,
     progress: Advance = silent,
+    command: str = "",
 ) -> Record:
-    """Attack every image of a job; PNGs, a sheet and the record are written to the folder `out`.
+    """Attack every image of a data set, and tell what the model makes of them before and after.
 
-    With masks the record holds the mean IoU and each image's pixel accuracy, clean and attacked, in
-    place of trials. Started again in the same folder it goes on where it stopped; under `accelerate
-    launch` several processes share the work, and the first of them writes.
+    Images with masks take a model that returns a class for each pixel, and `segpgd`; the record then holds
+    the mean IoU and each image's pixel accuracy in place of trials. Several processes (`accelerate launch`)
+    share the work, and the first of them writes.
+
+    model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
+    data: an image set, or what `open_data` opens.
+    attack: one of `robvit.attacks.ATTACKS`.
+    threat: the norm and the budget that every adversarial image keeps, also after rounding to 8 bits.
+    settings: those of the attack, such as {"steps": 20}.
+    surrogate: another model on which images are made (transfer); `model` judges them.
+    out: a folder for adversarial images, sheet.png, shards and record.json, from which an interrupted run
+        goes on; without it nothing is left behind.
+    split: the part of the data; its judging part if left out.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    limit: at most so many images, drawn by a fixed seed.
+    batch: images in one pass.
+    precision: "fp32", or "bf16" or "fp16" for a faster search whose successes fp32 confirms.
+    compiler: compiles the attacked model first, "inductor", say; pays on a GPU.
+    seed: decides every random draw.
+    progress: takes shares of the work, one in all, with a note each.
+    command: what a person typed, for the record.
     """
-    out = Path(out)
-    record = Record(
-        kind="attack",
-        model={"name": _name(job.judged), "surrogate": _name(job.model), "identity": job.identity},
-        data=job.images.facts(),
-        trials=[],
-        command=command,
+    check_precision(precision)
+    given = ({"seed": seed} if "seed" in ATTACKS.info(attack).defaults else {}) | (settings or {})
+    check_settings(attack, given)
+    judged = _opened(model)
+    source = judged if surrogate is None else _opened(surrogate)
+    images = judged_images(data, Subset(), split=split, limit=limit)
+    images = images.resized(_common_size(judged, source) or images.size, resize)
+    models = [source] if surrogate is None else [source, judged]
+    for one in models:
+        check_fit(one, images, masks=True)
+    job = AttackJob(
+        attack,
+        threat,
+        given,
+        fitted(source.net, images),
+        "+".join(one.identity for one in models),
+        images,
+        None if surrogate is None else fitted(judged.net, images),
+        batch,
+        precision,
+        compiler,
     )
-    if job.images.kind == "masks":
-        _add_scores(record, *attack_masks(job, out / "shards", progress))
-    else:
-        trial = craft(job, out / "shards", progress)
-        record.trials = [judge_clean(job), replace(trial, shards="shards")]
-    if processes().is_main_process:
-        _write_images(job, out, record)
-        record.save(out / "record.json")
+    names = {} if surrogate is None else {"surrogate": source.name}
+    record = Record("attack", model_facts(judged) | names, images.facts(), [], command=command)
+    with kept_in(out) as folder:
+        done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
+        if images.kind == "masks":
+            _add_scores(record, *done.mask_scores())
+        else:
+            record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
+        if out is not None and processes().is_main_process:
+            _write_images(done, folder, record)
+            record.save(folder / "record.json")
     return record
 
 
-def _name(model: object) -> str:
-    return str(getattr(model, "name", ""))
+def _opened(model: Attacked) -> Classifier:
+    return model if isinstance(model, Classifier) else open_classifier(model)
+
+
+def _common_size(judged: Classifier, source: Classifier) -> int | None:
+    """The side of images that both models take."""
+    if judged.size and source.size and judged.size != source.size:
+        raise InputError(
+            f"both models must take images of one size, {judged.name} takes {judged.size} pixels a side, "
+            f"{source.name} {source.size}; load one of them with img_size={judged.size}"
+        )
+    return judged.size or source.size
 
 
 def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
@@ -65,10 +136,12 @@ def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
     )
 
 
-def _write_images(job: Job, out: Path, record: Record) -> None:
+def _write_images(done: Shards, out: Path, record: Record) -> None:
+    """Every adversarial image as a PNG under its own name, and the first few beside their originals."""
+    job = done.job
     pairs: list[Pair] = []
     alike = Counter(Path(name).with_suffix(".png") for name in job.images.names)
-    for some, shard in zip(job.batches(), shards(out / "shards", len(job.batches())), strict=True):
+    for some, shard in zip(job.batches(), done, strict=True):
         for place, adv in enumerate(shard.adv.permute(0, 2, 3, 1).numpy()):
             name = Path(some.names[place]).with_suffix(".png")
             if alike[name] > 1:  # a.jpg and a.png may lie side by side
@@ -79,10 +152,10 @@ def _write_images(job: Job, out: Path, record: Record) -> None:
     save_png(attack_sheet(pairs, title=f"{job.attack} within {job.threat}"), out / "sheet.png")
 
 
-def _captions(job: Job, record: Record, place: int) -> tuple[str, str, bool]:
-    """What was there, what is seen after the attack, and whether the model withstood it."""
+def _captions(job: AttackJob, record: Record, place: int) -> tuple[str, str, bool]:
+    """What the image shows, what the model makes of it after the attack, and whether that is correct."""
     if not record.trials:
-        _, before, after = record.tables[0].rows[place]
-        return f"{before:.0%} of pixels right", f"{after:.0%} of pixels right", after > before / 2
+        _, clean, attacked = record.tables[0].rows[place]
+        return f"{clean:.0%} of pixels correct", f"{attacked:.0%} of pixels correct", attacked > clean / 2
     names, trial = job.images.classes, record.trials[-1]
     return names[job.images.labels[place]], names[trial.predicted[place]], trial.correct[place]

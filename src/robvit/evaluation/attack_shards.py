@@ -1,15 +1,15 @@
 """Attacking a whole data set: batch by batch into shards, so that it can be killed, resumed and shared out.
 
-A shard is the unit of work. It holds one batch of adversarial images as 8-bit values and what became
-of each. A run that is started again goes on with the shards that are missing; several processes
-(`accelerate launch`) take turns. Since no attack depends on its batch, the result is the same.
+A shard is the unit of work: one batch of adversarial images as 8-bit values and what became of each. A run
+that is started again goes on with the shards that are missing; several processes (`accelerate launch`)
+take turns. The size of the batch is part of a job's key, so the result is the same: most attacks treat each
+image by itself, and those that are `batch_coupled` see the same batches again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,35 +17,38 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from robvit.attacks import ATTACKS, frozen, run
+from robvit.attacks import ATTACKS, Outcome, frozen, judge, run
 from robvit.attacks.compiled import check_compiler
-from robvit.attacks.pixels import eight_bit
+from robvit.attacks.pixels import levels
 from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError
-from robvit.evaluation.masks import MaskScore, pixel_counts, score_masks, score_of
+from robvit.evaluation.masks import MaskScore, pixel_counts, score_of
+from robvit.evaluation.shards import (
+    Shard,
+    finished,
+    pixels_sha256,
+    read_images,
+    read_shards,
+    shard_path,
+    write_shard,
+)
 from robvit.evaluation.trials import clean_trial
-from robvit.files import parse_json, read_tensors, read_text, tensors_sha256, write_json, written_whole
+from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
-from robvit.progress import Advance
+from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
 
 SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more
-
-
-def levels(x: torch.Tensor) -> torch.Tensor:
-    """Pixels in [0,1] as grey levels: floats to uint8 of the same shape."""
-    return (x * 255).round().to(torch.uint8)
+LISTS, SUMS = ("correct", "predicted", "distance"), ("forward", "backward", "seconds")
 
 
 @dataclass(frozen=True)
-class Job:
+class AttackJob:
     """What is done to every image, and all that its result depends on.
 
     With a `victim`, images are made on `model` and judged on the victim (transfer). `identity` names
@@ -74,6 +77,10 @@ class Job:
         if self.images.kind != wanted:
             remedy = " (masks are attacked by segpgd)" if self.images.kind == "masks" else ""
             raise DataError(f"{self.attack} needs {wanted}, these images have {self.images.kind}{remedy}")
+        if self.settings.get("targeted"):
+            raise InputError(
+                "images have true labels, no targets; call the attack itself with the classes wanted"
+            )
         if self.compiler is not None:
             check_compiler(self.compiler)
 
@@ -89,10 +96,9 @@ class Job:
 
     def key(self) -> str:
         """Names the result: the same key, the same shards, bit for bit."""
-        made = None if self.source is None else _held_key(self.source)
         facts = [
-            "shards-4",
-            made,
+            "shards-5",
+            None if self.source is None else _held_key(self.source),
             self.original is not None,
             self.attack,
             str(self.threat),
@@ -114,165 +120,144 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One finished batch: adversarial images, uint8 (B 3 H W), and their outcomes.
+class Shards:
+    """The finished shards of a job, and what they tell together."""
 
-    `facts` hold what became of each image; where there are masks, `counts` (B K K) of its pixels. A job
-    that makes no images of its own keeps none. `attention` (B 2 h w), uint8, is where the judged model's
-    class token looks, before and after the attack.
-    """
+    job: AttackJob
+    folder: Path
 
-    adv: torch.Tensor
-    facts: dict[str, Any]
-    counts: torch.Tensor | None = None
-    attention: torch.Tensor | None = None
+    def __iter__(self) -> Iterator[Shard]:
+        return read_shards(self.folder, len(self.job.batches()))
 
+    def trial(self, below: Path | None = None, **fields: Any) -> Trial:
+        """What became of every image; its `shards` are relative to the folder `below`, if that is to stay."""
+        parts = [shard.facts for shard in self]
+        known: dict[str, Any] = {name: [v for part in parts for v in part[name]] for name in LISTS}
+        known |= {name: sum(part[name] for part in parts) for name in SUMS}
+        if below is not None and self.job.makes_images and parts:
+            known["shards"] = self.folder.relative_to(below).as_posix()
+        budget = self.job.threat.budget if self.job.threat else None
+        names = sorted({name for part in parts for name in part["warnings"]})
+        return Trial(self.job.attack, budget, self.job.settings, **known, warnings=names, **fields)
 
-@dataclass(frozen=True)
-class _Made:
-    """Images to be judged (B 3 H W) and what they cost."""
+    def clean_trial(self, **fields: Any) -> Trial:
+        """What the judged model made of the same images before the attack."""
+        correct, predicted = (
+            [v for shard in self for v in shard.facts[name]] for name in ("clean_correct", "clean_predicted")
+        )
+        return clean_trial(correct, predicted, **fields)
 
-    adv: torch.Tensor
-    forward: int = 0
-    backward: int = 0
-    warnings: tuple[str, ...] = ()
+    def mask_scores(self) -> tuple[MaskScore, MaskScore]:
+        """Where images have masks: the judged model's score on clean and on attacked images."""
+        counts = ((shard.clean_counts, shard.counts) for shard in self)
+        clean, attacked = zip(*counts, strict=True)
+        classes = len(self.job.images.classes)
+        return score_of(clean, classes), score_of(attacked, classes)
 
-
-def craft(job: Job, folder: Path, progress: Advance) -> Trial:
-    """Make all missing shards in `folder`, then tell what became of every image."""
-    if job.images.kind != "labels":
-        raise DataError("images with masks are crafted by attack_masks, which scores their pixels")
-    _fill(job, folder, progress)
-    return _trial(job, folder)
-
-
-def attack_masks(job: Job, folder: Path, progress: Advance) -> tuple[MaskScore, MaskScore]:
-    """The same for images with masks: the judged model's score on clean and on attacked images."""
-    if job.images.kind != "masks":
-        raise DataError("images with labels are crafted by craft, which says who is still right")
-    _fill(job, folder, progress)
-    device = next(job.judged.parameters()).device
-    clean = score_masks(lambda x: job.judged(x.to(device)).cpu(), job.images, batch=job.batch)
-    counts = (shard.counts for shard in shards(folder, len(job.batches())))
-    return clean, score_of((c for c in counts if c is not None), len(job.images.classes))
+    def cosines(self) -> dict[str, float]:
+        """Mean cosines of the judged model's features with the original's clean ones and with its own."""
+        parts = [shard.facts["cosine"] for shard in self]
+        count = len(self.job.images)
+        return {name: sum(v for part in parts for v in part[name]) / count for name in ("original", "own")}
 
 
-def _fill(job: Job, folder: Path, progress: Advance) -> None:
-    """Make all missing shards; several processes share them out."""
+def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
+    """Attack all images that `folder` holds no shards of yet; several processes share them out."""
     state = processes()
     _claim(folder, job)
     for network in {job.model, job.judged, *([job.original] if job.original else [])}:
         network.to(state.device)
     correct: list[float] = []
     for index, some in enumerate(job.batches()):
-        path = _place(folder, index)
-        facts = _done(path, some)
+        path = shard_path(folder, index)
+        facts = finished(path, some)
         if facts is None and index % state.num_processes == state.process_index:
-            facts = _make(job, some, index, state.device, path)
+            x, y = (t.to(state.device) for t in some.tensors())
+            if job.makes_images:
+                assert job.threat is not None
+                outcome = run(
+                    job.attack,
+                    job.model,
+                    x,
+                    y,
+                    job.threat,
+                    victim=job.victim,
+                    batch=len(x),
+                    eight_bit=True,
+                    precision=job.precision,
+                    compiler=job.compiler,
+                    **job.settings,
+                )
+            else:
+                given = None if job.source is None else read_images(job.source, index).to(x)
+                outcome = judge(job.judged, x, y, given, job.threat, batch=len(x))
+            facts = _facts(job, x, y, outcome)
+            write_shard(path, _tensors(job, x, y, outcome, index), facts)
         if facts is not None:
             correct += facts["correct"]
             progress(len(some), note=_note(correct, some.kind))
     state.wait_for_everyone()
+    return Shards(job, folder)
 
 
-def shards(folder: Path, count: int) -> Iterator[Shard]:
-    """All finished shards in order; only one is in memory at a time."""
-    for index in range(count):
-        with safe_open(_place(folder, index), "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            yield Shard(**tensors, facts=json.loads(file.metadata()["facts"]))
-
-
-def cosines(job: Job, folder: Path) -> dict[str, float]:
-    """Mean cosines of the judged model's features with the original's clean ones and with its own."""
-    parts = [shard.facts["cosine"] for shard in shards(folder, len(job.batches()))]
-    return {
-        name: sum(v for part in parts for v in part[name]) / len(job.images) for name in ("original", "own")
+def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -> dict[str, Any]:
+    """What became of each image of a batch."""
+    facts = {
+        "clean": pixels_sha256(x, y),
+        "distance": outcome.distance.tolist(),
+        "forward": outcome.forward,
+        "backward": outcome.backward,
+        "seconds": outcome.seconds,
+        "warnings": list(outcome.warnings),
+        "cosine": _cosines(job, x, outcome.adv),
     }
+    if job.images.kind == "masks":
+        counts = pixel_counts(outcome.predicted, y, len(job.images.classes))
+        return facts | {"correct": score_of([counts], len(job.images.classes)).accuracy}
+    return facts | {
+        "correct": (~outcome.success).tolist(),
+        "predicted": outcome.predicted.tolist(),
+        "clean_correct": outcome.clean_correct.tolist(),
+        "clean_predicted": outcome.clean_predicted.tolist(),
+    }
+
+
+def _tensors(
+    job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome, index: int
+) -> dict[str, torch.Tensor]:
+    """The images of a batch and what a page shows beside them."""
+    own = job.makes_images
+    tensors = {"adv": levels(outcome.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
+    if job.images.kind == "masks":
+        for name, predicted in (("counts", outcome.predicted), ("clean_counts", outcome.clean_predicted)):
+            tensors[name] = pixel_counts(predicted, y, len(job.images.classes)).int().cpu()
+    if own and index * job.batch < SHOWN:
+        tensors |= _attention(job.judged, x, outcome.adv)
+    return tensors
 
 
 @torch.no_grad()
-def judge_clean(job: Job) -> Trial:
-    """The judged model on the untouched images, as a trial of no attack."""
-    device = next(job.judged.parameters()).device
-    seen = [job.judged(some.tensors()[0].to(device)).argmax(1) for some in job.batches()]
-    predicted = torch.cat(seen).tolist()
-    correct = [p == y for p, y in zip(predicted, job.images.labels, strict=True)]
-    return clean_trial(correct, predicted)
-
-
-def _make(job: Job, some: ImageDataset, index: int, device: torch.device, path: Path) -> dict[str, Any]:
-    """Have one batch made, judge what was made, and keep it."""
-    x, y = (t.to(device) for t in some.tensors())
-    start = time.monotonic()
-    made = _images(job, x, y, index)
-    own = job.makes_images
-    tensors = {"adv": levels(made.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
-    with torch.no_grad(), frozen(job.judged):
-        output = job.judged(made.adv)
-        verdict: dict[str, Any] = {"cosine": _cosines(job, x, made.adv)}
-        if own and index * job.batch < SHOWN:
-            tensors |= _attention(job.judged, x, made.adv)
-    if some.kind == "masks":
-        counts = pixel_counts(output, y, len(some.classes))
-        tensors["counts"] = counts.int().cpu()
-        verdict["correct"] = score_of([counts], len(some.classes)).accuracy
-    else:
-        predicted = output.argmax(1)
-        verdict |= {"correct": (predicted == y).tolist(), "predicted": predicted.tolist()}
-    facts = verdict | {
-        "clean": tensors_sha256({"x": x, "y": y}),
-        "distance": (job.threat.size(made.adv - x) if job.threat else torch.zeros(len(x))).tolist(),
-        "forward": made.forward + len(x),
-        "backward": made.backward,
-        "seconds": time.monotonic() - start,
-        "warnings": list(made.warnings),
-    }
-    with written_whole(path) as aside:
-        text = json.dumps(facts)
-        save_file(tensors, aside, {"facts": text, "sha256": _checksum(tensors, text)})
-    return facts
-
-
-def _images(job: Job, x: torch.Tensor, y: torch.Tensor, index: int) -> _Made:
-    """The batch as it is, from another job's shard, or attacked and rounded to 8 bits inside the budget."""
-    if job.source is not None:
-        with safe_open(_place(job.source, index), "pt") as file:
-            return _Made(file.get_tensor("adv").to(x.device, x.dtype) / 255)
-    if job.threat is None:
-        return _Made(x)
-    outcome = run(
-        job.attack,
-        job.model,
-        x,
-        y,
-        job.threat,
-        victim=job.victim,
-        batch=len(x),
-        precision=job.precision,
-        compiler=job.compiler,
-        **job.settings,
-    )
-    adv = eight_bit(x, outcome.adv, job.threat)
-    return _Made(adv, outcome.forward, outcome.backward, outcome.warnings)
-
-
-def _cosines(job: Job, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[float]]:
+def _cosines(job: AttackJob, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[float]]:
     """For each image the mean over tokens; nothing where nobody asks."""
     if job.original is None:
         return {}
     assert isinstance(job.judged, Model)
-    after, before = job.judged.features(adv), job.judged.features(x)
+    with frozen(job.judged):
+        after, before = job.judged.features(adv), job.judged.features(x)
     return {
         "original": F.cosine_similarity(after, job.original.features(x), dim=-1).mean(1).tolist(),
         "own": F.cosine_similarity(after, before, dim=-1).mean(1).tolist(),
     }
 
 
+@torch.no_grad()
 def _attention(judged: nn.Module, x: torch.Tensor, adv: torch.Tensor) -> dict[str, torch.Tensor]:
     """Where the judged model looks, each map stretched over 0 to 255; nothing where it has no such maps."""
     model = judged if isinstance(judged, Model) else getattr(judged, "net", None)
-    looks = [class_attention(model, t) for t in (x, adv)] if isinstance(model, Model) else [None]
+    if not isinstance(model, Model):
+        return {}
+    with frozen(model):
+        looks = [class_attention(model, t) for t in (x, adv)]
     if any(look is None for look in looks):
         return {}
     maps = torch.stack([look for look in looks if look is not None], dim=1)
@@ -281,30 +266,13 @@ def _attention(judged: nn.Module, x: torch.Tensor, adv: torch.Tensor) -> dict[st
 
 
 def _note(correct: list[float], kind: str) -> str:
-    """What is left so far."""
+    """How the judged model does so far."""
     if kind == "masks":
-        return f"{sum(correct) / len(correct):.0%} of pixels right"
-    return f"{sum(correct)} of {len(correct)} withstand"
+        return f"{sum(correct) / len(correct):.0%} of pixels correct"
+    return f"{sum(correct)} of {len(correct)} correct"
 
 
-def _trial(job: Job, folder: Path) -> Trial:
-    parts = [shard.facts for shard in shards(folder, len(job.batches()))]
-    joined: dict[str, Any] = {
-        name: [v for part in parts for v in part[name]] for name in ("correct", "predicted", "distance")
-    }
-    return Trial(
-        job.attack,
-        job.threat.budget if job.threat else None,
-        job.settings,
-        **joined,
-        forward=sum(part["forward"] for part in parts),
-        backward=sum(part["backward"] for part in parts),
-        seconds=sum(part["seconds"] for part in parts),
-        warnings=sorted({name for part in parts for name in part["warnings"]}),
-    )
-
-
-def _claim(folder: Path, job: Job) -> None:
+def _claim(folder: Path, job: AttackJob) -> None:
     """Mark a folder as this job's; a folder with shards of another job is refused."""
     mark = folder / "job.json"
     if not mark.exists():
@@ -317,26 +285,3 @@ def _held_key(folder: Path) -> Any:
     mark = folder / "job.json"
     content = parse_json(read_text(mark, "the mark of a run"), mark, "the mark of a run")
     return content.get("key") if isinstance(content, dict) else None
-
-
-def _place(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index:05d}.safetensors"
-
-
-def _checksum(tensors: dict[str, torch.Tensor], facts: str) -> str:
-    """Names all that a shard holds."""
-    return hashlib.sha256(f"{tensors_sha256(tensors)} {facts}".encode()).hexdigest()
-
-
-def _done(path: Path, some: ImageDataset) -> dict[str, Any] | None:
-    """The facts of a whole shard of these very pixels and labels; any other is made again."""
-    if not path.exists():
-        return None
-    try:
-        tensors, about = read_tensors(path, "a shard")
-        whole = about.get("sha256") == _checksum(tensors, about["facts"])
-        facts: dict[str, Any] = json.loads(about["facts"])
-        same = facts["clean"] == tensors_sha256(dict(zip("xy", some.tensors(), strict=True)))
-    except (InputError, KeyError, TypeError, ValueError):
-        return None
-    return facts if whole and same else None

@@ -1,17 +1,17 @@
-"""What attackers know, from nothing but answers to everything: the scenarios of the threat ladder.
+"""The attackers of protocols, from one who only asks for answers to one who knows everything.
 
-Each attacker is a function from the case to what they craft on. Whoever does not have the judged model
-crafts on a surrogate to the attack's full objective; the judged model decides. The method is public, only
-the tokens are secret, so an attacker may learn tokens as the defender did, or ask for features and
-recover them.
+An attacker is one entry here: what they know and need, the surrogates they make their images on, what
+their work costs, and what may be claimed against them. Whoever does not have the judged model attacks a
+surrogate to the attack's full objective; the judged model decides. The method is public, only the tokens
+are secret, so an attacker may learn tokens as the defender did, or ask for features and recover them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,12 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
-from robvit.evaluation.protocol import AttackerBudget
-from robvit.progress import Advance
+from robvit.progress import Advance, part_of, silent
 from robvit.registry import Registry
 from robvit.threat import Threat
+
+if TYPE_CHECKING:
+    from robvit.evaluation.protocol import AttackerBudget  # protocols are checked against the entries here
 
 # Away from the small numbers that a defender is likely to take: trained tokens stay near their start, so
 # whoever draws it with the same seed has a good part of the secret.
@@ -38,8 +40,8 @@ LEAK_RATE = 5e-3  # Adam's, for recovering tokens
 
 
 @dataclass(frozen=True)
-class Source:
-    """What an attacker crafts on; without a network it is the judged model itself."""
+class Surrogate:
+    """What an attacker makes images on; without a network it is the judged model itself."""
 
     label: str = ""
     net: nn.Module | None = None
@@ -50,15 +52,15 @@ class Source:
 class AttackerContext:
     """What attackers find: the judged model, images of their own, a budget, and a folder for their work.
 
-    `metrics` takes what they found out; `watch(label, total)` shows their progress.
+    `metrics` takes what they found out; `progress` the shares of their work, one in all.
     """
 
     judged: nn.Module
     public: Callable[[int], ImageDataset]
     threat: Threat
-    means: AttackerBudget
+    budget: AttackerBudget
     folder: Path
-    watch: Callable[[str, float], AbstractContextManager[Advance]]
+    progress: Advance = silent
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -74,63 +76,117 @@ class AttackerContext:
         return self.hardened.extra
 
 
-Knowledge = Callable[[AttackerContext], list[Source]]
-
-
 @dataclass(frozen=True)
 class AttackerInfo:
-    """What is known about an attacker: the scenario's title."""
+    """What protocols, forecasts and claims need to know of an attacker.
+
+    scenario: what tables call the situation.
+    knows: what they know, in words.
+    claim: how the sentence "Accuracy under attack 12.5 % ..." goes on, if nobody is stronger.
+    gradients: whether they have the gradients of what they attack.
+    knows_all: whether nothing is hidden from them.
+    needs_tokens: whether they only make sense where tokens are secret.
+    learns: whether they need images of their own.
+    controls: whether the protocol's controls see the same images.
+    models: through how many models one attack passes, all surrogates together.
+    learning: passes, forward and as many backward, before the first attack.
+    """
 
     scenario: str
+    knows: str
+    claim: str
+    gradients: bool = True
+    knows_all: bool = False
+    needs_tokens: bool = False
+    learns: bool = False
+    controls: bool = False
+    models: Callable[[AttackerBudget], int] = lambda budget: 1
+    learning: Callable[[AttackerBudget], int] = lambda budget: 0
 
 
-ATTACKERS: Registry[Knowledge, AttackerInfo] = Registry("attacker", AttackerInfo)
+Attacker = Callable[[AttackerContext], list[Surrogate]]
+ATTACKERS: Registry[Attacker, AttackerInfo] = Registry("attacker", AttackerInfo)
 
 
-@ATTACKERS.add("white-box", scenario="attacker knows everything")
-def white_box(case: AttackerContext) -> list[Source]:
-    """Weights, head and tokens: the judged model itself."""
-    return [Source()]
+@ATTACKERS.add(
+    "white-box",
+    scenario="attacker knows everything",
+    knows="weights, head and tokens: the judged model itself",
+    claim="once the attacker knows everything: only this may be claimed without a word about secrets",
+    knows_all=True,
+)
+def white_box(context: AttackerContext) -> list[Surrogate]:
+    return [Surrogate()]
 
 
-@ATTACKERS.add("black-box", scenario="attacker asks for answers")
-def black_box(case: AttackerContext) -> list[Source]:
-    """Only answers of the judged model; the protocol allows attacks without gradients alone."""
-    return [Source()]
+@ATTACKERS.add(
+    "black-box",
+    scenario="attacker asks for answers",
+    knows="only the judged model's answers, so no gradients",
+    claim="if attackers see nothing but answers, and few of them",
+    gradients=False,
+)
+def black_box(context: AttackerContext) -> list[Surrogate]:
+    return [Surrogate()]
 
 
-@ATTACKERS.add("no-tokens", scenario="attacker has no tokens")
-def no_tokens(case: AttackerContext) -> list[Source]:
-    """The public weights and the head, without tokens."""
-    bare = case.hardened.replace(tokens=None)
-    return [Source("the public model", bare, bare.identity())]
+@ATTACKERS.add(
+    "no-tokens",
+    scenario="attacker has no tokens",
+    knows="the public weights and the head, not the tokens",
+    claim="if the tokens stay secret and nobody trains tokens of their own",
+    needs_tokens=True,
+    controls=True,
+)
+def no_tokens(context: AttackerContext) -> list[Surrogate]:
+    bare = context.hardened.replace(tokens=None)
+    return [Surrogate("the public model", bare, bare.identity())]
 
 
-@ATTACKERS.add("own-tokens", scenario="attacker trains tokens")
-def own_tokens(case: AttackerContext) -> list[Source]:
-    """Several token sets learned as the defender learned: each alone, and all together."""
-    sets = [_train(case, number) for number in range(case.means.sets)]
-    models = [case.hardened.replace(tokens=tokens) for tokens in sets]
-    alone = [Source(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
+@ATTACKERS.add(
+    "own-tokens",
+    scenario="attacker trains tokens",
+    knows="the same, and how tokens are learned: several sets of their own, each alone and all together",
+    claim="if attackers train tokens as the defender did, but never see the real ones",
+    needs_tokens=True,
+    learns=True,
+    # An ensemble of k passes through k models; so the sets together cost as much as all alone.
+    models=lambda budget: budget.sets if budget.sets == 1 else 2 * budget.sets,
+    learning=lambda budget: (
+        budget.images * budget.attack_steps + budget.sets * budget.steps * budget.batch * 2
+    ),
+)
+def own_tokens(context: AttackerContext) -> list[Surrogate]:
+    sets = [_train(context, number) for number in range(context.budget.sets)]
+    models = [context.hardened.replace(tokens=tokens) for tokens in sets]
+    alone = [Surrogate(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
     if len(models) == 1:
         return alone
-    together = "+".join(source.identity for source in alone)
-    return [*alone, Source("own tokens together", LogitEnsemble(models), together)]
+    together = "+".join(surrogate.identity for surrogate in alone)
+    return [*alone, Surrogate("own tokens together", LogitEnsemble(models), together)]
 
 
-@ATTACKERS.add("leak", scenario="attacker saw features")
-def leak(case: AttackerContext) -> list[Source]:
-    """Tokens recovered from features the judged model gave away: descent on the squared difference."""
-    place = case.folder / "recovered.safetensors"
+@ATTACKERS.add(
+    "leak",
+    scenario="attacker saw features",
+    knows="the public weights, the head and features that the judged model gave away",
+    claim="if features were given away, from which attackers recovered tokens",
+    needs_tokens=True,
+    learns=True,
+    learning=lambda budget: budget.leak_steps * budget.batch,
+)
+def leak(context: AttackerContext) -> list[Surrogate]:
+    """Tokens recovered from features by descent on the squared difference."""
+    place = context.folder / "recovered.safetensors"
     if place.exists():
         tokens = RobustTokens.load(place)
     else:
-        layers = case.hardened.layers
-        tokens = RobustTokens(_recover(case), case.hardened.fingerprint(), "recovered", layers=layers)
+        layers = context.hardened.layers
+        tokens = RobustTokens(_recover(context), context.hardened.fingerprint(), "recovered", layers=layers)
         tokens.save(place)
-    model = case.hardened.replace(tokens=tokens).to(case.secret.device)
-    _measure_leak(case, model)
-    return [Source("recovered tokens", model, model.identity())]
+    model = context.hardened.replace(tokens=tokens).to(context.secret.device)
+    _measure_leak(context, model)
+    return [Surrogate("recovered tokens", model, model.identity())]
 
 
 class LogitEnsemble(nn.Module):
@@ -150,35 +206,37 @@ def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
     return F.normalize(noise, dim=-1) * float(tokens.norm(dim=-1).mean())
 
 
-def _train(case: AttackerContext, number: int) -> RobustTokens:
+def _train(context: AttackerContext, number: int) -> RobustTokens:
     """One token set of the attacker's; attacked images are shared by all sets, and kept."""
-    means, hardened = case.means, case.hardened
+    budget, hardened = context.budget, context.hardened
     # Tokens do not depend on the head, and so neither do the attacked images.
     headless = hardened.replace(tokens=None, head=None)
     recipe = TokenRecipe(
-        count=case.secret.shape[1],
-        steps=means.steps,
-        batch=means.batch,
+        count=context.secret.shape[1],
+        steps=budget.steps,
+        batch=budget.batch,
         seed=FIRST_SEED + number,
         layers=hardened.layers,
-        attack=AttackSetting("feature", case.threat, {"steps": means.attack_steps, "psnr": None}),
+        attack=AttackSetting("feature", context.threat, {"steps": budget.attack_steps, "psnr": None}),
     )
-    state = case.folder / f"own-{number + 1}.safetensors"
-    with case.watch(f"attacker's tokens {number + 1} of {means.sets}", 1) as advance:
-        images = case.public(means.images)
-        return train_tokens(headless, images, recipe, state=state, progress=advance).tokens
+    state = context.folder / f"own-{number + 1}.safetensors"
+    label = f"attacker's tokens {number + 1} of {budget.sets}"
+    advance = part_of(context.progress, 1 / budget.sets, label)
+    images = context.public(budget.images)
+    return train_tokens(headless, images, recipe, state=state, progress=advance).tokens
 
 
-def _recover(case: AttackerContext) -> torch.Tensor:
+def _recover(context: AttackerContext) -> torch.Tensor:
     """Tokens (L R D) under which the public model's features come near those that were seen."""
-    means, hardened = case.means, case.hardened
+    budget, hardened = context.budget, context.hardened
     seeded = torch.Generator().manual_seed(FIRST_SEED)
-    guess = (0.01 * torch.randn(case.secret.shape, generator=seeded)).to(case.secret).requires_grad_()
+    guess = (0.01 * torch.randn(context.secret.shape, generator=seeded)).to(context.secret).requires_grad_()
     adam = torch.optim.Adam([guess], lr=LEAK_RATE)
-    images = case.public(means.images)
-    with frozen(hardened), case.watch("recovering tokens from features", means.leak_steps) as advance:
-        for _ in range(means.leak_steps):
-            some = torch.randperm(len(images), generator=seeded)[: means.batch].tolist()
+    images = context.public(budget.images)
+    advance = part_of(context.progress, 1 / budget.leak_steps, "recovering tokens from features")
+    with frozen(hardened):
+        for _ in range(budget.leak_steps):
+            some = torch.randperm(len(images), generator=seeded)[: budget.batch].tolist()
             x = images.take(some).tensors()[0].to(guess.device)
             with torch.no_grad():
                 seen = hardened.features(x)
@@ -190,12 +248,12 @@ def _recover(case: AttackerContext) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _measure_leak(case: AttackerContext, recovered: Model) -> None:
+def _measure_leak(context: AttackerContext, recovered: Model) -> None:
     """How near the recovered model's features come to the hardened one's, beside the public model's."""
-    hardened, images = case.hardened, case.public(case.means.images)
-    x = images.take(range(min(len(images), case.means.batch))).tensors()[0].to(case.secret.device)
+    hardened, images = context.hardened, context.public(context.budget.images)
+    x = images.take(range(min(len(images), context.budget.batch))).tensors()[0].to(context.secret.device)
     seen = hardened.features(x)
     guesses = {"recovered": recovered, "public": hardened.replace(tokens=None)}
     for name, model in guesses.items():
         cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
-        case.metrics[f"leak: cosine of {name} with hardened features"] = float(cosine)
+        context.metrics[f"leak: cosine of {name} with hardened features"] = float(cosine)

@@ -140,18 +140,22 @@ def name_of(model: object) -> str:
 
 
 @torch.no_grad()
-def check_fit(classifier: Classifier, images: ImageDataset) -> int:
-    """K, the number of classes; images without labels, or of other classes, are refused."""
-    if images.kind != "labels":
+def check_fit(classifier: Classifier, images: ImageDataset, *, masks: bool = False) -> int:
+    """K, the number of classes; images without labels, or of other classes, are refused.
+
+    With `masks`, images with masks are taken too, for a model that returns a class for each pixel.
+    """
+    if images.kind != "labels" and not (masks and images.kind == "masks"):
         raise DataError(
             f"judging a classifier needs images with labels, these have {images.kind}; "
             "sort them into one folder a class"
         )
     device = next(iter(classifier.net.parameters()), torch.zeros(0)).device
     output = classifier.net(images[0][0][None].to(device))
-    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
+    ndim, shape = (2, "(B K)") if images.kind == "labels" else (4, "(B K H W)")
+    if not isinstance(output, torch.Tensor) or output.ndim != ndim or len(output) != 1 or output.shape[1] < 2:
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise InputError(f"{classifier.name} must return logits (B K) with K >= 2, got {got} for one image")
+        raise InputError(f"{classifier.name} must return logits {shape} with K >= 2, got {got} for one image")
     total = int(output.shape[1])
     known = len(images.classes) or max(images.labels) + 1
     if images.class_map is not None and total > max(images.class_map):
@@ -162,6 +166,13 @@ def check_fit(classifier: Classifier, images: ImageDataset) -> int:
             "choose other images, or train a head on them (`robvit train head`)"
         )
     return total
+
+
+def fitted(net: nn.Module, images: ImageDataset) -> nn.Module:
+    """The network as these images can judge it: where they cover some of its classes only, among those."""
+    if images.class_map is None:
+        return net
+    return ClassSubset(net, images.class_map, len(images.classes)).eval()
 
 
 def _ours(model: Model) -> Classifier:

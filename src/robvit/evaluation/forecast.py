@@ -1,37 +1,75 @@
-"""What an evaluation will cost, before it starts: passes, time and memory, from a short probe."""
+"""What an evaluation will cost, before it starts: passes, time and memory, from short probes."""
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from robvit.attacks import AttackWarning, frozen, run
+from robvit.attacks import ATTACKS, AttackWarning, frozen, run
 from robvit.attacks.core import gradient
+from robvit.attention import attention_layers
+from robvit.data.corruptions import CORRUPTIONS
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.threat import Threat
 
 PROBED = 4  # images in the probe
+# Whole numbers among the settings that are larger are not run: passes grow linearly with each of them, so
+# what they cost follows from two smaller ones.
+FEW, MANY = 8, 16
+
+
+class Passes(NamedTuple):
+    """Forward and backward passes over single images."""
+
+    forward: int
+    backward: int
+
+    def times(self, factor: int) -> Passes:
+        return Passes(self.forward * factor, self.backward * factor)
+
+    @property
+    def work(self) -> int:
+        """In forward passes; a backward pass counts two."""
+        return self.forward + 2 * self.backward
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The passes of a protocol's parts: clean images, each attack, what each attacker learns, corruptions."""
+
+    clean: Passes
+    attacks: list[Passes]
+    learning: dict[str, Passes]
+    corruptions: Passes
+
+    @property
+    def total(self) -> Passes:
+        parts = [self.clean, *self.attacks, *self.learning.values(), self.corruptions]
+        return Passes(sum(part.forward for part in parts), sum(part.backward for part in parts))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Passes over single images if every image withstands every attack, and what they take."""
+    """Passes over single images if no attack succeeds, and what they take."""
 
     forward: int
     backward: int
     seconds: float
-    gigabytes: float
+    gigabytes: float | None
 
     def __str__(self) -> str:
+        memory = "" if self.gigabytes is None else f"; {self.gigabytes:.1f} GB of memory"
         return (
             f"at most {self.forward:,} forward and {self.backward:,} backward passes, about "
-            f"{span(self.seconds)} if every image withstands; {self.gigabytes:.1f} GB of memory"
+            f"{span(self.seconds)} if no attack succeeds{memory}"
         )
 
 
@@ -43,47 +81,117 @@ def span(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} seconds"
 
 
-def forecast(protocol: Protocol, net: nn.Module, x: torch.Tensor, *, count: int, classes: int) -> Forecast:
-    """The cost for `count` images like x (B 3 H W), of which a few are passed through the network."""
+def forecast(plan: Plan, net: nn.Module, x: torch.Tensor) -> Forecast:
+    """The cost of a plan on images like x (B 3 H W), of which a few are passed through the network."""
     forward_time, backward_time = _pace(net, x[:PROBED])
-    sources = {"own-tokens": protocol.attacker_budget.sets + (protocol.attacker_budget.sets > 1)}
-    scenarios = 1 + len(protocol.controls)
-    forward, backward = count * scenarios, 0
+    forward, backward = plan.total
+    return Forecast(forward, backward, forward * forward_time + backward * backward_time, _memory())
+
+
+def plan_of(protocol: Protocol, net: nn.Module, *, count: int, classes: int) -> Plan:
+    """The passes of a protocol on `count` images; an attack that can't attack the network is refused."""
+    attacks = []
     for entry in protocol.attacks:
-        # An ensemble of k passes through k models; so the sets together cost as much as all alone.
-        times = 2 * sources["own-tokens"] - 2 if entry.attacker == "own-tokens" else 1
-        one = passes(entry, protocol.threat_of(entry), classes)
-        forward += count * len(protocol.seeds) * max(times, 1) * one[0]
-        backward += count * len(protocol.seeds) * max(times, 1) * one[1]
-    if protocol.corruptions is not None:
-        forward += count * len(protocol.corruptions.severities) * len(protocol.corruptions.names or range(15))
-    learning = _learning(protocol)
-    forward, backward = forward + learning, backward + learning
-    seconds = forward * forward_time + backward * backward_time
-    return Forecast(forward, backward, seconds, _memory())
+        models = ATTACKERS.info(entry.attacker).models(protocol.attacker_budget)
+        layers = len(attention_layers(net)) if ATTACKS.info(entry.attack).needs == "attention" else 0
+        one = attack_passes(entry, protocol.threat_of(entry), classes, layers)
+        attacks.append(one.times(count * len(protocol.seeds) * models))
+    known = dict.fromkeys(entry.attacker for entry in protocol.attacks)
+    learning = {name: ATTACKERS.info(name).learning(protocol.attacker_budget) for name in known}
+    wanted = protocol.corruptions
+    corrupted = 0 if wanted is None else len(set(wanted.severities)) * len(wanted.names or CORRUPTIONS)
+    return Plan(
+        clean=Passes(count * (1 + len(protocol.controls)), 0),
+        attacks=attacks,
+        learning={name: Passes(passes, passes) for name, passes in learning.items()},
+        corruptions=Passes(count * corrupted, 0),
+    )
 
 
-def passes(entry: Attack, threat: Threat, classes: int) -> tuple[int, int]:
-    """Forward and backward passes of an attack on one image that withstands it, counted on a toy."""
-    toy = _Steadfast(classes)
+def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) -> Passes:
+    """The passes of an attack on one image on which it never succeeds, counted on a toy.
+
+    The toy has as many attention `layers` as the judged model, if the attack works on those.
+    """
+    toy: nn.Module = Steadfast(classes) if not layers else SteadfastViT(classes, layers)
     x, y = torch.full((1, 3, 8, 8), 0.5), torch.zeros(1, dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AttackWarning)
-        outcome = run(entry.attack, toy, x, y, threat, **entry.ready(0))
-    return outcome.forward + 1, outcome.backward
+
+    def passes(settings: dict[str, Any]) -> Passes:
+        large = _first_large(settings)
+        if large:
+            value = _get(settings, large)
+            few, many = (passes(_with(settings, large, number)) for number in (FEW, MANY))
+            slope = (value - FEW) / (MANY - FEW)
+            return Passes(*(round(a + slope * (b - a)) for a, b in zip(few, many, strict=True)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AttackWarning)
+            outcome = run(entry.attack, toy, x, y, threat, **settings)
+        return Passes(outcome.forward, outcome.backward)
+
+    defaults = {k: v for k, v in ATTACKS.info(entry.attack).defaults.items() if _is_large(v)}
+    return passes(defaults | entry.ready(0))
 
 
-class _Steadfast(nn.Module):
+class Steadfast(nn.Module):
     """A linear model of 8x8 images that no budget of a protocol moves away from class 0."""
+
+    slopes: torch.Tensor
+    lead: torch.Tensor
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         slopes = torch.randn(classes, 3 * 64, generator=torch.Generator().manual_seed(0))
         self.register_buffer("slopes", 1e-3 * slopes)
-        self.register_buffer("lead", 20.0 * (torch.arange(classes) == 0))
+        self.register_buffer("lead", _lead(classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1) @ self.slopes.T + self.lead  # type: ignore[operator]
+        return x.flatten(1) @ self.slopes.T + self.lead
+
+
+class SteadfastViT(nn.Module):
+    """A tiny transformer of 8x8 images that stays with class 0, however its attention is scaled."""
+
+    lead: torch.Tensor
+
+    def __init__(self, classes: int, layers: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.net = VisionTransformer(
+                img_size=8, patch_size=4, embed_dim=4, depth=layers, num_heads=1, num_classes=classes
+            ).eval()
+        self.register_buffer("lead", _lead(classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(x)
+        return 1e-3 * logits.tanh() + self.lead
+
+
+def _lead(classes: int) -> torch.Tensor:
+    return 20.0 * (torch.arange(classes) == 0)
+
+
+def _is_large(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > MANY
+
+
+def _first_large(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Where the first number stands that is too large to be run, inside settings of settings too."""
+    for name, value in settings.items():
+        if _is_large(value) and name != "seed":
+            return (name,)
+        if isinstance(value, dict) and (inner := _first_large(value)):
+            return (name, *inner)
+    return ()
+
+
+def _get(settings: dict[str, Any], place: tuple[str, ...]) -> Any:
+    return settings[place[0]] if len(place) == 1 else _get(settings[place[0]], place[1:])
+
+
+def _with(settings: dict[str, Any], place: tuple[str, ...], value: int) -> dict[str, Any]:
+    inner = value if len(place) == 1 else _with(settings[place[0]], place[1:], value)
+    return {**settings, place[0]: inner}
 
 
 def _pace(net: nn.Module, x: torch.Tensor) -> tuple[float, float]:
@@ -102,16 +210,13 @@ def _pace(net: nn.Module, x: torch.Tensor) -> tuple[float, float]:
     return forward, max(both - forward, 0.0)
 
 
-def _learning(protocol: Protocol) -> int:
-    """Passes, forward and as many backward, of attackers who learn."""
-    means, known = protocol.attacker_budget, {entry.attacker for entry in protocol.attacks}
-    own = means.images * means.attack_steps + means.sets * means.steps * means.batch * 2
-    return own * ("own-tokens" in known) + means.leak_steps * means.batch * ("leak" in known)
-
-
-def _memory() -> float:
-    """Gigabytes at the probe's peak: the device's, or else this process's."""
+def _memory() -> float | None:
+    """Gigabytes at the probe's peak: the device's, or else this process's where the system tells."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 1e9
+    try:
+        import resource  # only on Unix
+    except ImportError:
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -25,9 +25,9 @@ class MaskScore:
         return sum(self.accuracy) / max(len(self.accuracy), 1)
 
 
-def pixel_counts(output: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
-    """How many pixels of each class (rows) were seen as each (columns): (B K H W), (B H W) -> (B K K)."""
-    pairs = masks * classes + output.argmax(1)
+def pixel_counts(predicted: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
+    """How many pixels of each class (rows) were predicted as each (columns): twice (B H W) -> (B K K)."""
+    pairs = masks * classes + predicted
     each = [torch.bincount(p[m != IGNORE], minlength=classes**2) for p, m in zip(pairs, masks, strict=True)]
     return torch.stack(each).view(-1, classes, classes)
 
@@ -35,7 +35,7 @@ def pixel_counts(output: torch.Tensor, masks: torch.Tensor, classes: int) -> tor
 def image_miou(counts: torch.Tensor) -> torch.Tensor:
     """Each image's mean IoU over the classes in its mask or its prediction: (B K K) -> (B,).
 
-    The mean of these is the published code's figure for attacked segmentations; the headline elsewhere
+    The mean of these is the published code's number for attacked segmentations; the headline elsewhere
     is that of the whole set. An image that is all void counts as met.
     """
     both = counts.diagonal(dim1=1, dim2=2).double()
@@ -62,4 +62,4 @@ def score_of(counts: Iterable[torch.Tensor], classes: int) -> MaskScore:
 def score_masks(model: Segmenter, images: ImageDataset, *, batch: int = 64) -> MaskScore:
     """The score of a model (B 3 H W) -> (B K H W) on images with masks."""
     classes = len(images.classes)
-    return score_of((pixel_counts(model(x), y, classes) for x, y in images.batches(batch)), classes)
+    return score_of((pixel_counts(model(x).argmax(1), y, classes) for x, y in images.batches(batch)), classes)

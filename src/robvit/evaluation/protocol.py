@@ -19,13 +19,12 @@ from robvit.attacks import ATTACKS
 from robvit.budget import check_budget, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.files import YAML_BYTES, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.settings import check_setting, is_fraction
 from robvit.threat import Threat
 
-# What an attacker may know; how each of them works is in knowledge.py.
-ATTACKERS = ("white-box", "black-box", "no-tokens", "own-tokens", "leak")
 CONTROLS = ("no tokens", "random tokens")
 RESERVED = {
     "seed": "`seeds` of the protocol",
@@ -48,7 +47,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Budget(Strict):
+class ThreatField(Strict):
     """A norm and a budget in pixels, such as 8/255."""
 
     norm: str
@@ -56,7 +55,7 @@ class Budget(Strict):
     psnr: float | None = None
 
     @model_validator(mode="after")
-    def _in_range(self) -> Budget:
+    def _in_range(self) -> ThreatField:
         check_budget(self.norm, self.eps, usable=True)
         return self
 
@@ -77,7 +76,7 @@ class Attack(Strict):
 
     attack: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    threat: Budget | None = None
+    threat: ThreatField | None = None
     attacker: str = "white-box"
 
     @model_validator(mode="after")
@@ -88,9 +87,11 @@ class Attack(Strict):
         if info.task != "classes":
             raise InputError(f"{self.attack} attacks {info.task}, a protocol judges classifiers")
         if self.attacker not in ATTACKERS:
-            raise _strange("attacker", self.attacker, ATTACKERS)
-        if self.attacker == "black-box" and info.gradients:
-            raise InputError(f"a black-box attacker has no gradients, {self.attack} needs them; take square")
+            raise _strange("attacker", self.attacker, ATTACKERS.names)
+        if info.gradients and not ATTACKERS.info(self.attacker).gradients:
+            raise InputError(
+                f"a {self.attacker} attacker has no gradients, {self.attack} needs them; take square"
+            )
         for name, value in self.settings.items():
             if name in RESERVED:
                 raise InputError(f"settings.{name} is not for an attack to set but for {RESERVED[name]}")
@@ -124,11 +125,11 @@ class Corruptions(Strict):
 
 
 class Protocol(Strict):
-    """How a model is judged. With `survivors`, an attack only sees what those before it left standing."""
+    """How a model is judged. With `survivors`, an attack only sees images on which none before succeeded."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*@[1-9][0-9]*$")
     about: str
-    threat: Budget | None = None
+    threat: ThreatField | None = None
     attacks: list[Attack] = Field(default_factory=list)
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
     subset: Subset = Subset()
@@ -163,14 +164,12 @@ class Protocol(Strict):
     @property
     def needs_tokens(self) -> bool:
         """Whether it judges a model with secret tokens."""
-        return bool(self.controls) or any(
-            a.attacker in ("no-tokens", "own-tokens", "leak") for a in self.attacks
-        )
+        return bool(self.controls) or any(ATTACKERS.info(a.attacker).needs_tokens for a in self.attacks)
 
     @property
     def learns(self) -> bool:
         """Whether an attacker learns from images of their own."""
-        return any(entry.attacker in ("own-tokens", "leak") for entry in self.attacks)
+        return any(ATTACKERS.info(entry.attacker).learns for entry in self.attacks)
 
     def threat_of(self, entry: Attack) -> Threat:
         budget = entry.threat or self.threat

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,105 +12,137 @@ from torch import nn
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.attack_shards import Job, cosines, craft
-from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Source, random_tokens
-from robvit.evaluation.classifiers import Classifier, ClassSubset
+from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
+from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Surrogate, random_tokens
+from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
+from robvit.evaluation.forecast import Passes, Plan
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.evaluation.trials import spread
-from robvit.processes import processes
-from robvit.progress import Advance, progress, silent
+from robvit.progress import Advance, part_of, silent
 from robvit.record import Trial
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One attack of a protocol with one seed on one surrogate; `name` is its folder's, `label` for people."""
+
+    entry: Attack
+    seed: int
+    surrogate: Surrogate
+    name: str
+    label: str
+    scenario: str
+    progress: Advance
+
+
 @dataclass
-class Case:
-    """What is judged, on what, by which rules, where its shards are, and the figures found so far."""
+class Runner:
+    """What is judged, on what, by which protocol, where its shards are, and the metrics found so far.
+
+    `public` gives images of attackers who learn; `keeps` says that the folder `out` stays, so that trials
+    may point into it; `progress` takes shares of the work, one in all.
+    """
 
     classifier: Classifier
     images: ImageDataset
-    rules: Protocol
+    protocol: Protocol
+    plan: Plan
     out: Path
-    batch: int
-    precision: str
-    data: object = None
-    shown: bool = False
-    public: Callable[[int], ImageDataset] = field(init=False)
+    data: object
+    public: Callable[[int], ImageDataset]
+    batch: int = 32
+    precision: str = "fp32"
+    keeps: bool = True
+    progress: Advance = silent
     metrics: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def judged(self) -> nn.Module:
-        return self.fitted(self.classifier.net)
-
-    def fitted(self, net: nn.Module) -> nn.Module:
-        """A network as these images can judge it."""
-        if self.images.class_map is None:
-            return net
-        total = len(self.images.classes)
-        return ClassSubset(net, self.images.class_map, total).eval()
-
-    def watch(self, label: str, total: float) -> AbstractContextManager[Advance]:
-        """Progress of one part, shown by the first of several processes."""
-        if self.shown and processes().is_main_process:
-            return progress(label, total=total)
-        return nullcontext(silent)
-
     def run(self) -> list[Trial]:
-        """All trials: for each scenario the clean images, then its attacks; then the controls."""
+        """All trials: for each scenario the clean images, then its attacks; then controls or corruptions."""
         if is_imagenet_c(self.data):
-            return self.corrupt()
-        clean = self.judge("clean", self.job("clean"))
+            return self._corruptions()
+        advance = self._part(self.plan.clean, len(self.images), "clean")
+        clean = run_job(self._job(), self._folder("clean"), advance).trial()
         scenarios: dict[str, list[Trial]] = {}
         controls: list[Trial] = []
-        sources: dict[str, list[Source]] = {}
-        for number, entry in enumerate(self.rules.attacks):
-            if entry.attacker not in sources:
-                sources[entry.attacker] = ATTACKERS[entry.attacker](self.situation())
-            scenario = self.scenario(entry.attacker)
-            so_far = scenarios.setdefault(
-                scenario, [replace(clean, scenario=scenario, attacker=entry.attacker)]
-            )
-            for seed in self.rules.seeds:
-                for place, source in enumerate(sources[entry.attacker]):
-                    name = f"{number + 1:02d}-{entry.attack}-{seed}-{place}"
-                    so_far.append(self.attack(entry, seed, source, name=name, so_far=so_far))
-                    if entry.attacker == "no-tokens":
-                        controls += self.controls(entry, seed, source, name)
+        for turn in self._turns():
+            first = replace(clean, scenario=turn.scenario, attacker=turn.entry.attacker)
+            so_far = scenarios.setdefault(turn.scenario, [first])
+            alive = self._alive(so_far[-1])
+            done = run_job(self._attack_job(turn, alive), self._folder(turn.name), turn.progress)
+            so_far.append(spread(self._trial(done, turn, scenario=turn.scenario), alive, so_far[-1]))
+            self._note_cosines(f"{turn.scenario}, {turn.label}", done)
+            if ATTACKERS.info(turn.entry.attacker).controls:
+                controls += self._controls(turn, done)
         found = [trial for trials in scenarios.values() for trial in trials]
-        return [*(found or [clean]), *_once(controls), *self.corrupt()]
+        return [*(found or [clean]), *_once(controls), *self._corruptions()]
 
-    def corrupt(self) -> list[Trial]:
+    def _turns(self) -> Iterator[Turn]:
+        """Every attack with every seed on each of its attacker's surrogates, who learn before their first."""
+        known: dict[str, list[Surrogate]] = {}
+        for number, entry in enumerate(self.protocol.attacks):
+            if entry.attacker not in known:
+                known[entry.attacker] = ATTACKERS[entry.attacker](self._context(entry.attacker))
+            surrogates = known[entry.attacker]
+            count = len(self.images) * len(self.protocol.seeds) * len(surrogates)
+            scenario, turn = self._scenario(entry.attacker), f"{number + 1}/{len(self.protocol.attacks)}"
+            for seed in self.protocol.seeds:
+                for place, surrogate in enumerate(surrogates):
+                    label = entry.attack + (f" on {surrogate.label}" if surrogate.label else "")
+                    advance = self._part(self.plan.attacks[number], count, f"{turn} {label}")
+                    name = f"{number + 1:02d}-{entry.attack}-{seed}-{place}"
+                    yield Turn(entry, seed, surrogate, name, label, scenario, advance)
+
+    def _controls(self, turn: Turn, done: Shards) -> list[Trial]:
+        """The same images before the model without tokens and with random ones."""
+        model = self.classifier.net
+        assert isinstance(model, Model)
+        assert model.extra is not None
+        twins = {"no tokens": None, "random tokens": random_tokens(model.extra)}
+        found = []
+        for control in self.protocol.controls:
+            twin = model.replace(tokens=twins[control], layers=model.layers)
+            job = replace(
+                done.job,
+                model=fitted(twin, self.images),
+                victim=None,
+                identity=twin.identity(),
+                source=done.folder,
+            )
+            shown = run_job(job, self._folder(f"{turn.name}-{control.replace(' ', '-')}"))
+            self._note_cosines(f"{control}, {turn.entry.attack}", shown)
+            fields: dict[str, Any] = {"scenario": control, "attacker": turn.entry.attacker, "control": True}
+            found += [shown.clean_trial(**fields), self._trial(shown, turn, **fields)]
+        return found
+
+    def _corruptions(self) -> list[Trial]:
         """The judged model under common corruptions; they are no attacks and take no part in a worst case."""
-        if self.rules.corruptions is None:
+        if self.protocol.corruptions is None:
             return []
         found = []
-        for name, severity, images in corrupted(self.data, self.images, self.rules.corruptions):
-            trial = self.judge(f"{name}-{severity}", self.job("clean", images=images))
+        for name, severity, images in corrupted(self.data, self.images, self.protocol.corruptions):
+            label = f"{name}-{severity}"
+            advance = self._part(self.plan.corruptions, self.plan.corruptions.forward, label)
+            trial = run_job(self._job(images=images), self._folder(label), advance).trial()
             found.append(replace(trial, attack=name, severity=severity, control=True))
         return found
 
-    def scenario(self, attacker: str) -> str:
-        """What a scenario is called; one attacker alone needs no name."""
-        known = ATTACKERS.info(attacker).scenario
-        if self.rules.needs_tokens:
-            return f"trained tokens, {known}"
-        several = len({entry.attacker for entry in self.rules.attacks}) > 1
-        return str(known) if several else ""
+    # --- what a turn needs ----------------------------------------------------------------------------
 
-    def situation(self) -> AttackerContext:
-        threat = self.rules.threat or self.rules.attacks[0].threat
-        assert threat is not None
-        return AttackerContext(
-            self.classifier.net,
-            self.public,
-            threat.threat(),
-            self.rules.attacker_budget,
-            self.out / "attackers",
-            self.watch,
-            self.metrics,
-        )
+    @cached_property
+    def judged(self) -> nn.Module:
+        """The network as these images can judge it."""
+        return fitted(self.classifier.net, self.images)
 
-    def job(self, attack: str, **changes: Any) -> Job:
+    @cached_property
+    def original(self) -> Model | None:
+        """The model whose clean features are the measure, where the protocol asks for them."""
+        model = self.classifier.net
+        if not self.protocol.features or not isinstance(model, Model) or self.images.class_map is not None:
+            return None
+        return model.replace(tokens=None)
+
+    def _job(self, attack: str = "clean", **changes: Any) -> AttackJob:
         """A job on all images against the judged model, or on others."""
         plain: dict[str, Any] = {
             "threat": None,
@@ -121,94 +153,71 @@ class Case:
             "batch": self.batch,
             "precision": self.precision,
         }
-        return Job(attack, **{**plain, **changes})
+        return AttackJob(attack, **{**plain, **changes})
 
-    def judge(self, name: str, job: Job, label: str = "") -> Trial:
-        """Do a job in its folder and show its progress."""
-        with self.watch(label or name, len(job.images)) as advance:
-            trial = craft(job, self.out / "shards" / name, advance)
-        return replace(trial, shards=f"shards/{name}") if job.makes_images else trial
-
-    def attack(self, entry: Attack, seed: int, source: Source, *, name: str, so_far: list[Trial]) -> Trial:
-        """One attack from one source on all images, or on those that still stand."""
-        transfer = source.net is not None
-        alive = list(range(len(self.images)))
-        if self.rules.survivors:
-            alive = [i for i, correct in enumerate(so_far[-1].correct) if correct]
-        job = self.job(
-            entry.attack,
-            threat=self.rules.threat_of(entry),
-            settings=entry.ready(seed),
-            model=self.fitted(source.net) if source.net is not None else self.judged,
-            victim=self.judged if transfer else None,
-            identity="+".join(filter(None, (source.identity, self.classifier.identity))),
+    def _attack_job(self, turn: Turn, alive: list[int]) -> AttackJob:
+        """The attack on these images, on a surrogate or on the judged model itself."""
+        surrogate = turn.surrogate.net
+        return self._job(
+            turn.entry.attack,
+            threat=self.protocol.threat_of(turn.entry),
+            settings=turn.entry.ready(turn.seed),
+            model=self.judged if surrogate is None else fitted(surrogate, self.images),
+            victim=None if surrogate is None else self.judged,
+            identity="+".join(filter(None, (turn.surrogate.identity, self.classifier.identity))),
             images=self.images.take(alive),
-            original=self.original(),
+            original=self.original,
         )
-        title = f"{int(name[:2])}/{len(self.rules.attacks)} {entry.attack}" + f" on {source.label}" * transfer
-        trial = self.judge(name, job, title) if alive else _nothing(job)
-        scenario = self.scenario(entry.attacker)
-        trial = replace(
-            spread(trial, alive, so_far[-1]),
-            scenario=scenario,
-            attacker=entry.attacker,
-            surrogate=source.label,
+
+    def _trial(self, done: Shards, turn: Turn, **fields: Any) -> Trial:
+        given = {"attacker": turn.entry.attacker, "surrogate": turn.surrogate.label, **fields}
+        return done.trial(self.out if self.keeps else None, **given)
+
+    def _alive(self, before: Trial) -> list[int]:
+        """The images an attack sees: all, or those on which none before it succeeded."""
+        everyone = range(len(self.images))
+        return [i for i in everyone if before.correct[i] or not self.protocol.survivors]
+
+    def _scenario(self, attacker: str) -> str:
+        """What a scenario is called; one attacker alone needs no name."""
+        known = ATTACKERS.info(attacker).scenario
+        if self.protocol.needs_tokens:
+            return f"trained tokens, {known}"
+        several = len({entry.attacker for entry in self.protocol.attacks}) > 1
+        return known if several else ""
+
+    def _context(self, attacker: str) -> AttackerContext:
+        threat = self.protocol.threat or self.protocol.attacks[0].threat
+        assert threat is not None
+        return AttackerContext(
+            self.classifier.net,
+            self.public,
+            threat.threat(),
+            self.protocol.attacker_budget,
+            self.out / "attackers",
+            self._part(self.plan.learning[attacker], 1, ""),
+            self.metrics,
         )
-        if job.original is not None and alive:
-            self.note_cosines(f"{scenario}, {entry.attack}" + f" on {source.label}" * transfer, job, name)
-        return trial
 
-    def controls(self, entry: Attack, seed: int, source: Source, name: str) -> list[Trial]:
-        """The same images before the model without tokens and with random ones."""
-        model = self.classifier.net
-        assert isinstance(model, Model)
-        assert model.extra is not None
-        twins = {"no tokens": None, "random tokens": random_tokens(model.extra)}
-        found = []
-        for control in self.rules.controls:
-            twin = model.replace(tokens=twins[control], layers=model.layers)
-            common = {"model": self.fitted(twin), "identity": twin.identity(), "original": self.original()}
-            clean = self.judge(f"clean-{control.replace(' ', '-')}", self.job("clean", **common))
-            place = f"{name}-{control.replace(' ', '-')}"
-            job = self.job(
-                entry.attack,
-                threat=self.rules.threat_of(entry),
-                settings=entry.ready(seed),
-                source=self.out / "shards" / name,
-                **common,
-            )
-            attacked = replace(self.judge(place, job), surrogate=source.label)
-            self.note_cosines(f"{control}, {entry.attack}", job, place)
-            found += [
-                replace(t, scenario=control, attacker=entry.attacker, control=True) for t in (clean, attacked)
-            ]
-        return found
+    def _folder(self, name: str) -> Path:
+        return self.out / "shards" / name
 
-    def original(self) -> Model | None:
-        """The model whose clean features are the measure, where the protocol asks for them."""
-        model = self.classifier.net
-        if not self.rules.features or not isinstance(model, Model) or self.images.class_map is not None:
-            return None
-        return model.replace(tokens=None)
+    def _part(self, passes: Passes, count: int, label: str) -> Advance:
+        """The progress of a part of the plan in which `count` images are attacked or looked at."""
+        return part_of(self.progress, passes.work / max(self.plan.total.work, 1) / max(count, 1), label)
 
-    def note_cosines(self, what: str, job: Job, name: str) -> None:
-        if job.original is None:
+    def _note_cosines(self, what: str, done: Shards) -> None:
+        if done.job.original is None or not len(done.job.images):
             return
-        found = cosines(job, self.out / "shards" / name)
+        found = done.cosines()
         self.metrics[f"cosine with the original features, {what}"] = found["original"]
         self.metrics[f"cosine with its own clean features, {what}"] = found["own"]
-
-
-def _nothing(job: Job) -> Trial:
-    """The trial of an attack for which nothing was left."""
-    assert job.threat is not None
-    return Trial(job.attack, job.threat.budget, job.settings, [], [], [])
 
 
 def _once(trials: Iterable[Trial]) -> list[Trial]:
     """Without repetitions of the same clean trial."""
     found: list[Trial] = []
     for trial in trials:
-        if trial.attack != "clean" or all(t.attack != "clean" or t.scenario != trial.scenario for t in found):
+        if trial.kind != "clean" or all(t.kind != "clean" or t.scenario != trial.scenario for t in found):
             found.append(trial)
     return found

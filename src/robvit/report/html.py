@@ -21,9 +21,8 @@ from markupsafe import Markup, escape
 
 from robvit.drawing.images import data_url
 from robvit.errors import InputError
-from robvit.evaluation.claims import LADDER
 from robvit.files import written_whole
-from robvit.record import Curve, Finding, Record, Table
+from robvit.record import LEVELS, Curve, Finding, Record, Table
 from robvit.report import charts
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery
@@ -96,7 +95,7 @@ def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -
         "classes": [(s, rows) for s in worst if (rows := class_rows(record, s, labels))],
         "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(curves)],
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
-        "tables": [table for table in record.tables if table.title != LADDER],
+        "tables": [table for table in record.tables if table.title != LEVELS],
         "gallery": images if images.items else None,
         "figures": [],
         "model": facts(record.model),

@@ -12,7 +12,7 @@ from torch import nn
 from robvit.attacks import ATTACKS
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.attack_shards import Job, craft
+from robvit.evaluation.attack_shards import AttackJob, run_job
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.statistics import interval
@@ -141,17 +141,19 @@ def point(at: float, correct: Sequence[bool]) -> list[float]:
     return [at, 100 * sum(correct) / len(correct), *bounds]
 
 
-def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset, batch: int) -> Job:
+def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset, batch: int) -> AttackJob:
     if not identity:
         assert isinstance(model, Model)
         identity = model.identity()
-    return Job(attempt.attack, attempt.threat, dict(attempt.settings), model, identity, images, batch=batch)
+    return AttackJob(
+        attempt.attack, attempt.threat, dict(attempt.settings), model, identity, images, batch=batch
+    )
 
 
-def _folder(context: StudyContext, job: Job) -> Path:
+def _folder(context: StudyContext, job: AttackJob) -> Path:
     return context.out / "shards" / job.key()[:16]
 
 
-def _run(context: StudyContext, job: Job, label: str) -> Trial:
+def _run(context: StudyContext, job: AttackJob, label: str) -> Trial:
     with progress(label, total=len(job.images)) as advance:
-        return craft(job, _folder(context, job), advance)
+        return run_job(job, _folder(context, job), advance).trial(context.out)

@@ -97,7 +97,7 @@ def segmentation(
                 for kind, images in (("clean", x), ("attacked", adv[which])):
                     with torch.no_grad():
                         output = victim(images)
-                    counts[name, kind].append(pixel_counts(output, y, masks.classes))
+                    counts[name, kind].append(pixel_counts(output.argmax(1), y, masks.classes))
                     masks.first.setdefault(f"{name}, {kind}", output.argmax(1)[:PANELS])
             for name, some in (("truth", y), ("clean", x), ("adversarial", adv[0])):
                 masks.first.setdefault(name, some[:PANELS])

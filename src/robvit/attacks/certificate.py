@@ -1,0 +1,43 @@
+"""The certificate of every adversarial image: an image, inside its budget, in whole grey levels if wanted."""
+
+from __future__ import annotations
+
+import torch
+
+from robvit.attacks.pixels import ROUNDING
+from robvit.errors import BrokenAttack
+from robvit.threat import Threat
+
+
+def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool = False) -> None:
+    """Raise BrokenAttack unless every adversarial image (B 3 H W) is an image inside its budget.
+
+    With `eight_bit` every value must also be a whole number of grey levels, so that saving as PNG
+    changes nothing. Tolerances cover rounding: two units in the last place of 1 for each value, and for
+    whole grey levels what `pixels.eight_bit` allows itself.
+    """
+    if adv.shape != x.shape or adv.dtype != x.dtype:
+        raise BrokenAttack(
+            f"an attack must return {x.dtype} {tuple(x.shape)}, got {adv.dtype} {tuple(adv.shape)}"
+        )
+    if not bool(adv.isfinite().all()):
+        raise BrokenAttack("an attack must return finite values, got NaN or infinity")
+    low, high = (float(v) for v in adv.aminmax())
+    if low < 0 or high > 1:
+        raise BrokenAttack(f"an attack must stay in [0,1], got [{low:.6g}, {high:.6g}]")
+    unit = 2 * torch.finfo(x.dtype).eps
+    delta = adv.double() - x.double()
+    size = threat.size(delta)
+    slack = unit * float(threat.size(torch.ones_like(delta[:1]))) + 1e-6 * threat.eps + eight_bit * ROUNDING
+    if bool((size > threat.eps + slack).any()):
+        worst = int(size.argmax())
+        raise BrokenAttack(
+            f"image {worst} must stay within {threat}, got {threat.norm} {float(size[worst]):.8g}"
+        )
+    rms = delta.flatten(1).norm(dim=1)
+    if bool((rms > threat.radius(x) * (1 + 1e-6) + unit * delta[0].numel() ** 0.5).any()):
+        raise BrokenAttack(
+            f"every image must keep a PSNR of {threat.psnr} dB, image {int(rms.argmax())} does not"
+        )
+    if eight_bit and bool(((adv.double() * 255).frac().sub(0.5).abs() < 0.5 - 255 * unit).any()):
+        raise BrokenAttack("values must be whole grey levels n/255, got others; round inside the ball first")
