@@ -65,7 +65,7 @@ NAVIGATION = {
 
 # Section of the Python reference: what stands in it besides a module's own public names.
 PYTHON = {
-    "The door": ("robvit", ["robvit.evaluation.attack_shards.Job", "robvit.defenses.recipe.TokenRecipe"]),
+    "The door": ("robvit", ["robvit.defenses.recipe.TokenRecipe"]),
     "Records": (
         "",
         [

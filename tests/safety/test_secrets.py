@@ -38,10 +38,10 @@ name: secrets@1
 about: every attacker there is, each at its smallest
 threat: {norm: linf, eps: 4/255}
 attacks:
-  - {attack: pgd, knowledge: no-tokens, settings: {steps: 1}}
-  - {attack: pgd, knowledge: own-tokens, settings: {steps: 1}}
-  - {attack: pgd, knowledge: leak, settings: {steps: 1}}
-  - {attack: pgd, knowledge: white-box, settings: {steps: 1}}
+  - {attack: pgd, attacker: no-tokens, settings: {steps: 1}}
+  - {attack: pgd, attacker: own-tokens, settings: {steps: 1}}
+  - {attack: pgd, attacker: leak, settings: {steps: 1}}
+  - {attack: pgd, attacker: white-box, settings: {steps: 1}}
 controls: [no tokens, random tokens]
 features: true
 attacker: {sets: 2, images: 4, steps: 1, batch: 2, attack_steps: 1, leak_steps: 2}
