@@ -214,5 +214,5 @@ def _known_split(name: str, split: str | None) -> str:
 def _refuse_place(name: str, place: str) -> None:
     if place:
         raise DataError(
-            f"{name} is split of robvit and takes nothing after a colon, got {place!r}; write {name}"
+            f"{name} is part of robvit and takes nothing after a colon, got {place!r}; write {name}"
         )
