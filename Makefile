@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test quick check format names docs lab lab-status bench conformance gallery beating fuzz sbom audit oldest newest clean
 
-demo: .venv/weights  ## harden, attack and judge a real backbone on bundled images
+demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
 
 test: .venv/weights  ## all tests, in two processes
@@ -68,10 +68,18 @@ newest:  ## the same with the newest versions there are
 clean:  ## remove what make made
 	rm -rf .venv runs site
 
-.venv/ready: pyproject.toml constraints.txt
+# What the demo needs, and nothing for tests or documentation; it fetches its weights itself and says so.
+.venv/demo: .venv/made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/ready: .venv/made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@ .venv/demo
+
+.venv/made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "robvit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 .venv/weights: .venv/ready

@@ -1,12 +1,12 @@
 """The main job in a few minutes: harden a real frozen backbone, attack it with and without its tokens.
 
-Everything here is the public API; read it as an example.
+The same by hand is `robvit train head`, `robvit robustify` and `robvit evaluate --protocol rob-tokens@1`;
+here each step is small, and both attackers see the same images.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attackers import random_tokens
 from robvit.loading import load
-from robvit.progress import progress
+from robvit.progress import Log, progress
 from robvit.record import Record, Trial
 from robvit.report import GalleryItem, write_report
 from robvit.threat import Threat
@@ -61,7 +61,7 @@ def demo(
     img_size: int | None,
     threat: Threat,
     scale: Scale,
-    say: Callable[[str], None] = print,
+    log: Log = print,
 ) -> Record:
     """Harden a backbone and judge it against an attacker without and with its tokens.
 
@@ -70,7 +70,7 @@ def demo(
     model = load(name, img_size=img_size)
     size = model.input_size[0]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    say(f"{name}: {millions:.1f} million frozen parameters, {size}x{size} images of the bundled sample")
+    log(f"{name}: {millions:.1f} million frozen parameters, {size}x{size} images of the bundled sample")
     judge = open_data("sample", split="test", size=size, limit=scale.judge)
     labelled = open_data("sample", split="train", size=size, limit=scale.head)
     with progress("1/4 features for a linear head", total=len(labelled)) as advance:
@@ -78,7 +78,7 @@ def demo(
     head.save(out / "head.safetensors")
     model = model.replace(head=head)
     trained, baseline = _harden(model, labelled.take(range(scale.learn)), threat, scale, out)
-    scenarios = _rungs(model, trained, judge, threat, scale.attack_steps)
+    scenarios = _scenarios(model, trained, judge, threat, scale.attack_steps)
     record = _record(model, scenarios, judge, threat, scale)
     record.metrics["cosine under the training attack, no tokens"] = baseline
     record.save(out / "record.json")
@@ -101,7 +101,7 @@ def _harden(
     return training.tokens.values, training.baseline
 
 
-def _rungs(
+def _scenarios(
     model: Model, trained: torch.Tensor, images: ImageDataset, threat: Threat, steps: int
 ) -> list[Scenario]:
     """The controls and the two attackers: random tokens have the trained ones' mean length."""
@@ -184,7 +184,7 @@ def _claims(trials: list[Trial]) -> list[str]:
         "rob-tokens@1` tries one, who broke nearly everything (docs/robustness-tokens.md).",
         f"The honest headline is the attacker who knows the tokens: {known:.0%}.",
         f"A small run: {len(trials[0].correct)} images, a short training, an attack of "
-        f"{trials[1].settings['steps']} steps. Mind the intervals.",
+        f"{trials[1].settings['steps']} steps; small sample: see the confidence intervals.",
     ]
 
 

@@ -13,7 +13,7 @@ from typer._click import Context
 
 from robvit.attacks import ATTACKS
 from robvit.cli import app
-from robvit.cli.options import parse_settings
+from robvit.settings import parse_settings
 from robvit.studies import STUDIES
 from robvit.training.recipe import changes_of, load_recipe
 

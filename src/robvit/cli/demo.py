@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from robvit.backbones import download, zoo
 from robvit.cli.checks import check_model, check_out, check_threat
+from robvit.cli.options import Device, Threads
+from robvit.cli.shell import command_line
 
 
 def demo(
@@ -26,14 +29,17 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps of the tokens.")] = 60,
     judge: Annotated[int, typer.Option(min=1, help="Images to attack.")] = 48,
     attack_steps: Annotated[int, typer.Option(min=1, help="Steps of the judging attack.")] = 10,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Harden a real frozen backbone on bundled images, attack it with and without its tokens.
 
-    Under five minutes on two cores; interrupted, it goes on.
+    Under five minutes on two cores; interrupted, the same command resumes.
     """
     check_threat("linf", eps)
     check_model(model)
     check_out(out)
+    _announce(model, out)
     from robvit.demo import Scale, demo
     from robvit.locks import alone_in
     from robvit.threat import Threat
@@ -42,7 +48,7 @@ def demo(
     scale = Scale(head, learn, steps, judge, attack_steps)
     threat = Threat.parse("linf", eps)
     with alone_in(out):
-        record = demo(model, out, img_size=size, threat=threat, scale=scale, say=typer.echo)
+        record = demo(model, out, img_size=size, threat=threat, scale=scale, log=typer.echo)
     typer.echo(f"\n{record.table()}\n")
     typer.echo(f"{'cosine with the original clean features':<42}{'clean':>7}{'attacked':>10}")
     for scenario in record.scenarios():
@@ -52,7 +58,19 @@ def demo(
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"\nwritten: {out}/report.html, record.json, sheet.png, tokens.safetensors (a secret)")
+    own = command_line("robustify", model, "YOUR_IMAGES", img_size=size, out="runs/mine")
+    typer.echo(f"next: open {out}/report.html; {command_line('app', demo=out)}; {own}")
+
+
+def _announce(model: str, out: Path) -> None:
+    """Say what will happen before anything slow begins, and what has to be downloaded for it."""
     typer.echo(
-        f"next: open {out}/report.html; robvit app --demo {out}; "
-        f"robvit robustify {model} YOUR_IMAGES --out runs/mine"
+        f"the demo hardens {model}, attacks it with and without its tokens, and reports to {out}", err=True
     )
+    known = zoo.ALIASES.get(model)
+    if known and (known.hub or known.registry) and not download.on_disk(known):
+        megabytes = f"{known.params * 4:,.0f} MB"
+        typer.echo(
+            f"its weights, about {megabytes}, are not on this machine and are downloaded first", err=True
+        )
+    typer.echo("loading PyTorch ...", err=True)
