@@ -8,7 +8,8 @@ results/queue.yaml holds the studies in their order: a name, the command and an 
 two cores. One study runs at a time, in a copy of the last commit, so that work on the tree goes on beside
 it. Commands resume by themselves, so the laboratory may be killed at any moment. What a study leaves is a
 folder of results/ with its record, packed, and about.json: command, commit, versions, seconds, machine and
-date. A study whose command has changed since its result is run again.
+date. A study whose command has changed since its result is run again, and so is one whose files another
+needs that is left, if they are gone.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ WORK = Path(os.environ.get("ROBVIT_LAB") or "~/.cache/robvit/lab").expanduser()
 
 @dataclass(frozen=True)
 class Study:
-    """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it."""
+    """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it.
+
+    `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. Without a `record` it
+    only prepares what later ones need, such as a head.
+    """
 
     name: str
     command: str
     minutes: float
+    record: bool = True
 
     @property
     def out(self) -> Path:
@@ -75,7 +81,14 @@ class Study:
         first, *rest = shlex.split(self.command)
         if first != "robvit" or "{out}" not in self.command:
             raise SystemExit(f"{self.name}: a command must be robvit's and write to {{out}}: {self.command}")
-        return [sys.executable, "-m", "robvit", *(word.replace("{out}", str(self.out)) for word in rest)]
+        places = {"{out}": str(self.out), "{lab}": str(WORK)}
+        for name, place in places.items():
+            rest = [word.replace(name, place) for word in rest]
+        return [sys.executable, "-m", "robvit", *rest]
+
+    def needs(self, other: Study) -> bool:
+        """Whether its command takes files that the other study leaves."""
+        return f"{{lab}}/{other.name}/" in self.command
 
 
 def queue() -> list[Study]:
@@ -83,16 +96,23 @@ def queue() -> list[Study]:
     return [Study(**line) for line in yaml.safe_load((RESULTS / "queue.yaml").read_text("utf-8"))]
 
 
+def left(studies: list[Study]) -> list[Study]:
+    """The studies that are to be run: not done yet, or done elsewhere and needed here by one that is not."""
+    undone = [study for study in studies if not study.is_done()]
+    gone = [study for study in studies if study not in undone and not study.out.exists()]
+    return [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
+
+
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
-    lines, left = [f"{'study':<28}{'state':<10}{'minutes':>9}   estimate"], 0.0
+    lines, minutes = [f"{'study':<32}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
         spent, done = study.seconds() / 60, study.is_done()
         state = "done" if done else "begun" if spent else "left"
-        left += 0 if done else max(study.minutes - spent, 1)
-        lines.append(f"{study.name:<28}{state:<10}{spent:>9.1f}   {study.minutes:g}")
+        minutes += 0 if done else max(study.minutes - spent, 1)
+        lines.append(f"{study.name:<32}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
-    return "\n".join([*lines, f"{done} of {len(studies)} done, about {left / 60:.1f} hours left"])
+    return "\n".join([*lines, f"{done} of {len(studies)} done, about {minutes / 60:.1f} hours left"])
 
 
 def copy_of_the_tree() -> tuple[Path, str]:
@@ -142,8 +162,8 @@ def _tree_of(study: Study) -> tuple[Path, str]:
 
 def keep(study: Study, commit: str) -> None:
     """Pack the records of a study into results/, with what a reader has to know of them."""
-    records = sorted(study.out.rglob("record.json"))
-    if not records:
+    records = sorted(study.out.rglob("record.json")) if study.record else []
+    if study.record and not records:
         raise SystemExit(f"{study.name} ended and left no record.json below {study.out}")
     study.result.mkdir(parents=True, exist_ok=True)
     for path in records:
@@ -153,7 +173,7 @@ def keep(study: Study, commit: str) -> None:
     about: dict[str, Any] = {
         "command": study.command,
         "commit": commit,
-        "versions": json.loads(records[0].read_text("utf-8"))["versions"],
+        "versions": json.loads(records[0].read_text("utf-8"))["versions"] if records else {},
         "seconds": round(study.seconds()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.now(UTC).date().isoformat(),
@@ -201,11 +221,10 @@ def main() -> int:
         return 0
     failed = []
     with _alone():
-        for study in studies:
-            if not study.is_done():
-                print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
-                if not run(study):
-                    failed.append(study.name)
+        for study in left(studies):
+            print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
+            if not run(study):
+                failed.append(study.name)
     print(status(studies))
     return bool(failed)
 

@@ -16,6 +16,7 @@ from robvit.backbones import validate as checked
 from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
+from robvit.defenses.lora import LoRA
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, load_adapters
@@ -35,6 +36,7 @@ def load(
     pretrained: bool = True,
     tokens: RobustTokens | TokenPool | str | Path | None = None,
     head: FeatureHead | str | Path | None = None,
+    lora: LoRA | str | Path | None = None,
     adapters: Adapters | str | Path | None = None,
     img_size: Size | None = None,
     patch_size: int | None = None,
@@ -49,9 +51,10 @@ def load(
     `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
     does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
     they belong to other weights; with a pool of tokens every call draws a set, so attack it with `eot`.
-    `adapters` (TORA) are too, and bring heads of their own. `img_size` and `patch_size` adapt a network
-    with its weights: positions and patch embeddings are resampled, the stem of an XCiT strides less.
-    `normalise` is the network's own statistics unless you know better;
+    `adapters` (TORA) are too, and bring heads of their own. `lora` is merged into the weights: heads of the
+    original still fit, tokens and adapters must have been trained on the result. `img_size` and
+    `patch_size` adapt a network with its weights: positions and patch embeddings are resampled, the stem of
+    an XCiT strides less. `normalise` is the network's own statistics unless you know better;
     the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
     `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
     does ("hub"), which the published tokens were trained with.
@@ -82,7 +85,10 @@ def load(
     mean, std = _statistics(net, normalise)
     size = img_size or trained.get("img_size")
     size = (size, size) if isinstance(size, int) else size and tuple(size)
-    model = Model(net, name=name, mean=mean, std=std, input_size=size).eval()
+    original = trained.get("original") or ""
+    model = Model(net, name=name, mean=mean, std=std, input_size=size, original=original).eval()
+    if lora is not None:
+        model = (lora if isinstance(lora, LoRA) else LoRA.load(lora)).merge(model)
     if head is not None:
         head = head if isinstance(head, FeatureHead) else load_head(head)
         head.check(model)

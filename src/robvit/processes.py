@@ -6,6 +6,7 @@ import os
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import reduce
 
 from robvit.errors import InputError
 
@@ -25,3 +26,10 @@ def on_cpu() -> bool:
     if wanted == "cuda" and not there:
         raise InputError("expected a GPU for the device cuda, torch finds none; take cpu or auto")
     return wanted == "cpu" or not there
+
+
+def mean_of_all(value: torch.Tensor) -> torch.Tensor:
+    """The mean of a value over all processes; each of them must ask."""
+    processes()  # before accelerate looks for GPUs itself
+    mean: torch.Tensor = reduce(value, "mean")
+    return mean

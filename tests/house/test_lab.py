@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -86,3 +87,25 @@ def test_commands_of_others_and_a_second_laboratory_are_refused(lab: ModuleType)
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SystemExit, match="running already"):
             lab.main()
+
+
+@pytest.mark.slow
+def test_a_study_takes_what_an_earlier_one_left(lab: ModuleType) -> None:
+    head = "robvit train head robvit-mini sample --limit 20 --out {out}/head.safetensors --force"
+    judged = COMMAND.replace("--out", "--head {lab}/head/head.safetensors --out")
+    lines = [
+        {"name": "head", "command": head, "minutes": 1, "record": False},
+        {"name": "judged", "command": judged, "minutes": 1},
+    ]
+    (lab.RESULTS / "queue.yaml").write_text(json.dumps(lines))
+    studies = lab.queue()
+    assert str(lab.WORK / "head" / "head.safetensors") in studies[1].words()
+    assert (studies[1].needs(studies[0]), studies[0].needs(studies[1])) == (True, False)
+    assert lab.main() == 0
+    assert (lab.RESULTS / "judged" / "record.json.gz").exists()
+    assert [path.name for path in (lab.RESULTS / "head").iterdir()] == ["about.json"]
+    assert lab.left(studies) == []
+    shutil.rmtree(lab.WORK / "head")  # as on another machine: results/ are there, the files are not
+    assert lab.left(studies) == []
+    shutil.rmtree(lab.RESULTS / "judged")
+    assert lab.left(studies) == studies

@@ -47,9 +47,11 @@ class Model(nn.Module):
         layers: Sequence[int] = (0,),
         adapters: Adapted | None = None,
         input_size: tuple[int, int] | None = None,
+        original: str = "",
     ) -> None:
         super().__init__()
         self.net = net
+        self.original_fingerprint = original  # of the weights it was tuned from, whose heads it takes
         self._input_size = input_size
         self.name = name or type(net).__name__
         self.family: Family = family_of(net)
@@ -99,6 +101,7 @@ class Model(nn.Module):
             layers=layers,
             adapters=self.adapters if adapters is _KEEP else adapters,
             input_size=self._input_size,
+            original=self.original_fingerprint,
         )
         return twin.train(self.training)
 
@@ -252,6 +255,8 @@ class Model(nn.Module):
             "input": list(self.input_size),
             "tokens": sets[0].shape[1] if sets else 0,
         }
+        if self.original_fingerprint:
+            facts["tuned from"] = self.original_fingerprint
         return facts if self.adapters is None else facts | {"trade-off": self.trade_off}
 
     def chosen_layers(self, layers: Sequence[int] | Literal["all"]) -> tuple[int, ...]:

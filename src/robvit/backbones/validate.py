@@ -30,6 +30,7 @@ class Build(BaseModel):
     img_size: Side | tuple[Side, Side] | None = None
     patch_size: Side | None = None
     normalise: tuple[Colours, Colours] | None = None
+    original: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")  # fingerprint it was tuned from
 
 
 def unwrapped(value: Any, path: Path) -> Tensors:

@@ -15,6 +15,7 @@ from robvit import __version__
 from robvit.cli import app as playground
 from robvit.cli import (
     attack,
+    bake,
     compare,
     data,
     demo,
@@ -55,6 +56,7 @@ for _command in (
     report.report,
     reproduce.reproduce,
     export.export,
+    bake.bake,
     serve.serve,
     playground.app,
 ):

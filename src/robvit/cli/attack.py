@@ -19,6 +19,7 @@ from robvit.cli.options import (
     Head,
     ImageSize,
     Limit,
+    Lora,
     ModelName,
     Norm,
     Precision,
@@ -49,6 +50,7 @@ def attack(
     ] = None,
     head: Head = None,
     tokens: Tokens = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
@@ -71,7 +73,7 @@ def attack(
     share the work; the result is the same.
     """
     check_attack(attack, norm, eps, setting)
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(victim)
     check_data(data)
     check_out(out)
@@ -83,7 +85,7 @@ def attack(
     from robvit.threat import Threat
 
     own: dict[str, Any] = {"head": head, "img_size": img_size}
-    defence: dict[str, Any] = {"tokens": tokens, "adapters": adapters}
+    defence: dict[str, Any] = {"tokens": tokens, "lora": lora, "adapters": adapters}
     first = open_classifier(model, arch=arch, **own, **({} if victim else defence))
     with progress(f"{attack} on {model}", total=1) as advance:
         record = attack_data(

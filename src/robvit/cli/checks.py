@@ -24,12 +24,13 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function
 MAKERS = {
     "head": "`robvit train head` makes one",
     "tokens": "`robvit robustify` makes them",
+    "lora": "`robvit robustify --method lora` makes them",
     "adapters": "`robvit train tora` makes them",
 }
 
 
 def check_model(name: str | None, arch: str | None = None, **files: Path | None) -> None:
-    """Refuse an unknown model, and files that are not there: `head`, `tokens` or `adapters`."""
+    """Refuse an unknown model, and files that are not there: `head`, `tokens`, `lora` or `adapters`."""
     for known in filter(None, (name, arch)):
         if known.startswith(TORCHVISION):
             files_of = names.sources("torchvision", "models")

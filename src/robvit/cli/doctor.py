@@ -18,6 +18,7 @@ from robvit.cli.options import (
     Head,
     ImageSize,
     Limit,
+    Lora,
     ModelName,
     Norm,
     Resize,
@@ -61,6 +62,7 @@ def doctor(
     draws: Annotated[int, typer.Option(min=1, help="Noisy versions of each image.")] = 100,
     head: Head = None,
     tokens: Tokens = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
@@ -80,7 +82,7 @@ def doctor(
     for name in check or []:
         check_name("check", name)
     check_threat(norm, eps)
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
     check_data(data)
     check_out(out)
@@ -92,7 +94,9 @@ def doctor(
     from robvit.report.html import write_report
     from robvit.threat import Threat
 
-    judged = open_classifier(model, arch=arch, img_size=img_size, head=head, tokens=tokens, adapters=adapters)
+    judged = open_classifier(
+        model, arch=arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters
+    )
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
     images = open_data(data, split=split, size=judged.size, resize=resize, limit=limit)
     for classifier in filter(None, (judged, other)):
@@ -126,8 +130,8 @@ def doctor(
     typer.echo(f"written: {out}/record.json, {out}/report.html")
     if "red" in statuses:
         raise typer.Exit(1)
-    own = {"head": head, "tokens": tokens, "adapters": adapters, "img_size": img_size, "arch": arch}
-    tell_next("evaluate", model, data, **own)
+    own = {"head": head, "tokens": tokens, "lora": lora, "adapters": adapters}
+    tell_next("evaluate", model, data, **own, img_size=img_size, arch=arch)
 
 
 def _show(finding: Finding) -> None:

@@ -17,6 +17,7 @@ from robvit.cli.options import (
     Head,
     ImageSize,
     Limit,
+    Lora,
     Precision,
     Resize,
     Split,
@@ -45,6 +46,7 @@ def evaluate(
     ] = "quick@1",
     out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/evaluate"),
     tokens: Tokens = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     head: Head = None,
     public: Annotated[
@@ -76,7 +78,7 @@ def evaluate(
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
         return
     check_protocol(protocol)
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
     check_data(public)
     check_out(out)
@@ -91,7 +93,7 @@ def evaluate(
     if robustbench is not None and not rules.attacks:
         raise InputError(f"RobustBench's form wants attacks, {rules.name} has none; leave --robustbench out")
     classifier = open_classifier(
-        model, arch=arch, img_size=img_size, tokens=tokens, head=head, adapters=adapters
+        model, arch=arch, img_size=img_size, tokens=tokens, head=head, lora=lora, adapters=adapters
     )
     main = processes().is_main_process
     with progress(f"{rules.name} on {classifier.name}", total=1) as advance:

@@ -16,6 +16,7 @@ from robvit.cli.options import (
     Eps,
     Head,
     ImageSize,
+    Lora,
     Norm,
     OwnModel,
     Resize,
@@ -51,6 +52,7 @@ def explain(
         Path | None, typer.Option(help="Tokens: every figure also shows the hardened model.")
     ] = None,
     head: Head = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     beside: Annotated[
         str | None,
@@ -82,7 +84,7 @@ def explain(
     """
     check_figures(figure)
     check_attack(attack or "pgd", norm, eps, setting if attack else None)
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(beside)
     for image in images:
         check_image(image)
@@ -94,7 +96,7 @@ def explain(
     from robvit.progress import progress
     from robvit.threat import Threat
 
-    explained = load(model, head=head, adapters=adapters, arch=arch, img_size=img_size)
+    explained = load(model, head=head, lora=lora, adapters=adapters, arch=arch, img_size=img_size)
     attack = attack or attack_for(explained)
     with progress(f"explaining {model}", total=len(figure or NAMES)) as advance:
         record = draw(

@@ -15,6 +15,7 @@ from robvit.cli.options import (
     Force,
     Head,
     ImageSize,
+    Lora,
     OwnModel,
     Resize,
     Threads,
@@ -25,7 +26,7 @@ from robvit.names import facts
 SUFFIXES = {name: known["suffix"] for name, known in facts("format").items()}
 
 if TYPE_CHECKING:
-    from robvit.exporting import Parity
+    from robvit.exporting.parity import Parity
 
 
 def export(
@@ -34,7 +35,8 @@ def export(
         str,
         typer.Option(
             **choice(*SUFFIXES),
-            help="onnx; torch, a torch.export program; timm, a plain checkpoint.",
+            help="onnx; torch, a torch.export program; timm, a plain checkpoint; huggingface, the state of a "
+            "Dinov2Model.",
         ),
     ] = "onnx",
     out: Annotated[
@@ -47,6 +49,7 @@ def export(
         bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
     ] = False,
     head: Head = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     trade_off: Annotated[
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
@@ -69,14 +72,14 @@ def export(
     features within 1e-4 of their length and the same predictions on real images, or it is not kept.
     """
     place = free_place(out or Path(Path(model).stem + SUFFIXES[format]), force)
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
     from robvit.backbones import weights
     from robvit.data import open_data
     from robvit.exporting import export as write
     from robvit.loading import load
 
-    net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
+    net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net.trade_off = trade_off
     images, _ = open_data(data, size=net.input_size[0], resize=resize, limit=limit).tensors()
@@ -87,16 +90,12 @@ def export(
 
 def _tell(place: Path, format: str, parity: Parity, *, secret: bool) -> None:
     """What was compared, where the file is, how it is opened."""
-    from robvit.exporting import WARNING, timm_lines
+    from robvit.exporting import WARNING, loading_lines
 
     typer.echo(f"compared with the model: {parity}")
     typer.echo(f"written{', for your eyes only' if secret else ''}: {place}")
     if secret:
         typer.echo(f"warning: {WARNING}")
-    lines = {
-        "onnx": [f"net = onnxruntime.InferenceSession({str(place)!r})", 'net.run(None, {"pixels": x})'],
-        "torch": [f"net = torch.export.load({str(place)!r}).module()", "net(x)"],
-    }
     typer.echo("next, to use it without robvit:")
-    for line in lines.get(format) or timm_lines(place):
+    for line in loading_lines(place, format):
         typer.echo(f"  {line}")

@@ -81,6 +81,7 @@ Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit t
 Tokens = Annotated[
     Path | None, typer.Option("--tokens", help="Tokens from `robvit robustify` that harden the model.")
 ]
+Lora = Annotated[Path | None, typer.Option("--lora", help="Factors from `robvit robustify --method lora`.")]
 Adapters = Annotated[Path | None, typer.Option("--adapters", help="Adapters from `robvit train tora`.")]
 Split = Annotated[
     str | None,

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from robvit.cli.checks import check_file, check_model
-from robvit.cli.options import Adapters, Architecture, Device, Head, ImageSize, OwnModel, Resize, Threads
+from robvit.cli.options import (
+    Adapters,
+    Architecture,
+    Device,
+    Head,
+    ImageSize,
+    Lora,
+    OwnModel,
+    Resize,
+    Threads,
+)
 
 
 def serve(
@@ -18,6 +28,7 @@ def serve(
         typer.Option(help="Tokens that harden it, or a pool of which every request draws a set."),
     ] = None,
     head: Head = None,
+    lora: Lora = None,
     adapters: Adapters = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; only this machine unless you say so.")
@@ -55,7 +66,7 @@ def serve(
 
     from robvit.errors import Unsupported
 
-    check_model(model, arch, head=head, tokens=tokens, adapters=adapters)
+    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
     key = _key(bearer_file) if bearer_file else ""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
@@ -68,7 +79,7 @@ def serve(
     from robvit.serve.service import Limits, Service
 
     sock = listen(host, port)
-    net = load(model, tokens=tokens, head=head, adapters=adapters, img_size=img_size, arch=arch)
+    net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(Predictor(net, resize), limits, key)
     at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"

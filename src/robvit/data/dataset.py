@@ -87,7 +87,7 @@ class ImageDataset(Dataset[Item]):
         x = fit(image, self.size, resize).float() / 255
         if self.corruption:
             x = corrupt(x, *parse_corruption(self.corruption), seed=name_seed(self.listing.names[source]))
-        if mask is not None:
+        if mask is not None and self.kind == "masks":  # a scene has one, wanted or not
             return x, fit(mask, self.size, resize).long()
         return x, self.listing.labels[source] if self.listing.labels else UNLABELLED
 

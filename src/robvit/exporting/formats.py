@@ -1,4 +1,4 @@
-"""A model as a file for other runtimes: ONNX, a `torch.export` program, or a plain timm checkpoint.
+"""A model as a file for other runtimes: ONNX, a `torch.export` program, a timm or Hugging Face checkpoint.
 
 Whatever the format, the file is written aside, opened again as its users would open it, and compared
 with the model on real images; only then does it get its name. ONNX and torch files take pixels
@@ -24,6 +24,7 @@ from torch import nn
 from robvit import __version__
 from robvit.attention import KEPT
 from robvit.backbones import zoo
+from robvit.backbones.huggingface import huggingface_lines, write_huggingface
 from robvit.backbones.model import Model
 from robvit.defenses.bake import save_baked
 from robvit.defenses.tokens import RobustTokens
@@ -33,8 +34,9 @@ from robvit.exporting.parity import Parity, Runner, checked
 from robvit.files import written_whole
 
 ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
-SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "timm": ".safetensors"}
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "timm": ".safetensors", "huggingface": ".safetensors"}
 WARNING = "this file carries secret robustness tokens; keep it as you keep a key"
+NORMALISED_INSIDE, NORMALISED_OUTSIDE = "normalised inside", "subtract mean and divide by std first"
 ABOUT = "robvit.json"  # where a torch program keeps what other formats have as metadata
 
 
@@ -66,16 +68,27 @@ def export(
     check_images(images)
     model = _settled(model)
     facts = _facts(model, arch)
-    write = {"onnx": _write_onnx, "torch": _write_torch, "timm": _write_timm}[form]
+    writers = {
+        "onnx": _write_onnx,
+        "torch": _write_torch,
+        "timm": _write_timm,
+        "huggingface": _write_huggingface,
+    }
     with torch.no_grad(), written_whole(path, mode=0o600 if hardened else 0o644) as aside:
-        run = write(model, aside, facts, images)
+        run = writers[form](model, aside, facts, images)
         return checked(model, run, images, f"the {form} file")
 
 
-def timm_lines(path: str | Path) -> list[str]:
-    """The lines of Python that load a timm file without robvit."""
+def loading_lines(path: str | Path, form: str) -> list[str]:
+    """The lines of Python that use an exported file without robvit."""
     from safetensors import safe_open
 
+    if form == "onnx":
+        return [f"net = onnxruntime.InferenceSession({str(path)!r})", 'net.run(None, {"pixels": x})']
+    if form == "torch":
+        return [f"net = torch.export.load({str(path)!r}).module()", "net(x)"]
+    if form == "huggingface":
+        return huggingface_lines(path)
     with safe_open(path, "pt") as file:
         facts = file.metadata()
     wishes = "".join(f", {k}={v!r}" for k, v in json.loads(facts["timm_options"]).items())
@@ -109,7 +122,7 @@ def _facts(model: Model, arch: str) -> dict[str, str]:
         "producer": f"robvit {__version__}",
         "model": arch or (Path(model.name).name if zoo.is_path(model.name) else model.name),
         "fingerprint": model.fingerprint(),
-        "input": f"pixels: RGB, float32 {shape} in [0,1]; normalised inside",
+        "input": f"pixels: RGB, float32 {shape} in [0,1]; {NORMALISED_INSIDE}",
         "features": "class token, then " * model.has_class_token + f"patch tokens, width {model.width}",
         "mean": json.dumps(model.mean.flatten().tolist()),
         "std": json.dumps(model.std.flatten().tolist()),
@@ -180,7 +193,7 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
     state = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
     if any(name.endswith(f".{KEPT}") for name in state):
         raise Unsupported("a plain timm network has no place for trained attention scales; use onnx or torch")
-    facts["input"] = facts["input"].replace("normalised inside", "subtract mean and divide by std first")
+    facts["input"] = facts["input"].replace(NORMALISED_INSIDE, NORMALISED_OUTSIDE)
     known = zoo.resolve(facts["model"])
     name, options = known.timm_name.split(".")[0], {**known.options}
     if model.extra is not None:
@@ -195,6 +208,7 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
             "img_size": list(model.input_size),
             "num_classes": options["num_classes"],
             "normalise": normalise,
+            "original": model.original_fingerprint or None,
         }
         facts = facts | {"timm_name": name, "timm_options": json.dumps(options), "build": json.dumps(build)}
         save_file(state, aside, facts)
@@ -202,6 +216,11 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
     plain.load_state_dict(load_file(aside))
     twin = Model(plain, mean=model.mean, std=model.std, input_size=model.input_size)
     return twin.eval().features_and_logits
+
+
+def _write_huggingface(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+    facts["input"] = facts["input"].replace(NORMALISED_INSIDE, NORMALISED_OUTSIDE)
+    return write_huggingface(model, aside, facts)
 
 
 @contextmanager

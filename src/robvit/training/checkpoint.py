@@ -75,7 +75,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> Non
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write weights that `robvit.load(path)` opens without further words; any module's are kept by name.
 
-    `about` says how a robvit model is built: `arch`, `img_size`, `patch_size`.
+    `about` says how a robvit model is built: `arch`, `patch_size`; and where it comes from: `original`, the
+    fingerprint of the weights it was tuned from, whose heads it takes.
     """
     if not isinstance(model, Model):
         write_tensors(path, dict(model.state_dict()), {"format": "plain"})
@@ -85,6 +86,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
         "img_size": list(model.input_size),
         "patch_size": about.get("patch_size"),
         "normalise": [model.mean.flatten().tolist(), model.std.flatten().tolist()],
+        "original": about.get("original"),
     }
     facts = {
         "timm_name": str(about.get("arch") or model.name),

@@ -24,7 +24,7 @@ from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
 from robvit.processes import on_cpu
 from robvit.progress import Advance, Log, silent
-from robvit.training import aas_at, checkpoint  # noqa: F401  aas_at files its loss
+from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
 from robvit.training.losses import make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
@@ -164,13 +164,13 @@ class Fit:
             state.history.setdefault(name, []).append(value)
         self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=state.step)
         self.log(self._line(row, seen, better))
-        floor = 1.5 / self.classes if self.loss.needs_labels and self.classes else 1.0
-        if self.recipe.inner.eps and (doubt := seen.doubt(floor)):
+        if self.recipe.inner.eps and (doubt := self.loss.doubt(seen, self.classes)):
             state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
             self.log(f"warning: {state.doubts[-1]}")
 
     def _line(self, row: dict[str, float], seen: Scores, better: bool) -> str:
-        attacked = f"  one step {seen.one_step:.1%}  {self.recipe.judge_steps} steps {seen.robust:.1%}"
+        short, long = self.loss.short_attack(self.recipe.inner)[0], self.recipe.judge_steps
+        attacked = f"  attack of {short}: {seen.one_step:.1%}  of {long}: {seen.robust:.1%}"
         return (
             f"epoch {row['epoch']:6.2f}  loss {row['loss']:.4f}  lr {row['lr']:.1e}  "
             f"eps {row['eps'] * 255:.1f}/255  clean {seen.clean:.1%}"

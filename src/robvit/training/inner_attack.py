@@ -19,7 +19,8 @@ class InnerAttack:
     """An attack with its budget and seed: `attack(model, x, target, loss)` gives adv (B 3 H W).
 
     It remembers what it made, so that a loss computed `again` meets the same images. `replay` counts
-    how often the batch has been trained on before, `part` which of its parts this is.
+    how often the batch has been trained on before, `part` which of its parts this is. A loss may ask for
+    `more` steps than the settings say.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class InnerAttack:
         self.seed = seed
         self.replay = replay
         self.part = part
+        self.more = 0
         self._made: list[torch.Tensor] = []
         self._held: Iterator[torch.Tensor] | None = None
 
@@ -53,7 +55,7 @@ class InnerAttack:
     def _make(
         self, model: Model, x: torch.Tensor, target: torch.Tensor, loss: str | AttackLoss
     ) -> torch.Tensor:
-        inner = self.settings
+        inner = self.settings.model_copy(update={"steps": self.settings.steps + self.more})
         if self.threat.eps == 0:
             return x.detach()
         if inner.attack == "ascent":

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,10 @@ from robvit.errors import InputError
 from robvit.files import read_tensors
 from robvit.registry import NoInfo, Registry, unknown
 from robvit.training.inner_attack import InnerAttack
+from robvit.training.recipe import Inner
+
+if TYPE_CHECKING:
+    from robvit.training.validation import Scores
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -59,6 +63,14 @@ class Loss(nn.Module):
     def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """How good each output is, from 0 to 1: (B,); the mean chooses the best checkpoint."""
         return (output.argmax(1) == target).float()
+
+    def short_attack(self, inner: Inner) -> tuple[int, float]:
+        """The short one of the judging attacks: how many steps, each of which share of eps."""
+        return 1, 1.0
+
+    def doubt(self, seen: Scores, classes: int) -> str:
+        """What a validation says is wrong, or nothing; a loss may answer by changing its buffers."""
+        return seen.doubt(1.5 / classes if self.needs_labels and classes else 1.0)
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack

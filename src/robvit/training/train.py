@@ -5,9 +5,7 @@ record = train("mini", data="sample", out="runs/mini", epochs=1)
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import nn
 from robvit.attacks import run as attack_run
 from robvit.data import ImageDataset
 from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, trial_of
-from robvit.locks import alone_in
+from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Curve, Finding, Record, Trial
@@ -86,12 +84,7 @@ def run_job(
     """Do a job; one run at a time works in `out`."""
     main = processes().is_main_process
     log, progress = (log, progress) if main else (silent, silent)
-    with ExitStack() as stack:
-        if out is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="robvit-")))
-        else:
-            folder = Path(out)
-            stack.enter_context(alone_in(folder))
+    with kept_in(out) as folder:
         run = run_adapters if job.recipe.adapters is not None else _run_network
         record = run(job, folder, log=log, progress=progress)
         record.command = command

@@ -21,7 +21,8 @@ GAP = 0.25  # one-step over multi-step accuracy: healthy networks show about 0.1
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over held-out images: untouched, after one step, after many steps of the full budget."""
+    """Means over held-out images: untouched, after a short attack (of one step for most losses) and after
+    many steps of the full budget."""
 
     clean: float
     one_step: float
@@ -48,13 +49,16 @@ def judge(
     """How the model does within the full budget, whatever the warm-up; all processes share the work."""
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
     share = images.take(range(accelerator.process_index, len(images), accelerator.num_processes))
+    few, share_of_eps = loss.short_attack(recipe.inner)
+    short = (few, share_of_eps * threat.eps)
+    long = (recipe.judge_steps, 2.5 * threat.eps / recipe.judge_steps)
     sums = torch.zeros(3, dtype=torch.float64)
     with frozen(model):
         for x, y in share.batches(BATCH) if len(share) else ():
             x, y = x.to(accelerator.device), y.to(accelerator.device)
             target = loss.target(x, y)
             points = [x]
-            for steps, size in ((1, threat.eps), (recipe.judge_steps, 2.5 * threat.eps / recipe.judge_steps)):
+            for steps, size in (short, long):
                 points.append(_attacked(model, loss, x, target, threat, steps, size))
             with torch.no_grad():
                 sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])

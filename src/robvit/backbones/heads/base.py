@@ -84,8 +84,8 @@ class FeatureHead(nn.Module):
             save_file(self.state_dict(), aside, {"format": FORMAT, "head": json.dumps(about)})
 
     def check(self, model: Model) -> None:
-        """Refuse a backbone other than the one this head was trained on."""
-        if self.fingerprint != model.fingerprint():
+        """Refuse a backbone other than the one this head was trained on, or one tuned from it."""
+        if self.fingerprint not in (model.original_fingerprint, model.fingerprint()):
             raise WrongBackbone(
                 f"this {self.kind} head was trained on a backbone with fingerprint {self.fingerprint[:12]}, "
                 f"{model.name} has {model.fingerprint()[:12]}; train a head with `robvit train head`"

@@ -1,0 +1,146 @@
+"""Features that stay where they were under attack: the label-free objective, and what learns by it.
+
+The tuned network's attacked features are drawn to the original's clean ones, class and patch tokens alike
+(FARE, 2402.12336, which did so with an embedding). Heads that were learned on the original keep working.
+
+Legend for shapes: B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from robvit.attacks import losses as objectives
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.errors import InputError
+from robvit.processes import mean_of_all
+from robvit.training.inner_attack import InnerAttack
+from robvit.training.losses import LOSSES, Fare
+from robvit.training.recipe import Inner
+
+if TYPE_CHECKING:
+    from robvit.training.validation import Scores
+
+DISTANCES = {"squared": "embedding_l2", "cosine": "cosine"}
+STILL = 0.01  # features that move less than this, in 1 - cosine, stay where they are
+RATE, WEIGHTS = 0.1, (1e-3, 1e3)  # of the clean term's weight: its change a step, and its bounds
+MOST_ADDED = 8  # inner steps; whoever needs more should lower eps
+
+
+class FeatureLearner(nn.Module):
+    """A model whose output is its features: (B 3 H W) in [0,1] to (B T D), class token first.
+
+    Only `trained`, a part of its network or factors beside it, is a submodule, and so is learned and saved.
+    The network stays in eval mode, because what is compared is the network as it will be used.
+    """
+
+    def __init__(self, model: Model, trained: nn.Module) -> None:
+        super().__init__()
+        self.trained = trained
+        self.model = (model,)  # in a tuple, so that it is no submodule
+        self.input_size = model.input_size
+        self.train()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model[0].features(x)
+
+    def train(self, mode: bool = True) -> FeatureLearner:
+        self.model[0].eval()
+        return super().train(False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FeatureLearner:
+        self.model[0]._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        return self
+
+
+@LOSSES.add("features")
+class Features(Fare):
+    """The distance of attacked features from the original's clean ones, plus `clean_weight` times the clean
+    features' own; no labels are needed. The model's output must be its features (B T D).
+
+    `distance` is "squared", the mean over tokens of the squared L2 distance, which is not normalised since
+    AdamW's steps do not depend on the scale of a loss; or "cosine", one minus the mean cosine. The attack
+    climbs the same distance. With `clean_cosine`, the cosine that clean features are to keep, the weight
+    starts at `clean_weight` (or one) and rises and falls until they do.
+
+    Where the training's own attack moves held-out features (in 1 - cosine) less than `reach` times as far as
+    one of many steps, gradients may be masked: that is a doubt, and with `add_steps` the training's attack
+    has one step more from then on. (An untuned DINOv2-small gives 0.6 for two steps at 1/255.)
+    """
+
+    added: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: ImageDataset,
+        *,
+        distance: str = "squared",
+        clean_weight: float = 0.0,
+        clean_cosine: float | None = None,
+        reach: float = 0.5,
+        add_steps: bool = False,
+    ) -> None:
+        super().__init__(model, images)
+        if distance not in DISTANCES:
+            raise InputError(f"distance must be {' or '.join(DISTANCES)}, got {distance!r}")
+        if clean_weight < 0:
+            raise InputError(f"clean_weight must be 0 or more, got {clean_weight:g}")
+        if clean_cosine is not None and not 0 < clean_cosine < 1:
+            raise InputError(f"clean_cosine must lie between 0 and 1, such as 0.97, got {clean_cosine:g}")
+        self.attack_loss = DISTANCES[distance]
+        self.clean_cosine, self.reach, self.add_steps = clean_cosine, reach, add_steps
+        start = clean_weight if clean_cosine is None else clean_weight or 1.0
+        self.register_buffer("weight", torch.tensor(start, dtype=torch.float64))
+        self.register_buffer("added", torch.zeros((), dtype=torch.int64))
+
+    def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -objectives.cosine(output, target)
+
+    def short_attack(self, inner: Inner) -> tuple[int, float]:
+        return inner.steps + int(self.added), inner.relative_step
+
+    def doubt(self, seen: Scores, classes: int) -> str:
+        short, long = 1 - seen.one_step, 1 - seen.robust
+        if long < STILL or short >= self.reach * long:
+            return ""
+        answer = "use more inner steps or a smaller eps"
+        if self.add_steps and self.added < MOST_ADDED:
+            self.added += 1
+            answer = "the inner attack has one step more from here on"
+        return (
+            f"gradients may be masked: the training's attack moves features by {short:.3f} (1 - cosine), "
+            f"a longer one by {long:.3f}, and {self.reach:.0%} of that are expected; {answer}"
+        )
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        attack.more = int(self.added)
+        target = self.original(x)
+        value = self._distance(model(attack(model, x, target, self.attack_loss)), target)
+        if self.weight:
+            clean = model(x)
+            value = value + float(self.weight) * self._distance(clean, target)
+            self._adjust(clean.detach(), target)
+        return value
+
+    @torch.no_grad()
+    def _adjust(self, clean: torch.Tensor, target: torch.Tensor) -> None:
+        """Raise the weight of the clean term where clean features fall short of what they are to keep."""
+        if self.clean_cosine is None:
+            return
+        cosine = mean_of_all(self.judge(clean, target).mean())
+        short = (self.clean_cosine - cosine) / (1 - self.clean_cosine)
+        self.weight.mul_(torch.exp(RATE * short.clamp(-5, 5))).clamp_(*WEIGHTS)
+
+    def _distance(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self.attack_loss == "cosine":
+            return 1 + objectives.cosine(output, target).mean()
+        return objectives.embedding_l2(output, target).mean()

@@ -1,0 +1,168 @@
+"""Label-free adversarial fine-tuning of a foundation model, so that it stands in the white box.
+
+result = finetune(robvit.load("dinov2-small", img_size=112), images, out="runs/robust")
+robust = robvit.load("dinov2-small", img_size=112, lora="runs/robust/lora.safetensors", head=HEAD)
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from robvit.backbones import weights
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.defenses.lora import LoRA, lora_of
+from robvit.locks import kept_in
+from robvit.processes import processes
+from robvit.progress import Advance, Log, silent
+from robvit.record import Record
+from robvit.training import checkpoint
+from robvit.training.features import FeatureLearner
+from robvit.training.finetune_plan import planned
+from robvit.training.finetune_record import make_record
+from robvit.training.fit import Fit
+from robvit.training.splits import Splits
+from robvit.training.tuning import METHODS, Tuning, learner_parts, split, without_labels
+from robvit.training.validation import Scores, judge
+
+SECONDS = "seconds.txt"  # spent so far, of all runs together
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """The tuned model, the factors merged into it if it was tuned by LoRA, and the record."""
+
+    model: Model
+    lora: LoRA | None
+    record: Record
+
+
+def finetune(
+    model: Model,
+    data: ImageDataset | torch.Tensor,
+    tuning: Tuning | None = None,
+    *,
+    minutes: float | None = None,
+    out: str | Path | None = None,
+    arch: str | None = None,
+    log: Log = silent,
+    progress: Advance = silent,
+    command: str = "",
+    **settings: Any,
+) -> Finetuned:
+    """Tune a copy of a model so that its attacked features stay at the original's clean ones.
+
+    Interrupted, the same call with the same `out` goes on to the same bits.
+
+    model: without tokens and adapters; it is left as it is
+    data: a data set, whose labels are not looked at, or images (N 3 H W) in [0,1]
+    tuning: how; `settings` are those of `Tuning`, and win
+    minutes: plan steps and batch for so long, by a probe of the model on this machine
+    out: the folder for lora.safetensors or model.safetensors, the run's state and record.json
+    arch: the network of a model loaded from a path that does not say what it is
+    log: told what each validation saw, line by line
+    progress: told each share of the work, one in all, with a note
+    command: what the record says the tuning was started by
+    """
+    tuning = replace(tuning or Tuning(), **settings)
+    images = without_labels(data, model.input_size[0])
+    main = processes().is_main_process
+    log = log if main else silent
+    with kept_in(out) as folder:
+        if minutes is not None:
+            tuning = planned(model, images, tuning, minutes, folder)
+            log(f"planned for {minutes:g} minutes: {tuning.steps} steps of {tuning.batch} images")
+        clock = Stopwatch(folder / SECONDS, progress)
+        result = _run(model, split(images, tuning), tuning, folder, log=log, clock=clock)
+        result.record.command = command
+        if out is not None and main:
+            _save(result, model, folder, arch)
+            result.record.save(folder / "record.json")
+    return result
+
+
+def _run(
+    model: Model, splits: Splits, tuning: Tuning, folder: Path, *, log: Log, clock: Stopwatch
+) -> Finetuned:
+    twin, trained = learner_parts(model, tuning)
+    about = {
+        "backbone": model.identity(),
+        "method": tuning.method,
+        "rank": tuning.rank,
+        "alpha": tuning.alpha,
+        "blocks": tuning.blocks,
+    }
+    fit = Fit(
+        FeatureLearner(twin, trained),
+        splits,
+        tuning.recipe(len(splits.train)),
+        folder=folder / "training",
+        about=about,
+        log=log,
+        progress=clock,
+    )
+    fit.run()
+    tuned, factors = _result(model, twin, trained, tuning, splits)
+    seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
+    record = make_record(model, tuned, factors, fit, seen, asdict(tuning), clock.seconds)
+    return Finetuned(tuned, factors, record)
+
+
+def _result(
+    model: Model, twin: Model, trained: nn.Module, tuning: Tuning, splits: Splits
+) -> tuple[Model, LoRA | None]:
+    """The result as it is shipped: factors rounded and merged, or the tuned weights."""
+    if tuning.method == "full":
+        twin.original_fingerprint = model.original_fingerprint or model.fingerprint()
+        return twin.requires_grad_(False).eval(), None
+    settings = asdict(tuning) | {
+        "img_size": list(model.input_size),
+        "resize": splits.train.resize,
+        "data": splits.train.digest(),
+        "images": len(splits.train),
+        "model": model.name,
+    }
+    assert isinstance(trained, nn.ModuleDict)
+    factors = lora_of(trained, tuning.alpha, model.fingerprint(), settings)
+    return factors.merge(model), factors
+
+
+def _seen(model: Model, fit: Fit) -> Scores:
+    """How a model's features do on the held-out images."""
+    still = copy.deepcopy(model).requires_grad_(False)
+    learner = FeatureLearner(still, nn.Module()).to(fit.accelerator.device)
+    return judge(learner, fit.loss, fit.splits.validation, fit.recipe, fit.accelerator)
+
+
+def _save(result: Finetuned, model: Model, folder: Path, arch: str | None) -> None:
+    if result.lora is not None:
+        result.lora.save(folder / METHODS["lora"])
+        return
+    original = result.model.original_fingerprint
+    about = {"arch": weights.architecture(model.name, arch), "original": original}
+    checkpoint.save_model(result.model, folder / METHODS["full"], about)
+
+
+class Stopwatch:
+    """The seconds spent on a tuning, all runs together; called with its progress, which it passes on."""
+
+    def __init__(self, path: Path, progress: Advance) -> None:
+        self.path, self.progress, self.start = path, progress, time.monotonic()
+        self.before = float(path.read_text("ascii")) if path.exists() else 0.0
+        self.main = processes().is_main_process
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.start
+
+    def __call__(self, amount: float = 1, note: str = "") -> None:
+        if self.main:
+            self.path.write_text(f"{self.seconds:.1f}\n", "ascii")
+            self.progress(amount, note=note)

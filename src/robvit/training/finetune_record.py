@@ -1,0 +1,75 @@
+"""The record of a label-free fine-tuning: what was tuned, how, and what held-out features say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from robvit.backbones.model import Model
+from robvit.defenses.lora import LoRA
+from robvit.record import Curve, Finding, Record
+from robvit.training.fit import Fit
+from robvit.training.validation import Scores
+
+NOTE = (
+    "Cosines of held-out images' features with the original's clean ones, by the attack that the tuning uses "
+    "and by a longer one. Judge accuracy by AutoAttack: these attacks are too weak for a verdict."
+)
+
+
+def make_record(
+    model: Model,
+    tuned: Model,
+    factors: LoRA | None,
+    fit: Fit,
+    seen: dict[str, Scores],
+    settings: dict[str, Any],
+    seconds: float,
+) -> Record:
+    """All that is known of a tuning; `seen` holds the original's and the tuned model's cosines."""
+    validation, state = fit.splits.validation, fit.state
+    names = {
+        "clean": "clean",
+        "one_step": f"attack of {fit.loss.short_attack(fit.recipe.inner)[0]} steps",
+        "robust": f"attack of {fit.recipe.judge_steps} steps",
+    }
+    cosines = {f"cosine, {who}, {names[key]}": asdict(one)[key] for who, one in seen.items() for key in names}
+    steps = state.history["step"]
+    lines = {text: _points(steps, state.history[key]) for key, text in names.items()}
+    loss = {"loss": _points(steps, state.history["loss"])}
+    return Record(
+        kind="robustify",
+        model={
+            "name": model.name,
+            "fingerprint": model.fingerprint(),
+            "identity": tuned.identity(),
+            "input": list(model.input_size),
+            "result": "model" if factors is None else str(factors),
+            "settings": settings,
+            "processes": fit.accelerator.num_processes,
+        },
+        data=fit.splits.train.facts() | {"held out": len(validation), "held out digest": validation.digest()},
+        trials=[],
+        metrics=cosines | {"seconds": seconds, "best step": float(state.best_step)},
+        history=state.history,
+        curves=[
+            Curve("Held-out features", "step", "cosine with the original's clean features", lines, NOTE),
+            Curve("Tuning", "step", "loss", loss),
+        ],
+        findings=[_finding(fit, seen["tuned"])],
+        notes=[NOTE, "No labels were used. This is no secret: an attacker may have all of it."],
+    )
+
+
+def _finding(fit: Fit, tuned: Scores) -> Finding:
+    """Whether short and long attacks part: red for the result, amber if they did on the way."""
+    apart = f"{tuned.one_step:.3f} under the tuning's own attack, {tuned.robust:.3f} under a longer one"
+    if last := fit.loss.doubt(tuned, 0):
+        return Finding("masked gradients", "red", last)
+    if fit.state.doubts:
+        return Finding("masked gradients", "amber", f"{apart}; on the way: {'; '.join(fit.state.doubts)}")
+    return Finding("masked gradients", "green", f"{apart}: they stay together")
+
+
+def _points(xs: list[float], ys: list[float]) -> list[list[float]]:
+    return [[x, y] for x, y in zip(xs, ys, strict=True)]

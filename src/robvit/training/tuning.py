@@ -1,0 +1,135 @@
+"""A label-free fine-tuning before it starts: its numbers, the part of a model that learns, and the images."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.data.dataset import Listing
+from robvit.defenses import lora
+from robvit.errors import InputError, check_images
+from robvit.files import tensors_sha256
+from robvit.training.recipe import Recipe, changed, make_recipe
+from robvit.training.splits import Splits
+
+METHODS = {"lora": "lora.safetensors", "full": "model.safetensors"}  # and the file each one leaves
+LEARNING_RATES = {"lora": 1e-3, "full": 1e-4}
+OF_THE_LOSS = ("distance", "clean_weight", "clean_cosine", "reach", "add_steps")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a model is made robust: by which method, against what, for how long.
+
+    "lora" trains factors of a `rank` beside every linear layer, "full" the weights themselves; `blocks`
+    keeps either to the first blocks. The inner attack takes `inner_steps` of `step` times eps from a random
+    start. Times are in steps of `batch` images: the learning rate and eps grow from zero over the shares
+    `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
+    times by an attack of `judge_steps`; the weights that did best are kept. `distance`, `clean_weight`,
+    `clean_cosine`, `reach` and `add_steps` are those of the loss `Features`. `changes` reach any key of the
+    recipe ("ema", "augment.flip", "accumulation").
+    """
+
+    method: str = "lora"
+    rank: int = 16
+    alpha: float = 16.0  # of alpha / rank, so that a learning rate serves every rank
+    blocks: int | None = None
+    eps: float = 1 / 255
+    norm: str = "linf"
+    inner_steps: int = 2
+    step: float = 0.75
+    steps: int = 150
+    batch: int = 32
+    lr: float | None = None
+    warmup: float = 0.05
+    eps_warmup: float = 0.1
+    distance: str = "squared"
+    clean_weight: float = 0.0
+    clean_cosine: float | None = None
+    held_out: int = 32
+    validations: int = 5
+    judge_steps: int = 10
+    reach: float = 0.5
+    add_steps: bool = False
+    seed: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"method must be {' or '.join(METHODS)}, got {self.method!r}")
+        if not self.eps > 0:
+            raise InputError(f"eps must be above 0, such as 1/255, got {self.eps:g}; nothing is attacked")
+        for name in ("steps", "batch", "inner_steps", "judge_steps", "held_out", "validations"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    def recipe(self, count: int) -> Recipe:
+        """The recipe of the common loop for so many images; its times are in epochs of them."""
+        epoch = self.batch / count  # what one step is
+        content = {
+            "loss": "features",
+            "loss_settings": {name: getattr(self, name) for name in OF_THE_LOSS},
+            "inner": {"norm": self.norm, "eps": self.eps, "steps": self.inner_steps, "step": self.step},
+            "eps_warmup": self.eps_warmup * self.steps * epoch,
+            "batch": self.batch,
+            "epochs": (self.steps - 0.5) * epoch,  # the loop rounds up
+            "lr": self.lr or LEARNING_RATES[self.method],
+            "warmup": self.warmup * self.steps * epoch,
+            "weight_decay": 1e-4,
+            "validation": self.held_out,
+            "validate_every": max(1, self.steps // self.validations) * epoch * (1 - 1e-9),
+            "judge_steps": self.judge_steps,
+            "seed": self.seed,
+            "track": [],
+        }
+        return changed(make_recipe(content, "robustify"), self.changes)
+
+
+def learner_parts(model: Model, tuning: Tuning) -> tuple[Model, nn.Module]:
+    """A copy of the model that learns, and the part of it that is trained."""
+    if tuning.method == "lora":
+        return lora.trainable(model, tuning.rank, tuning.alpha, blocks=tuning.blocks, seed=tuning.seed)
+    twin = copy.deepcopy(model).eval().requires_grad_(False)
+    chosen: list[nn.Module] = [twin.net]
+    if tuning.blocks is not None:
+        chosen = list(lora.first_blocks(twin, tuning.blocks).values())
+    wanted = [p.requires_grad_() for part in chosen for p in part.parameters()]
+    # A classifier has no part in the features; several processes would wait for its gradient for ever.
+    features = twin.features(torch.zeros(1, 3, *model.input_size, device=wanted[0].device))
+    for p, grad in zip(wanted, torch.autograd.grad(features.sum(), wanted, allow_unused=True), strict=True):
+        p.requires_grad_(grad is not None)
+    return twin, twin.net
+
+
+def without_labels(data: ImageDataset | torch.Tensor, size: int) -> ImageDataset:
+    """Images of this size and nothing else; a tensor (N 3 H W) in [0,1] is kept at 8 bits.
+
+    What a tensor's images are called follows from their content.
+    """
+    if isinstance(data, ImageDataset):
+        bare = replace(data.listing, labels=None, masks=None, mask_values=None, classes=[], class_map=None)
+        return replace(data, listing=bare).resized(size, data.resize)
+    check_images(data)
+    levels = (data.detach().cpu() * 255).round().to(torch.uint8)
+    names = [f"{i} {tensors_sha256({'x': one})[:16]}" for i, one in enumerate(levels)]
+    return ImageDataset(Listing(names, levels), list(range(len(names)))).resized(size)
+
+
+def split(images: ImageDataset, tuning: Tuning) -> Splits:
+    """Images to learn from and a few to judge on; drawn by name and seed alone."""
+    if len(images) < 2:
+        raise InputError(
+            f"tuning needs two images or more, one of them to judge on, got {len(images)}; give more of them"
+        )
+    count = max(1, min(tuning.held_out, len(images) // 10))
+    keys = [hashlib.sha256(f"{tuning.seed}/{name}".encode()).digest() for name in images.names]
+    apart = set(sorted(range(len(images)), key=keys.__getitem__)[:count])
+    learned = images.take(i for i in range(len(images)) if i not in apart)
+    return Splits(learned, images.take(sorted(apart)))
