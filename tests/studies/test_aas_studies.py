@@ -68,6 +68,7 @@ def test_a_training_with_scales_is_judged_beside_one_without(tmp_path: Path) -> 
     assert [claim.text for claim in record.claims] == ["aas-pgd-at over pgd-at, AutoAttack"]
     assert record.claims[0].paper == 3.47
     assert record.scenarios() == ["pgd-at", "aas-pgd-at"]
+    assert record.model["name"] == "robvit-mini, aas-pgd-at"  # not where its weights lay
     assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", "AutoAttack (2 queries) %"]
 
 

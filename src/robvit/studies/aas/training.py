@@ -249,6 +249,7 @@ def _record(
     *_, last = judged
     trials = [t for name, one in judged.items() for t in one.trials(name, control=name != last)]
     record = context.record(judged[last].model, judged[last].images, trials=trials, claims=claims)
+    record.model["name"] = f"{context.model_name(MODEL)}, {last}"
     record.tables = [table, *([claims_table(claims)] if claims else [])]
     for name, one in judged.items():
         scales = kept_scales(one.model)
