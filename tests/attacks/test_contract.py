@@ -12,64 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.attack_cases import EPS, EVERY, images, labelled, prepared, quick, tiny
 from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, pgd_margin, run
 from robvit.attacks.core import misclassified, per_image_uniform
 from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.threat import NORMS, Threat
 
-SIDE = 6
-# What needs attention inside is asked the same in tests/test_aas.py.
-EVERY = [(e.name, norm) for e in ATTACKS if not e.info.needs for norm in e.info.norms]
 every = pytest.mark.parametrize(("name", "norm"), EVERY)
 CLASSIFIERS = [(name, norm) for name, norm in EVERY if ATTACKS.info(name).task == "classes"]
-EPS = {"linf": 0.1, "l2": 0.6, "l1": 3.0}
-
-
-def tiny(classes: int = 4, seed: int = 0) -> nn.Module:
-    """A small network with something of everything: convolution, normalisation, dropout."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.GELU(),
-        nn.Dropout(0.5),
-        nn.Flatten(),
-        nn.Linear(6 * SIDE * SIDE, classes),
-    ).double()
-
-
-class Segmenter(nn.Module):
-    """A class for each pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = tiny()[:4]
-        self.head = nn.Conv2d(6, 4, 1).double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
-
-
-def prepared(name: str, count: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A model for the attack's task, images, and the labels the model gives them."""
-    model = Segmenter() if ATTACKS.info(name).task == "pixels" else tiny()
-    return model, images(count), labelled(model, images(count))
-
-
-def images(count: int = 8, seed: int = 0) -> torch.Tensor:
-    return torch.rand(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def labelled(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    training = model.training
-    y = model.eval()(x).argmax(1)
-    model.train(training)
-    return y
-
-
-def quick(name: str) -> dict[str, object]:
-    return dict(ATTACKS.info(name).check.quick)
 
 
 @every

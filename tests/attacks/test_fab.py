@@ -7,11 +7,21 @@ import math
 
 import pytest
 import torch
-from test_contract import EPS, EVERY, images, labelled, prepared, quick, tiny
-from test_oracles import DUAL, linear, setting
-from test_oracles import EPS as SMALL
 from torch import nn
 
+from helpers.attack_cases import (
+    DUAL,
+    EPS,
+    EVERY,
+    SMALL_EPS,
+    images,
+    labelled,
+    linear,
+    prepared,
+    quick,
+    setting,
+    tiny,
+)
 from robvit.attacks import ATTACKS, Count, fab_t, misclassified, run
 from robvit.attacks.core import supported
 from robvit.threat import Threat
@@ -88,7 +98,7 @@ def test_fab_gives_up_only_what_is_far():
 def test_square_finds_most_of_the_best_with_more_queries(norm, share):
     x, y = setting()
     model, weight = linear(2, 10.0)
-    best = SMALL[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
-    adv = ATTACKS["square"](model, x[:1], y[:1], Threat(norm, SMALL[norm]), steps=3000)
+    best = SMALL_EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
+    adv = ATTACKS["square"](model, x[:1], y[:1], Threat(norm, SMALL_EPS[norm]), steps=3000)
     gap = nn.Sequential(model)(torch.cat([x[:1], adv])).diff(dim=1)[:, 0]
     assert share <= float((gap[1] - gap[0]) / best) <= 1 + 1e-4

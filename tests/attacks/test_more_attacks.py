@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_contract import Segmenter, images, labelled, tiny
 from torch import nn
 
+from helpers.attack_cases import Segmenter, images, labelled, tiny
 from robvit.attacks import (
     ATTACKS,
     Count,

@@ -8,28 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.attack_cases import DUAL, SMALL_EPS, linear, setting
 from robvit.attacks import ATTACKS, LOSSES, pgd, run
 from robvit.attacks.core import supported
 from robvit.errors import InputError, UnknownName
 from robvit.threat import Threat
-
-EPS = {"linf": 0.03, "l2": 0.3, "l1": 0.4}  # from mid-grey none of them meets the box
-DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}
-
-
-def linear(classes: int, gap: float, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
-    """A linear model that puts class 0 first by at least `gap` at mid-grey; its weights (K n)."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(classes, 3 * 8 * 8, generator=generator)
-    layer = nn.Linear(weight.shape[1], classes)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(-0.5 * weight.sum(1) - gap * torch.arange(classes))
-    return nn.Sequential(nn.Flatten(), layer.requires_grad_(False)), weight
-
-
-def setting() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.full((2, 3, 8, 8), 0.5), torch.zeros(2, dtype=torch.long)
 
 
 def oracle(name: str) -> dict[str, object]:
@@ -52,9 +35,9 @@ def test_a_budget_attack_reaches_the_best_margin(name, norm, kept):
     # Unless kept, a misclassified image stops early: there the model must be one that can't be misclassified.
     model, weight = linear(2, 0.1 if kept else 10.0)
     clean = model(x)[:, 1] - model(x)[:, 0]
-    best = EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
+    best = SMALL_EPS[norm] * (weight[1] - weight[0]).norm(p=DUAL[norm])
     adv = ATTACKS[name](
-        model, x, y, Threat(norm, EPS[norm]), **oracle(name), **supported(name, early_stop=not kept)
+        model, x, y, Threat(norm, SMALL_EPS[norm]), **oracle(name), **supported(name, early_stop=not kept)
     )
     rise = (model(adv)[:, 1] - model(adv)[:, 0] - clean) / best
     assert bool((rise <= 1 + 1e-4).all()), "more than the budget allows"
@@ -133,8 +116,8 @@ def test_a_targeted_attack_reaches_its_class_where_it_can_be_reached(name, norm)
         outcome = run(name, model, x, wanted, Threat(norm, share * nearest), targeted=True)
         assert torch.equal(outcome.adv, adv)
         assert bool((outcome.success == success).all())
-    best = EPS[norm] * weight.norm(p=DUAL[norm])
-    adv = ATTACKS[name](model, x, wanted, Threat(norm, EPS[norm]), targeted=True, early_stop=False)
+    best = SMALL_EPS[norm] * weight.norm(p=DUAL[norm])
+    adv = ATTACKS[name](model, x, wanted, Threat(norm, SMALL_EPS[norm]), targeted=True, early_stop=False)
     rise = (model(adv)[:, 2] - model(x)[:, 2]) / best
     assert bool((rise <= 1 + 1e-4).all())
     assert bool((rise >= 1 - tolerance(name, norm)).all()), rise

@@ -256,6 +256,8 @@ def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     with pytest.raises(DataError, match=r"pgd needs labels, these images have masks .*segpgd"):
         AttackJob("pgd", LINF, {}, model, "", open_data(f"masks:{masked(tmp_path)}"))
+    with pytest.raises(InputError, match="the class wanted for each image"):
+        AttackJob("pgd", LINF, {"targeted": True}, model, "", open_data("sample", limit=2))
     with pytest.raises(DataError, match="segpgd needs masks, these images have labels"):
         AttackJob("segpgd", LINF, {}, model, "", open_data("sample", limit=2))
 

@@ -74,8 +74,12 @@ def aas(
 ) -> torch.Tensor:
     """Another attack, `base`, on the model with its attention scaled. x (B 3 H W) in [0,1], y (B,).
 
-    The scales are found on the batch (`find_scales`) unless they are given. Settings that it does not
-    name itself go to the base attack, such as steps or loss, and those in `options`.
+    base: the attack that makes the images.
+    options: settings of the base attack that have a name of this one's.
+    scales: one factor for each attention block; found on the batch (`find_scales`) if left out.
+    objective, scale_steps, scale_step, starts, blocks, space: those of `find_scales`.
+    seed: of the search and of the base attack.
+    settings: all others go to the base attack, such as steps or loss.
     """
     if scales is None:
         scales = find_scales(
@@ -118,7 +122,12 @@ def aas_uniform(
 ) -> torch.Tensor:
     """Another attack, `base`, on the model with one factor for all blocks. x (B 3 H W) in [0,1], y (B,).
 
-    Of several factors the one is kept that makes the judge, the unscaled model, err most in the batch.
+    base: the attack that makes the images.
+    options: settings of the base attack that have a name of this one's.
+    factors: one, or several of which the one is kept that makes the judge err most in the batch.
+    blocks: scale only the first so many blocks, or those listed.
+    judge: the unscaled model if left out.
+    settings: all others go to the base attack, such as steps or loss.
     """
     free = free_blocks(blocks, network_of(model))
     best, most_successes = x, -1

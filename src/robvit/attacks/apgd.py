@@ -239,8 +239,14 @@ def apgd(
     """Auto-PGD on any loss. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     Steps start at twice the budget and halve where they stop to pay. In L1 steps are sparse, and three
-    tenths of them each are spent in three and two times the budget on the way to it. If `targeted`, y are
-    the classes wanted: the loss falls, and an image is done when it is classified as its target.
+    tenths of them each are spent in three and two times the budget on the way to it.
+
+    steps: gradient steps a restart.
+    restarts: starts, each for the images that are still classified correctly.
+    loss: a name from `LOSSES` or a callable.
+    targeted: y are the classes wanted: the loss falls, and success is to be classified so.
+    early_stop: an image leaves the batch as soon as the attack succeeds on it.
+    seed: decides the starts, together with each image.
     """
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")

@@ -26,7 +26,11 @@ def apgd_t(
 ) -> torch.Tensor:
     """`apgd` towards each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
 
-    A model of fewer classes has fewer targets.
+    steps: gradient steps a target.
+    targets: how many wrong classes; a model of fewer classes has fewer.
+    restarts: rounds through all targets.
+    early_stop: an image leaves the batch as soon as it is misclassified.
+    seed: decides the starts, together with each image.
     """
     labels, best = require_labels(y, "apgd_t"), Best(x, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)

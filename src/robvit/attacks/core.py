@@ -153,6 +153,15 @@ def check_settings(name: str, settings: dict[str, Any]) -> None:
             raise unknown(f"setting of {name}", setting, known)
 
 
+def refuse_targets(settings: dict[str, Any]) -> None:
+    """Refuse a targeted attack where all there is are the true labels of a data set."""
+    if settings.get("targeted"):
+        raise InputError(
+            "a targeted attack needs the class wanted for each image, got true labels; "
+            "call robvit.attacks.run(..., targeted=True) with the targets as y"
+        )
+
+
 def supported(attack: str | Attack, **settings: Any) -> dict[str, Any]:
     """Those of the settings that an attack has, given by its name or as a function."""
     known = ATTACKS.info(attack).defaults if isinstance(attack, str) else inspect.signature(attack).parameters

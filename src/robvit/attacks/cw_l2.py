@@ -41,7 +41,15 @@ def cw_l2(
 
     Each search minimises `|delta|^2 + weight * (gap + confidence)` where the image is not yet
     misclassified by so much; the weight falls where that succeeds and grows where it does not, for each
-    image. The `rate` of Adam, in pixels, falls to zero over the steps of each search.
+    image.
+
+    steps: steps of Adam a search.
+    searches: searches, each with another weight.
+    rate: of Adam, in pixels; it falls to zero over the steps of each search.
+    weight: of success in the first search.
+    confidence: the margin by which images are to be misclassified.
+    early_stop: an image is done as soon as it is misclassified inside a finite budget.
+    seed: taken as by every attack; nothing here is random.
     """
     if steps < 1 or searches < 1:
         raise InputError(f"steps and searches must be at least 1, got {steps} and {searches}")

@@ -36,9 +36,12 @@ def worst_of(
 ) -> torch.Tensor:
     """The worst case of several attacks for each image. x (B 3 H W) in [0,1], y (B,).
 
-    `settings` holds those of single attacks by name. `judge` decides what is misclassified, the model
-    itself if none is given: an image leaves once the judge errs on it. With a judge, or without
-    `early_stop`, each attack runs to its full objective whatever the model thinks.
+    attacks: names, in the order in which they run; each sees what the ones before left.
+    settings: those of single attacks by name.
+    judge: decides what is misclassified, the model itself if left out; an image leaves once it errs. With
+        a judge each attack runs to its full objective whatever the model thinks.
+    early_stop: images leave once they are misclassified, also inside the attacks.
+    seed: passed on to every attack.
     """
     labels, best = require_labels(y, "worst_of"), Best(x, early_stop or judge is not None)
     for name in attacks:
@@ -77,11 +80,17 @@ def autoattack(
 ) -> torch.Tensor:
     """AutoAttack. x (B 3 H W) in [0,1], y (B,); models of few classes have fewer targets.
 
-    version "standard" is APGD-CE, targeted APGD, targeted FAB and Square, in L1 with five starts of the
-    first and five targets of the second; "fast" is the same, but FAB and Square give up what is far out
-    of their reach; "rand", for randomised models, is
-    APGD-CE and APGD-DLR on the mean of `averaged` passes, where the mean of `judgements` fresh passes
-    decides, never the one on which a point was chosen.
+    version: "standard" is APGD-CE, targeted APGD, targeted FAB and Square, in L1 with five starts of the
+        first and five targets of the second; "fast" is the same, but FAB and Square give up what is far
+        out of their reach; "rand", for randomised models, is APGD-CE and APGD-DLR on means of passes.
+    steps: of each gradient attack.
+    targets: of targeted APGD and FAB.
+    queries: of Square.
+    averaged: "rand": passes whose mean is attacked.
+    judgements: "rand": fresh passes whose mean decides, never those on which a point was chosen.
+    judge: decides what is misclassified, the model itself if left out.
+    early_stop: images leave once they are misclassified.
+    seed: passed on to every attack.
     """
     if version in ("standard", "fast"):
         fast = version == "fast"

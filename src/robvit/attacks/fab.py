@@ -56,7 +56,11 @@ def fab(
 ) -> torch.Tensor:
     """The nearest boundary, each step towards the nearest of several. x (B 3 H W) in [0,1], y (B,).
 
-    A step takes a backward pass for each of the `targets` likeliest wrong classes.
+    steps: steps a restart, each with a backward pass for every target.
+    targets: how many of the likeliest wrong classes are looked at.
+    restarts: starts; the first is x itself.
+    early_stop: an image is done as soon as it is misclassified inside a finite budget.
+    seed: decides the later starts, together with each image.
     """
     labels, nearest = require_labels(y, "fab"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
@@ -81,8 +85,13 @@ def fab_t(
 ) -> torch.Tensor:
     """The nearest boundary to each of the likeliest wrong classes in turn. x (B 3 H W) in [0,1], y (B,).
 
-    With `give_up` a class is left after a fifth of the steps by images whose nearest point so far lies
-    farther than so many budgets.
+    steps: steps a target.
+    targets: how many wrong classes; a model of fewer classes has fewer.
+    restarts: rounds through all targets; the first starts at x itself.
+    give_up: leave a target after a fifth of the steps where the nearest point so far is farther than so
+        many budgets.
+    early_stop: an image is done as soon as it is misclassified inside a finite budget.
+    seed: decides the later starts, together with each image.
     """
     labels, nearest = require_labels(y, "fab_t"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)

@@ -45,8 +45,15 @@ def feature(
 ) -> torch.Tensor:
     """Drive features away from the clean ones. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D); no labels.
 
-    The paper's setting is Threat("linf", 8/255) and the defaults: every image keeps `psnr` decibels
-    by projection and is `rounded` to whole grey levels. The default step is 2.5 eps / steps.
+    The paper's setting is Threat("linf", 8/255) and the defaults.
+
+    steps: gradient steps a restart.
+    step_size: in pixels; 2.5 eps / steps if left out.
+    restarts: starts, of which the best point is kept.
+    loss: a name from `LOSSES` or a callable of features and clean features.
+    psnr: decibels that every image keeps, by projection; None for no such bound.
+    rounded: round to whole grey levels inside the budget.
+    seed: decides the starts, together with each image.
     """
     if steps < 1 or restarts < 1:
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
@@ -95,8 +102,15 @@ def feature_reference(
     whole batch reached `stop`, clamps to the batch's own range, and cuts off to 8 bits. So results
     depend on the batch, and budgets below a grey level are not kept: the certificate refuses those.
 
-    One choice at a time can be made honest: the cosine's `axis` (-1 is over the features of a token),
-    all of it in `pixels`, rounding to the `nearest` grey level.
+    One choice at a time can be made honest.
+
+    steps: sign steps, at most.
+    step_size: in normalised space.
+    stop: the pixel MSE of the batch after which it ends; None for all steps.
+    axis: the cosine's; -1 is over the features of a token.
+    pixels: work in pixels, not in normalised space.
+    nearest: round to the nearest grey level, not down.
+    seed: decides the start, together with each image.
     """
     statistics = ((0.0,) * 3, (1.0,) * 3) if pixels else (MEAN, STD)
     mean, std = (torch.tensor(v).to(x).view(1, 3, 1, 1) for v in statistics)

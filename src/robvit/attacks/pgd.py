@@ -143,8 +143,10 @@ def fgsm(
 ) -> torch.Tensor:
     """One steepest step of the whole budget. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
-    It is the one attack that does not judge its result: one forward and one backward pass, no early
-    stop, and nothing for the seed to decide.
+    It is the one attack that does not judge its result: one forward and one backward pass.
+
+    loss: a name from `LOSSES` or a callable.
+    seed: taken as by every attack; nothing here is random.
     """
     objective = objective_of(loss, y)
     rows = torch.arange(len(x), device=x.device)
@@ -171,9 +173,17 @@ def pgd(
 ) -> torch.Tensor:
     """Projected gradient ascent. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
-    An image leaves the batch as soon as it is misclassified; not without `early_stop`; of the others
-    the point of the highest loss is returned. The default step is 2.5 eps / steps. If `targeted`, y are
-    the classes wanted: the loss falls, and an image is done when it is classified as its target.
+    Of an image that is never misclassified the point of the highest loss is returned.
+
+    steps: gradient steps a restart.
+    step_size: in pixels; 2.5 eps / steps if left out.
+    restarts: starts, each for the images that are still classified correctly.
+    random_start: begin the first restart at a random point of the ball, not at x.
+    momentum: the weight of earlier gradients, each brought to the same length.
+    loss: a name from `LOSSES` or a callable.
+    targeted: y are the classes wanted: the loss falls, and success is to be classified so.
+    early_stop: an image leaves the batch as soon as the attack succeeds on it.
+    seed: decides the starts, together with each image.
     """
     size = 2.5 * threat.eps / max(steps, 1) if step_size is None else step_size
     return _search(
@@ -219,6 +229,12 @@ def gama(
     The guide pushes the probabilities away from those of the clean image with a weight that falls
     linearly to zero over the first quarter of the steps. Steps of twice the budget from a corner of
     the ball are divided by ten after 60 % and again after 85 % of them, as the paper does for 100.
+
+    steps: gradient steps a restart.
+    guide: the weight with which the guide begins.
+    restarts: starts, each for the images that are still classified correctly.
+    early_stop: an image leaves the batch as soon as the attack succeeds on it.
+    seed: decides the starts, together with each image.
     """
     labels = require_labels(y, "gama")
     clean = model(x).softmax(1)

@@ -162,13 +162,19 @@ def find_scales(
     begin: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Scales:
-    """Factors in [low, 1] that drive the model far from itself: images and labels (or None) a batch.
+    """Factors in [low, 1] that drive the model far from itself, carried on from batch to batch.
 
-    Over several batches the factors are carried on, as the paper does: each batch starts at random
-    around the factors so far (`begin`, or ones), which are also its reference. `blocks` scales only the
-    first so many blocks, or those listed. In the "linear" space starts are normal around the factors and
-    often at an end of the range; in the "log" space they are uniform in the logarithm. The best of several
-    starts is the one that ends furthest from the unscaled model on the last batch.
+    batches: images (B 3 H W) and labels (B,) or None; each batch starts at random around the factors so
+        far, which are also its reference, as in the paper.
+    objective: a name from `OBJECTIVES`, the distance from the unscaled model.
+    steps, step_size: of the ascent on each batch.
+    starts: searches; the one is kept that ends furthest from the unscaled model on the last batch.
+    blocks: scale only the first so many blocks, or those listed.
+    space: "linear" starts are normal around the factors, often at an end of the range; "log" starts are
+        uniform in the logarithm.
+    low: the smallest factor.
+    begin: the factors to begin with; ones if left out.
+    seed: decides the starts.
     """
     if steps < 1 or starts < 1 or not 0 < low < 1:
         raise InputError(f"expected steps and starts of 1 or more and low in (0,1), got {steps, starts, low}")
@@ -225,13 +231,8 @@ class _Search:
         self.model, self.net = model, network_of(model)
         entry = OBJECTIVES.entry(objective)
         self.objective, self.uses_features = entry.value, entry.info.features
-        self.steps, self.step_size, self.free, self.log, self.low = (
-            steps,
-            step_size,
-            free,
-            space == "log",
-            low,
-        )
+        self.steps, self.step_size = steps, step_size
+        self.free, self.log, self.low = free, space == "log", low
         self.forward = self.backward = 0
         self._reference_cache: tuple[torch.Tensor, torch.Tensor, View] | None = None
 

@@ -28,9 +28,14 @@ def segpgd(
 ) -> torch.Tensor:
     """SegPGD. x (B 3 H W) in [0,1]; model(x) (B K H W); labels y (B H W), negative ones and 255 ignored.
 
-    The weight of pixels that are wrong already grows from nothing to one half over the steps, so that
-    the attack turns to the others first; not `weighted`, all count alike. For adaptive steps use
-    `apgd(..., loss="pixel_cross_entropy")`. The default step is 2.5 eps / steps.
+    For adaptive steps use `apgd(..., loss="pixel_cross_entropy")`.
+
+    steps: gradient steps a restart.
+    step_size: in pixels; 2.5 eps / steps if left out.
+    weighted: the weight of pixels that are wrong already grows from nothing to one half over the steps, so
+        that the attack turns to the others first; if not, all count alike.
+    restarts: starts, of which the best point is kept.
+    seed: decides the starts, together with each image.
     """
     if y is None or y.shape != (len(x), *x.shape[2:]) or steps < 1:
         got = None if y is None else tuple(y.shape)

@@ -58,9 +58,13 @@ def square(
 ) -> torch.Tensor:
     """Random search over square windows, at most `steps` queries an image. x (B 3 H W) in [0,1], y (B,).
 
-    The first window covers the share `area` of the image; later ones shrink as the paper says. With
-    `give_up` an image is given up once even so many times the pace of its last 256 queries would not
-    bring its margin to zero by the end; the search slows down, so a factor of a few loses little.
+    steps: queries an image and restart.
+    area: the share of the image that the first window covers; later ones shrink as the paper says.
+    restarts: searches, each for the images that are still classified correctly.
+    give_up: give an image up once even so many times the pace of its last 256 queries would not bring its
+        margin to zero by the end; the search slows down, so a factor of a few loses little.
+    early_stop: an image leaves the batch as soon as it is misclassified.
+    seed: decides everything random, together with each image.
     """
     labels, best = require_labels(y, "square"), Best(x, early_stop)
     if steps < 1 or not 0 < area <= 1:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from robvit.attacks import ATTACKS, certify, eight_bit, pgd
-from robvit.attacks.core import supported
+from robvit.attacks.core import refuse_targets, supported
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
@@ -70,6 +70,9 @@ class AttackSetting:
     threat: Threat = field(default_factory=lambda: Threat("linf", 8 / 255))
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_targets(self.settings)
 
     @property
     def steps(self) -> int:

@@ -21,6 +21,7 @@ from torch import nn
 
 from robvit.attacks import ATTACKS, Outcome, frozen, judge, run
 from robvit.attacks.compiled import check_compiler
+from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
 from robvit.attention import class_attention
 from robvit.backbones.model import Model
@@ -71,6 +72,7 @@ class AttackJob:
     original: Model | None = None
 
     def __post_init__(self) -> None:
+        refuse_targets(self.settings)
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
         task = "classes" if self.threat is None else ATTACKS.info(self.attack).task
         wanted = "masks" if per_pixel or task == "pixels" else "labels"

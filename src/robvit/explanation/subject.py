@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from robvit.attacks import ATTACKS, eight_bit, run
+from robvit.attacks.core import refuse_targets
 from robvit.backbones.model import Model
 from robvit.errors import InputError, check_images, check_labels
 from robvit.registry import Registry
@@ -83,6 +84,7 @@ class Subject:
                 f"both models must tell the same classes apart, {self.model.name} has {self.model.classes}, "
                 f"{self.beside.name} {self.beside.classes}"
             )
+        refuse_targets(self.settings)
         known = ATTACKS.info(self.attack).defaults
         usual = {"steps": STEPS, "seed": self.seed}
         self.settings = {name: usual[name] for name in usual if name in known} | self.settings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from robvit.attacks.core import ATTACKS, Model, frozen, gradient, per_image_uniform
+from robvit.attacks.core import ATTACKS, Model, frozen, gradient, per_image_uniform, refuse_targets
 from robvit.attacks.losses import Loss as AttackLoss
 from robvit.attacks.losses import objective_of
 from robvit.threat import Threat
@@ -26,6 +26,7 @@ class InnerAttack:
     def __init__(
         self, settings: Inner, eps: float, step_size: float, *, seed: int, replay: int = 0, part: int = 0
     ) -> None:
+        refuse_targets(settings.settings)
         self.settings = settings
         self.threat = Threat(settings.norm, eps)
         self.step_size = step_size
