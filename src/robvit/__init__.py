@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from robvit import data as data
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
+    from robvit.data.dataset import ImageDataset as ImageDataset
+    from robvit.data.opening import open_data as open_data
+    from robvit.defenses.pool import TokenPool as TokenPool
+    from robvit.defenses.robustify import Hardening as Hardening
     from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.diagnosis.doctor import doctor as doctor
@@ -26,36 +30,52 @@ if TYPE_CHECKING:
     from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
     from robvit.loading import load as load
+    from robvit.record import Record as Record
+    from robvit.record import Trial as Trial
     from robvit.studies.common import reproduce as reproduce
     from robvit.threat import Threat as Threat
+    from robvit.training.recipe import Recipe as Recipe
     from robvit.training.train import train as train
 
 # Public name: where it lives; an empty second part is a module.
 _PUBLIC = {
+    "Hardening": ("robvit.defenses.robustify", "Hardening"),
+    "ImageDataset": ("robvit.data.dataset", "ImageDataset"),
     "Model": ("robvit.backbones.model", "Model"),
+    "Recipe": ("robvit.training.recipe", "Recipe"),
+    "Record": ("robvit.record", "Record"),
     "RobustTokens": ("robvit.defenses.tokens", "RobustTokens"),
     "RobvitError": ("robvit.errors", "RobvitError"),
     "Threat": ("robvit.threat", "Threat"),
+    "TokenPool": ("robvit.defenses.pool", "TokenPool"),
     "Tokens": ("robvit.backbones.families", "Tokens"),
+    "Trial": ("robvit.record", "Trial"),
     "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "data": ("robvit.data", ""),
     "doctor": ("robvit.diagnosis.doctor", "doctor"),
     "evaluate": ("robvit.evaluation.evaluate", "evaluate"),
-    "export": ("robvit.exporting", "export"),
     "explain": ("robvit.explanation.explain", "explain"),
+    "export": ("robvit.exporting", "export"),
     "load": ("robvit.loading", "load"),
+    "open_data": ("robvit.data.opening", "open_data"),
     "reproduce": ("robvit.studies", "reproduce"),
     "robustify": ("robvit.defenses.robustify", "robustify"),
     "train": ("robvit.training.train", "train"),
 }
 __all__ = [
+    "Hardening",
+    "ImageDataset",
     "Model",
+    "Recipe",
+    "Record",
     "RobustTokens",
     "RobvitError",
     "Threat",
+    "TokenPool",
     "Tokens",
+    "Trial",
     "attack",
     "attacks",
     "backbones",
@@ -65,6 +85,7 @@ __all__ = [
     "explain",
     "export",
     "load",
+    "open_data",
     "reproduce",
     "robustify",
     "train",

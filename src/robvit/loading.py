@@ -48,16 +48,24 @@ def load(
 ) -> Model:
     """A model on pixels, ready to judge or attack: (B 3 H W) in [0,1] to logits (B K).
 
-    `name` is an alias (`robvit models`), any timm name, or the path of a checkpoint; a checkpoint that
-    does not say what it is needs `arch`. `tokens` and `head` are objects or files, and are refused if
-    they belong to other weights; with a pool of tokens every call draws a set, so attack it with `eot`.
-    `adapters` (TORA) are too, and bring heads of their own. `lora` is merged into the weights: heads of the
-    original still fit, tokens and adapters must have been trained on the result. `img_size` and
-    `patch_size` adapt a network with its weights: positions and patch embeddings are resampled, the stem of
-    an XCiT strides less. `normalise` is the network's own statistics unless you know better;
-    the published robust XCiT checkpoints, given as a file with arch="xcit-s12" and its like, take "none".
-    `pos_embed` says how positions are interpolated to another size: as timm does, or as the DINOv2 hub
-    does ("hub"), which the published tokens were trained with.
+    Tokens, head, adapters and LoRA are objects or files, and are refused if they belong to other weights.
+
+    name: an alias (`robvit models`), any timm name, or the path of a checkpoint
+    pretrained: whether to load weights, or start from random ones
+    tokens: robustness tokens, or a pool, of which every call draws a set: attack that with `eot`
+    head: a head on frozen features
+    adapters: TORA's, which bring heads of their own
+    lora: factors that are merged into the weights; heads of the original still fit, tokens and adapters
+        must have been trained on the result
+    img_size, patch_size: another size; positions and patch embeddings are resampled, the stem of an XCiT
+        strides less
+    num_classes: another number of classes, with a classifier that starts afresh
+    drop_path: stochastic depth, for training
+    normalise: the network's own statistics unless you know better; the published robust XCiT checkpoints,
+        given as a file with arch="xcit-s12" and its like, take "none"
+    pos_embed: how positions are interpolated to another size: as timm does, or as the DINOv2 hub does
+        ("hub"), which the published tokens were trained with
+    arch: the network of a checkpoint that does not say what it is
     """
     path = zoo.local_file(name)
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)

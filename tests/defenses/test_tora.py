@@ -13,7 +13,7 @@ from helpers.networks import small_net
 from robvit.attacks import frozen, run
 from robvit.backbones.model import Model
 from robvit.cli import app
-from robvit.defenses.tora.attack import Goal, _logits_and_gate, gate_aware, gates
+from robvit.defenses.tora.attack import AttackTarget, _logits_and_gate, gate_aware, gates
 from robvit.defenses.tora.io import adapted, fresh, load_adapters, save_adapters
 from robvit.defenses.tora.modules import TUNINGS, Adapters, Fusion
 from robvit.errors import InputError, Unsupported, WrongBackbone
@@ -229,7 +229,7 @@ def test_pushing_the_gates_moves_them() -> None:
     x, y = robvit.data.open_data("sample", split="test", limit=4).tensors()
     means = []
     for sign in (1.0, -1.0):
-        goal = Goal(twin, _logits_and_gate)
+        goal = AttackTarget(twin, _logits_and_gate)
         adv = robvit.attacks.pgd(
             goal,
             x,

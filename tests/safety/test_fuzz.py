@@ -32,7 +32,7 @@ from robvit.data.decode import read_image
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.defenses.tora.io import load_adapters, save_adapters
-from robvit.defenses.tora.modules import Adapters, Shape
+from robvit.defenses.tora.modules import Adapters, AdapterShape
 from robvit.errors import RobvitError
 from robvit.evaluation.compare import compare, differences, open_record
 from robvit.evaluation.protocol import find
@@ -82,7 +82,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]]
     "pool": ("x.safetensors", _pool, load_tokens),
     "published tokens": ("x.pt", _published, import_published),
     "head": ("x.safetensors", LinearHead(8, 3, "ab").save, load_head),
-    "adapters": ("x.safetensors", lambda p: save_adapters(Adapters(Shape(8, 2, 3)), p), load_adapters),
+    "adapters": ("x.safetensors", lambda p: save_adapters(Adapters(AdapterShape(8, 2, 3)), p), load_adapters),
     "checkpoint": ("x.pt", _checkpoint, read_local),
     "safe checkpoint": ("x.safetensors", _tokens, read_local),
     "record": ("x.json", rich_record(count=4).save, open_record),

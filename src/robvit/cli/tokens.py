@@ -158,7 +158,7 @@ def bake(
 
     timm_name = zoo.resolve(model).timm_name.split(".")[0]
     options = save_baked(
-        load(model, img_size=img_size), RobustTokens.load(file), out, timm_name=timm_name, form=layout
+        load(model, img_size=img_size), RobustTokens.load(file), out, timm_name=timm_name, format=layout
     )
     typer.echo(f"written: {out}\nwarning: {WARNING}")
     if layout == "timm":

@@ -23,7 +23,7 @@ FORMATS = ("timm", "dinov2")
 
 
 def bake(
-    model: Model, tokens: RobustTokens, form: str = "timm"
+    model: Model, tokens: RobustTokens, format: str = "timm"
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """A state dict in which the tokens are registers, and timm's settings for the network that takes it.
 
@@ -43,8 +43,8 @@ def bake(
             f"{model.name} has no place for registers behind its position embedding; "
             "tokens can be baked into ViT, DeiT-III and DINOv2, not into CLIP or RoPE models"
         )
-    if form not in FORMATS:
-        raise InputError(f"form must be {' or '.join(FORMATS)}, got {form!r}")
+    if format not in FORMATS:
+        raise InputError(f"format must be {' or '.join(FORMATS)}, got {format!r}")
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     prefix, positions = net.num_prefix_tokens, state["pos_embed"]
     first = torch.zeros_like(state["cls_token"])
@@ -59,7 +59,7 @@ def bake(
         "no_embed_class": True,
         "num_classes": int(net.num_classes),
     }
-    if form == "timm":
+    if format == "timm":
         state |= {"cls_token": state["cls_token"] + first, "pos_embed": positions, "reg_token": together}
     else:
         state |= {
@@ -76,13 +76,13 @@ def save_baked(
     path: str | Path,
     *,
     timm_name: str,
-    form: str = "timm",
+    format: str = "timm",
     about: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write the baked checkpoint for the owner's eyes only; timm's settings stand in its metadata."""
-    state, options = bake(model, tokens, form)
-    facts = {"timm_name": timm_name, "timm_options": json.dumps(options), "warning": WARNING, "layout": form}
-    facts = (about or {}) | facts
+    state, options = bake(model, tokens, format)
+    facts = {"timm_name": timm_name, "timm_options": json.dumps(options), "warning": WARNING}
+    facts = (about or {}) | facts | {"layout": format}
     with written_whole(path, mode=0o600) as aside:
         save_file(state, aside, facts)
     return options

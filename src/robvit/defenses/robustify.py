@@ -168,6 +168,8 @@ def open_model(
         # The published tokens were trained with the positions of DINOv2's own code.
         hub = published and "dinov2" in model
         return load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+    if img_size is not None or arch is not None:
+        raise InputError(f"{model.name} is loaded already; give its name to choose img_size or arch")
     if head is None:
         return model
     made = head if isinstance(head, FeatureHead) else load_head(head)

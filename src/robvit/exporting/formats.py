@@ -43,7 +43,7 @@ ABOUT = "robvit.json"  # where a torch program keeps what other formats have as 
 def export(
     model: Model,
     path: str | Path,
-    form: str = "onnx",
+    format: str = "onnx",
     *,
     images: torch.Tensor,
     with_secret: bool = False,
@@ -52,11 +52,17 @@ def export(
     """Write the model in a format of `SUFFIXES`, if the file answers as it does on images (n 3 H W).
 
     A hardened model's file carries its secret tokens: that must be asked for, stands in the file's
-    metadata, and the file is for its owner's eyes only. `arch` names the network of a model that was
-    loaded from a path.
+    metadata, and the file is for its owner's eyes only.
+
+    model: what is written, with its tokens, head or adapters
+    path: the file
+    format: "onnx", "torch" (a `torch.export` program) or "timm" (a plain checkpoint)
+    images: those on which the file is compared with the model
+    with_secret: yes, the file shall carry the secret tokens
+    arch: the network of a model that was loaded from a path
     """
-    if form not in SUFFIXES:
-        raise InputError(f"format must be {', '.join(SUFFIXES)}, got {form!r}")
+    if format not in SUFFIXES:
+        raise InputError(f"format must be {', '.join(SUFFIXES)}, got {format!r}")
     if model.pool is not None:
         raise Unsupported(
             "a pool draws a set of tokens for every request, which no file can do by itself; "
@@ -75,8 +81,8 @@ def export(
         "huggingface": _write_huggingface,
     }
     with torch.no_grad(), written_whole(path, mode=0o600 if hardened else 0o644) as aside:
-        run = writers[form](model, aside, facts, images)
-        return checked(model, run, images, f"the {form} file")
+        run = writers[format](model, aside, facts, images)
+        return checked(model, run, images, f"the {format} file")
 
 
 def loading_lines(path: str | Path, form: str) -> list[str]:

@@ -91,9 +91,11 @@ def prepare(job: Job) -> tuple[nn.Module, Splits]:
     return model, Splits(train, validation, extra)
 
 
-def identity(model: nn.Module) -> str:
-    """SHA-256 of everything that decides a model's output."""
-    return model.identity() if isinstance(model, Model) else tensors_sha256(model.state_dict())
+def model_facts(model: nn.Module) -> dict[str, Any]:
+    """What the record of a training tells of its model."""
+    if isinstance(model, Model):
+        return model.facts()
+    return {"name": type(model).__name__, "identity": tensors_sha256(model.state_dict())}
 
 
 def _opened_model(job: Job) -> nn.Module:

@@ -211,8 +211,7 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
     return Record(
         kind="train",
         model={
-            "name": job.model_name,
-            "fingerprint": model.fingerprint(),
+            **model.facts(),
             "tuning": wanted.tuning,
             "recipe": recipe.model_dump(mode="json"),
             "adapters": ADAPTERS,

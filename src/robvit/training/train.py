@@ -22,7 +22,7 @@ from robvit.record import Curve, Finding, Record, Trial
 from robvit.threat import Threat
 from robvit.training import checkpoint, trackers
 from robvit.training.fit import WEIGHTS, Fit
-from robvit.training.job import Job, identity, job_of, prepare
+from robvit.training.job import Job, job_of, model_facts, prepare
 from robvit.training.losses import Loss
 from robvit.training.recipe import Recipe, changed, load_recipe
 from robvit.training.tora import run_adapters
@@ -128,10 +128,9 @@ def _record(job: Job, fit: Fit, model: nn.Module) -> Record:
     return Record(
         kind="train",
         model={
-            "name": job.model_name,
+            **model_facts(model),
             "recipe": job.recipe.model_dump(mode="json"),
             "weights": WEIGHTS,
-            "identity": identity(model),
             "processes": fit.accelerator.num_processes,
         },
         data=validation.facts()

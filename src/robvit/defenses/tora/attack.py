@@ -24,7 +24,7 @@ WEIGHT = 10.0  # of the mean gate beside the cross-entropy
 FAR = 100.0  # a gate's column lies so far below the logits that it is never taken for a class
 
 
-class Goal:
+class AttackTarget:
     """What is attacked in place of the joint output: a function of the model and images -> (B, any)."""
 
     def __init__(self, model: Model, output: Callable[[Model, torch.Tensor], torch.Tensor]) -> None:
@@ -82,9 +82,9 @@ def gate_aware(
     x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings.
     """
     goals: dict[str, tuple[Any, dict[str, Any]]] = {
-        f"{name} head": (Goal(model, partial(_head, name)), {}) for name in BOTH
+        f"{name} head": (AttackTarget(model, partial(_head, name)), {}) for name in BOTH
     }
-    both = Goal(model, _logits_and_gate)
+    both = AttackTarget(model, _logits_and_gate)
     for name, sign in zip(BOTH, (1.0, -1.0), strict=True):
         goals[f"gates to {name}"] = (both, {"loss": partial(_push, sign)})
     total = run(attack, model, x, y, threat, **settings)

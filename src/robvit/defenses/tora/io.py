@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
 from robvit.backbones.validate import load_strict
-from robvit.defenses.tora.modules import Adapters, Shape, check_backbone
+from robvit.defenses.tora.modules import Adapters, AdapterShape, check_backbone
 from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
 
@@ -38,7 +38,7 @@ def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
     count = classes or model.classes
     if not count:
         raise InputError(f"{model.name} has no classes of its own; say how many there are: classes=10")
-    made = Adapters(Shape(model.width, model.depth, count, **shape), model.fingerprint())
+    made = Adapters(AdapterShape(model.width, model.depth, count, **shape), model.fingerprint())
     device = next(model.parameters()).device
     made.to(device).start_from(model.net, torch.zeros(1, 3, *model.input_size, device=device))
     return made
@@ -82,7 +82,8 @@ def load_adapters(path: str | Path) -> Adapters:
     if facts.get("format") != FORMAT:
         raise InputError(f"{path} does not hold adapters of format {FORMAT}; `robvit train tora` writes them")
     about = described(facts, "about", path, ABOUT)
-    shape = Shape(**{name: about[name] for name in Shape._fields} | {"trades": tuple(about["trades"])})
+    fields = {name: about[name] for name in AdapterShape._fields}
+    shape = AdapterShape(**fields | {"trades": tuple(about["trades"])})
     numbers = (shape.width, shape.depth, shape.classes)
     if min(numbers) < 1 or max(shape.depth, len(shape.trades)) > len(tensors) or shape.bottleneck < 0:
         raise InputError(f"{path} is damaged: it holds no adapters of the shape it tells; train them again")

@@ -37,7 +37,7 @@ TUNINGS = {"heads": BOTH, "single": ("single",), "adapterfusion": BOTH, "tora": 
 REDUCTION = 16  # width over bottleneck
 
 
-class Shape(NamedTuple):
+class AdapterShape(NamedTuple):
     """All that decides which tensors adapters have."""
 
     width: int
@@ -103,7 +103,7 @@ class Fusion(nn.Module):
         return fused / z.shape[1], gate
 
 
-class Side(nn.Module):
+class Branch(nn.Module):
     """One objective's own: its token (1 1 D), an adapter a block, and its head."""
 
     def __init__(self, width: int, depth: int, bottleneck: int, classes: int) -> None:
@@ -123,7 +123,7 @@ class Adapters(nn.Module):
     trades: torch.Tensor
     place: torch.Tensor
 
-    def __init__(self, shape: Shape, fingerprint: str = "") -> None:
+    def __init__(self, shape: AdapterShape, fingerprint: str = "") -> None:
         super().__init__()
         if shape.tuning not in TUNINGS:
             raise InputError(f"tuning must be one of {', '.join(TUNINGS)}, got {shape.tuning!r}")
@@ -133,7 +133,7 @@ class Adapters(nn.Module):
         depth = 0 if shape.tuning == "heads" else shape.depth
         self.sides = nn.ModuleDict(
             {
-                name: Side(shape.width, depth, shape.bottleneck, shape.classes)
+                name: Branch(shape.width, depth, shape.bottleneck, shape.classes)
                 for name in TUNINGS[shape.tuning]
             }
         )
@@ -224,7 +224,7 @@ class Adapters(nn.Module):
     def heads_apart(self, net: Any, tokens: Tokens) -> dict[str, torch.Tensor]:
         """Each head's logits (B K) by the name of its objective."""
         return {
-            name: cast(Side, side).head(net.fc_norm(tokens.prefix[:, i]))
+            name: cast(Branch, side).head(net.fc_norm(tokens.prefix[:, i]))
             for i, (name, side) in enumerate(self.sides.items())
         }
 
@@ -233,8 +233,8 @@ class Adapters(nn.Module):
         apart = list(self.heads_apart(net, tokens).values())
         return torch.stack(apart).mean(0) if len(apart) > 1 else apart[0]
 
-    def _sides(self) -> list[Side]:
-        return [cast(Side, side) for side in self.sides.values()]
+    def _sides(self) -> list[Branch]:
+        return [cast(Branch, side) for side in self.sides.values()]
 
     def start_from(self, net: Any, pixels: torch.Tensor) -> None:
         """Take tokens from the class token and its position, heads from the backbone's where they fit.

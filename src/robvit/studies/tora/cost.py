@@ -9,7 +9,7 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from robvit.defenses.tora.modules import Adapters, Shape
+from robvit.defenses.tora.modules import Adapters, AdapterShape
 
 BACKBONE = "vit_base_patch16_224"  # the slides'
 
@@ -29,7 +29,7 @@ def cost(tuning: str, backbone: str = BACKBONE) -> Cost:
     """A multiplication with its addition counts once and a normalised value five times, as papers count."""
     with torch.device("meta"):
         net: Any = timm.create_model(backbone).eval()
-        adapters = Adapters(Shape(net.num_features, len(net.blocks), net.num_classes, tuning)).eval()
+        adapters = Adapters(AdapterShape(net.num_features, len(net.blocks), net.num_classes, tuning)).eval()
         pixels = torch.zeros(1, 3, *net.patch_embed.img_size)
     count = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.native_layer_norm: _norm})
     with count, torch.no_grad():
