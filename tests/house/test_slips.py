@@ -60,7 +60,7 @@ SLIPS = [
     (["doctor", *SAMPLE, "--check", "nosuch"], "no check is called 'nosuch'"),
     (["doctor", *SAMPLE, "--eps", "8"], "eps is in pixels"),
     (["demo", "--eps", "8"], "eps is in pixels"),
-    (["export", "robvit-mini", "--format", "onx"], "--format must be onnx, torch or timm"),
+    (["export", "robvit-mini", "--format", "onx"], "--format must be onnx, torch"),
     (["tokens", "show", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
     (["compare", "nowhere", "nowhere"], "no record at nowhere"),
     (["report", "nowhere"], "no record at nowhere"),
