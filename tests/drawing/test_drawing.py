@@ -123,6 +123,8 @@ def test_a_grid_places_its_tiles_and_shortens_what_does_not_fit() -> None:
     assert style.shorten("a note " * 40, 100, style.SMALL).endswith("…")
     lines = style.wrap("robvit-mini-robust-and-long ones", 90, 15)
     assert all(style.text_width(line, 15) <= 90 for line in lines)
+    assert "".join(lines).replace(" ", "") == "robvit-mini-robust-and-longones"  # nothing of it is cut
+    assert style.wrap("a-word", 90, 15) == ["a-word"]
     assert [len(row.tiles) for row in tiled([Tile(red)] * 7, 3).rows] == [3, 3, 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 
@@ -50,14 +51,16 @@ def text_width(text: str, size: int) -> float:
 
 
 def wrap(text: str, width: int, size: int) -> list[str]:
-    """The text in lines of at most this width; a longer word is cut."""
+    """The text in lines of at most this width; a longer word breaks after a sign inside it, or is cut."""
     lines, line = [], ""
     for word in printable(text).split():
-        longer = f"{line} {word}".strip()
-        if line and text_width(longer, size) > width:
-            lines.append(line)
-            longer = word
-        line = longer
+        fits = text_width(word, size) <= width
+        for number, part in enumerate([word] if fits else re.split(r"(?<=[-_/.])", word)):
+            longer = f"{line}{'' if number or not line else ' '}{part}"
+            if line and text_width(longer, size) > width:
+                lines.append(line)
+                longer = part
+            line = longer
     return [shorten(one, width, size) for one in (*lines, line)]
 
 
