@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from robvit.attacks import run
-from robvit.attacks.pixels import eight_bit, levels
+from robvit.attacks.pixels import levels
 from robvit.attention import class_attention
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
@@ -124,8 +124,8 @@ def _attack(
     with progress(label, total=len(images)) as advance:
         for x, y in images.batches(16):
             # Naming a victim attacks every image, also those that are wrong from the start.
-            outcome = run("pgd", model, x, y, threat, victim=model, steps=steps)
-            parts.append(eight_bit(x, outcome.adv, threat))
+            outcome = run("pgd", model, x, y, threat, victim=model, eight_bit=True, steps=steps)
+            parts.append(outcome.adv)
             forward, backward = forward + outcome.forward, backward + outcome.backward
             advance(len(x))
     return torch.cat(parts), (forward, backward), time.monotonic() - start

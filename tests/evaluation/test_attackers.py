@@ -40,7 +40,7 @@ def hardened() -> Model:
 
 @pytest.fixture(scope="module")
 def judged(hardened: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
-    out = tmp_path_factory.mktemp("ladder")
+    out = tmp_path_factory.mktemp("levels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROBVIT_CACHE", str(out / "cache"))
         rules = Protocol.model_validate(RULES)
@@ -169,8 +169,8 @@ def test_the_headline_is_the_worst_of_all_attackers_and_never_of_controls(
     text = " ".join(record.notes)
     assert "only this may be claimed without a word about secrets" in text
     assert "never see the real ones" in text
-    (ladder,) = record.tables
-    assert [row[1] for row in ladder.rows] == [
+    (levels,) = record.tables
+    assert [row[1] for row in levels.rows] == [
         "no-tokens",
         "black-box",
         "own-tokens",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from robvit.attacks import ATTACKS, eight_bit, run
+from robvit.attacks import ATTACKS, run
 from robvit.attacks.core import refuse_targets
 from robvit.backbones.model import Model
 from robvit.errors import InputError, check_images, check_labels
@@ -102,10 +102,16 @@ class Subject:
     def attacked(self, model: Model) -> torch.Tensor:
         """The images (B 3 H W), attacked on a model: whole grey levels within the threat."""
         attacked = self.output(model)
-        outcome = run(
-            self.attack, attacked, self.x, self.target, self.threat, victim=attacked, **self.settings
-        )
-        return eight_bit(self.x, outcome.adv, self.threat)
+        return run(
+            self.attack,
+            attacked,
+            self.x,
+            self.target,
+            self.threat,
+            victim=attacked,
+            eight_bit=True,
+            **self.settings,
+        ).adv
 
     def output(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
         """What of a model is attacked: its output, or its features where it has no head."""
