@@ -215,7 +215,7 @@ def test_without_labels_or_parts_every_image_of_a_folder_is_learned_from(
     assert robvit.robustify(model, tmp_path, limit=4, **quick).record.data["count"] == 4
     with pytest.raises(InputError, match="limit goes with the name"):
         robvit.robustify(model, torch.rand(3, 3, 32, 32), limit=2, **quick)
-    with pytest.raises(DataError, match="no part called"):
+    with pytest.raises(DataError, match="no split called"):
         robvit.robustify(model, tmp_path, split="val", **quick)
 
 
