@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import robvit
 from helpers.lora import images
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
+from robvit.cli import app
 from robvit.data import open_data
 from robvit.defenses.lora import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
@@ -243,3 +245,18 @@ def test_minutes_become_steps_and_the_plan_is_kept(
     (tmp_path / "plan.json").write_text('{"minutes": 1}')
     with pytest.raises(InputError, match="damaged"):
         planned(mini, images(), tuning, 1, tmp_path)
+
+
+def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path: Path) -> None:
+    command = ["robustify", "robvit-mini", "sample", "--limit", "20", "--out", str(tmp_path / "out")]
+    small = ["--method", "lora", "--rank", "2", "--steps", "1", "--batch", "4", "--eps", "2/255"]
+    done = CliRunner().invoke(app, [*command, *small, "--set", "judge_steps=1", "--set", "validations=1"])
+    assert done.exit_code == 0, done.output
+    assert "no secret" in done.output
+    assert Record.load(tmp_path / "out" / "record.json").command
+    model = robvit.load("robvit-mini", lora=tmp_path / "out" / "lora.safetensors")
+    assert model.original_fingerprint == robvit.load("robvit-mini").fingerprint()
+    for method, option in (("tokens", "--rank"), ("lora", "--count"), ("full", "--psnr")):
+        refused = CliRunner().invoke(app, [*command, "--method", method, option, "4"])
+        assert refused.exit_code == 2
+        assert f"{option} is for" in refused.output

@@ -1,14 +1,15 @@
-"""`robvit robustify`: learn secret tokens for a frozen backbone."""
+"""`robvit robustify`: secret tokens for a frozen backbone, or a network tuned to stand in the white box."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from robvit.cli.checks import check_attack, check_data, check_model, check_out
+from robvit.cli.finetune import Minutes, Rank, Setting, tune
 from robvit.cli.options import (
     Architecture,
     DataSpec,
@@ -46,7 +47,10 @@ SeesTokens = Annotated[
     bool, typer.Option("--adaptive", help="The attacker sees the tokens.", rich_help_panel=BEYOND)
 ]
 InnerSteps = Annotated[
-    int, typer.Option(min=1, help="Steps of the attacker who sees them.", rich_help_panel=BEYOND)
+    Whole,
+    typer.Option(
+        min=1, help="Steps of the attacker who sees them, 3; in fine-tuning 2.", rich_help_panel=BEYOND
+    ),
 ]
 Share = Annotated[
     float, typer.Option(help="Share of images attacked so; the rest are stored.", rich_help_panel=BEYOND)
@@ -67,6 +71,14 @@ def robustify(
     model: OwnModel,
     data: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/robustify"),
+    method: Annotated[
+        str,
+        typer.Option(
+            help="tokens: a secret. lora, full: tuned factors or weights that stand when the attacker knows "
+            "everything.",
+            **choice("tokens", "lora", "full"),
+        ),
+    ] = "tokens",
     preset: Annotated[
         str,
         typer.Option(
@@ -84,11 +96,14 @@ def robustify(
     layers: Layers = None,
     attack: Attacks = None,
     adaptive: SeesTokens = False,
-    inner_steps: InnerSteps = 3,
+    inner_steps: InnerSteps = None,
     adaptive_share: Share = 1.0,
     head: Head = None,
     task: Task = 0.0,
     pool: Pool = 1,
+    rank: Rank = None,
+    minutes: Minutes = None,
+    setting: Setting = None,
     split: TrainSplit = None,
     img_size: ImageSize = None,
     resize: Resize = "squash",
@@ -105,7 +120,10 @@ def robustify(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Learn a few secret, label-free tokens that make a frozen backbone's features survive attacks.
+    """Make a frozen backbone's features survive attacks, without labels.
+
+    By default a few secret tokens are learned, which hold against attacks on the public model; --method lora
+    and full tune the network itself, which holds when the attacker has it.
 
     Attacked images are kept in the cache, so another run with other tokens is many times faster.
     Interrupted, the same command resumes where it stopped. Whoever has the images and the seed can
@@ -117,6 +135,15 @@ def robustify(
     check_model(model, arch, head=head)
     check_data(data)
     check_out(out)
+    if method != "tokens":
+        _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers, head=head)
+        options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
+        options |= {"steps": steps, "batch": batch, "seed": seed}
+        place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
+        place |= {"img_size": img_size, "arch": arch}
+        tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
+        return
+    _refuse("lora and full", method, rank=rank, minutes=minutes, set=setting)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.defenses.robustify import robustify as harden
     from robvit.progress import progress
@@ -138,7 +165,7 @@ def robustify(
             eps=eps,
             attack_steps=attack_steps,
             psnr=psnr,
-            adaptive=AdaptiveAttack(inner_steps, adaptive_share) if adaptive else None,
+            adaptive=AdaptiveAttack(inner_steps or 3, adaptive_share) if adaptive else None,
             head=head,
             task=task or None,
             pool=pool,
@@ -153,6 +180,12 @@ def robustify(
         )
     write_report(hardening.record, out / "report.html")
     _tell(hardening, out)
+
+
+def _refuse(owner: str, method: str, **options: object) -> None:
+    """Refuse options that the chosen method does not have, rather than ignore them."""
+    if wrong := [name for name, value in options.items() if value is not None]:
+        raise typer.BadParameter(f"--{wrong[0].replace('_', '-')} is for {owner}, the method is {method}")
 
 
 def _command() -> str:

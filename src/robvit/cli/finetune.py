@@ -1,0 +1,86 @@
+"""`robvit robustify --method lora | full`: label-free adversarial fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robvit.cli.shell import typed
+
+if TYPE_CHECKING:
+    from robvit.training.finetune import Finetuned
+
+PANEL = "Fine-tuning (lora, full)"
+
+Rank = Annotated[int | None, typer.Option(min=1, help="Rank of the factors; 16.", rich_help_panel=PANEL)]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),
+]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any other setting: blocks=4, clean_weight=0.5, clean_cosine=0.97, distance=cosine, step=0.75, "
+        "judge_steps=20, add_steps=true, or a key of the recipe such as ema=0.99.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def tune(
+    model: str,
+    data: str,
+    out: Path,
+    *,
+    options: dict[str, Any],
+    setting: list[str],
+    minutes: float | None,
+    split: str | None,
+    resize: str,
+    limit: int | None,
+    img_size: int | None,
+    arch: str | None,
+) -> None:
+    """Tune, write the result and its record to `out`, and say what there is now."""
+    from robvit.budget import parse_number
+    from robvit.data import open_data
+    from robvit.loading import load
+    from robvit.progress import progress
+    from robvit.training.finetune import finetune
+    from robvit.training.recipe import changes_of
+    from robvit.training.tuning import Tuning
+
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "eps" in chosen:
+        chosen["eps"] = parse_number(chosen["eps"])
+    changes = changes_of(setting)
+    chosen |= {f.name: changes.pop(f.name) for f in fields(Tuning) if f.name in changes}
+    net = load(model, img_size=img_size, arch=arch)
+    images = open_data(data, split=split, size=net.input_size[0], resize=resize, limit=limit)
+    with progress(f"robustify {model}", total=1) as advance:
+        result = finetune(
+            net,
+            images,
+            Tuning(**chosen, changes=changes),
+            minutes=minutes,
+            out=out,
+            arch=arch,
+            log=typer.echo,
+            progress=advance,
+            command=typed(),
+        )
+    _tell(result, model, out)
+
+
+def _tell(result: Finetuned, model: str, out: Path) -> None:
+    """Say what there is now."""
+    for name, value in result.record.metrics.items():
+        typer.echo(f"  {name}: {value:.3f}")
+    file = "lora.safetensors" if result.lora is not None else "model.safetensors"
+    typer.echo(f"written: {out}/{file} (no secret: it is meant for attackers who have it), record.json")
+    used = f"{model} DATA --lora {out}/{file}" if result.lora is not None else f"{out}/{file} DATA"
+    typer.echo(f"next: robvit evaluate {used} --head HEAD --protocol linf-1-white-box@1")
