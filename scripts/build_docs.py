@@ -38,6 +38,7 @@ NAVIGATION = {
     "Guides": {
         "threat-model": "Threat models",
         "robustness-tokens": "Robustness tokens",
+        "white-box": "Standing in the white box",
         "attacks": "Attacks",
         "aas": "Attention scaling",
         "training": "Training",
