@@ -225,7 +225,18 @@ def smaller(arguments: list[str]) -> list[str]:
     if names == ["explain"] and not given["figure"]:
         added += ["--figure", "attention", "--figure", "perturbation"]
     if names == ["robustify"] and given["method"] != "tokens":
-        added = "--limit 20 --steps 1 --batch 4 --set judge_steps=1 --set validations=1".split()
+        added = [
+            "--limit",
+            "20",
+            "--steps",
+            "1",
+            "--batch",
+            "4",
+            "--set",
+            "judge_steps=1",
+            "--set",
+            "validations=1",
+        ]
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
