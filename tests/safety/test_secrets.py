@@ -44,7 +44,7 @@ attacks:
   - {attack: pgd, attacker: white-box, settings: {steps: 1}}
 controls: [no tokens, random tokens]
 features: true
-attacker: {sets: 2, images: 4, steps: 1, batch: 2, attack_steps: 1, leak_steps: 2}
+attacker_budget: {sets: 2, images: 4, steps: 1, batch: 2, attack_steps: 1, leak_steps: 2}
 """
 MINI = "robvit-mini"
 SMALL = [MINI, "sample", "--limit", "4", "--batch", "4"]
@@ -130,6 +130,7 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
 SERVERS = {"serve": ["metrics", "healthz", "readyz", "predict", "features"], "app": ["", "config"]}
 # Commands that never meet tokens.
 WITHOUT = {
+    "bake",
     "models",
     "attacks",
     "weights list",
