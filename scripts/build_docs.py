@@ -84,7 +84,7 @@ PYTHON = {
             "robvit.backbones.families.family",
             "robvit.backbones.families.Family",
             "robvit.attention.hooks.watch",
-            "robvit.attention.hooks.scaled",
+            "robvit.attention.scaling.scaled",
         ],
     ),
     "Training": (
@@ -163,6 +163,8 @@ table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
 """
 
 PAGE = re.compile(r"docs/([\w-]+)\.md")
+# A line of a parameter list: one name or several, a colon, what it is.
+PARAMETER = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.+)$")
 TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', flags=re.MULTILINE)
 
 
@@ -188,9 +190,29 @@ def build(out: Path) -> None:
             warning=sys.stderr,
             warningiserror=True,
         )
+        sphinx.connect("autodoc-process-docstring", _listed)
         sphinx.build(force_all=True)
         if sphinx.statuscode:
             sys.exit("the documentation has warnings, see above; none are accepted")
+
+
+def _listed(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Turn a docstring's list of parameters, a line `name: text` each, into a list of the page."""
+    made: list[str] = []
+    inside = False
+    for line in lines:
+        found = PARAMETER.match(line)
+        if found and (inside or (made and not made[-1])):
+            made += [f"- **{found[1]}**: {found[2]}"]
+            inside = True
+        elif inside and line.startswith("    "):
+            made.append(f"  {line.strip()}")
+        else:
+            if inside and line:
+                made.append("")
+            inside = False
+            made.append(line)
+    lines[:] = made
 
 
 def made_pages() -> dict[str, str]:
@@ -216,12 +238,15 @@ def _navigation() -> str:
 
 def public_names() -> dict[str, list[str]]:
     """Section of the Python reference: the full names in it."""
-    sections = {}
+    sections: dict[str, list[str]] = {}
+    shown: set[int] = set()  # a name that several modules export stands where it comes first
     for title, (module, more) in PYTHON.items():
         loaded = import_module(module) if module else None
         own = [f"{module}.{name}" for name in getattr(loaded, "__all__", [])]
         own.sort(key=lambda name: inspect.isclass(_object(name)))  # what is called before what it takes
-        sections[title] = [name for name in [*own, *more] if callable(_object(name))]  # no registries
+        new = [name for name in [*own, *more] if callable(_object(name)) and id(_object(name)) not in shown]
+        shown |= {id(_object(name)) for name in new}
+        sections[title] = new  # no registries: they are not callable
     return sections
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from robvit.registry import unknown
+from robvit.registry import REGISTRIES, unknown
 
 # What is registered, and the folder whose files register it.
 ROOMS = {
@@ -38,7 +38,9 @@ def facts(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def check_name(kind: str, name: str, hint: str = "") -> None:
-    """Refuse a name that nothing of this kind has."""
+    """Refuse a name that nothing of this kind has, neither in the package nor filed by a running program."""
+    if any(registry.kind == kind and name in registry for registry in REGISTRIES):
+        return
     if name not in facts(kind) and not mentioned(name, PACKAGE.joinpath(ROOMS[kind]).rglob("*.py")):
         raise unknown(kind, name, list(facts(kind)), hint)
 

@@ -39,6 +39,9 @@ class Entry(Generic[T, Info]):
     info: Info
 
 
+REGISTRIES: list[Registry[Any, Any]] = []  # all there are in this process, in the order of their rooms
+
+
 class Registry(Generic[T, Info]):
     """A table of named things, in the order in which they were added.
 
@@ -49,6 +52,7 @@ class Registry(Generic[T, Info]):
         self.kind = kind
         self._info = info
         self._entries: dict[str, Entry[T, Info]] = {}
+        REGISTRIES.append(self)
 
     def add(self, name: str | None = None, /, **info: Any) -> Callable[[T], T]:
         """Decorator that files a function under its own name, or the one given."""

@@ -89,7 +89,7 @@ def attack(
     parameters need no gradients, and no autograd but where it asks for it; afterwards every
     submodule's mode and every parameter are as they were.
 
-    kind, norms, paper, **info: fields of `AttackInfo`; its defaults are those of the body's keywords.
+    kind, norms, paper, info: fields of `AttackInfo`; its defaults are those of the body's keywords.
     like: the attack to which the body passes on the settings it does not name itself,
     without: but for these.
     """
