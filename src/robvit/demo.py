@@ -83,7 +83,7 @@ def demo(
     record.metrics["cosine under the training attack, no tokens"] = baseline
     record.save(out / "record.json")
     _sheet(record, scenarios, judge, out / "sheet.png")
-    write_report(record, out / "report.html", galleries=[_exhibits(record, scenarios, judge)])
+    write_report(record, out / "report.html", galleries=[_gallery_items(record, scenarios, judge)])
     return record
 
 
@@ -189,7 +189,7 @@ def _claims(trials: list[Trial]) -> list[str]:
 
 
 @torch.no_grad()
-def _exhibits(record: Record, scenarios: list[Scenario], images: ImageDataset) -> list[GalleryItem]:
+def _gallery_items(record: Record, scenarios: list[Scenario], images: ImageDataset) -> list[GalleryItem]:
     """Every image as each of the two attackers on the hardened model left it, and where it looks."""
     x, _ = images.tensors()
     found = []

@@ -256,7 +256,7 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
     assert Record.load(tmp_path / "out" / "record.json").command
     model = robvit.load("robvit-mini", lora=tmp_path / "out" / "lora.safetensors")
     assert model.original_fingerprint == robvit.load("robvit-mini").fingerprint()
-    for method, option in (("tokens", "--rank"), ("lora", "--count"), ("full", "--psnr")):
+    for method, option in (("tokens", "--rank"), ("lora", "--count"), ("lora", "--pool"), ("full", "--psnr")):
         refused = CliRunner().invoke(app, [*command, "--method", method, option, "4"])
         assert refused.exit_code == 2
         assert f"{option} is for" in refused.output

@@ -137,6 +137,8 @@ def robustify(
     check_out(out)
     if method != "tokens":
         _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers, head=head)
+        _refuse("tokens", method, start=start, attack=attack, adaptive=adaptive or None, task=task or None)
+        _refuse("tokens", method, pool=None if pool == 1 else pool)
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
