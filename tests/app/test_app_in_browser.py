@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,7 +121,8 @@ def test_good_and_bad_uploads(browser: Browser, server: ServedPlayground, tmp_pa
 def test_every_control_explains_itself(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server) as page:
         for name in ("upload", "attack", "sweep", "stop", "script"):
-            assert len(str(page.locator(f"#{name}").get_attribute("title"))) > 20
+            control = page.locator(f"#{name}")
+            expect(control).to_have_attribute("title", re.compile(".{20,}"), timeout=PATIENCE)
         for text in (
             "The network under attack",
             "Trained tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,25 @@ def test_a_name_too_new_for_the_table_is_left_to_the_registry(
         names.check_name("attack", "mein")
 
 
-def test_no_name_that_timm_has_is_refused() -> None:
+def test_no_name_that_timm_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = "".join(file.read_text() for file in names.sources("timm", "models"))
     named = {*re.findall(r"\bdef (\w+)\(", texts), *re.findall(r"[\"']([\w.-]+)[\"']", texts)}
-    for name in {*timm.list_models(), *timm.list_pretrained()} - named:  # a few; each reads all files
+    own = {name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")}
+    monkeypatch.delitem(sys.modules, "timm")
+    for name in {*own, *timm.list_pretrained()} - named:  # a few; each reads all files
         zoo.check_name(name)
     zoo.check_name("vit_tiny_patch16_224")
     zoo.check_name("dinov2-small")
+
+
+def test_a_network_that_a_program_registered_is_known() -> None:
+    @timm.models.register_model
+    def vit_of_this_test(pretrained: bool = False, **settings: object) -> None:
+        return None
+
+    zoo.check_name("vit_of_this_test")
+    with pytest.raises(UnknownName, match="no model is called 'vit_of_that_test'"):
+        zoo.check_name("vit_of_that_test")
 
 
 @pytest.mark.parametrize(

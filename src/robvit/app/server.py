@@ -23,7 +23,12 @@ SYSTEM_FONTS = ["system-ui", "sans-serif"]  # no font comes from elsewhere
 
 # On a phone the result is far below the buttons that lead to it.
 _ON_LOAD = """() => {
-  for (const [id, text] of Object.entries(%s)) document.getElementById(id).title = text;
+  const explain = (id, text) => {  // a control may be drawn after the page says that it is loaded
+    const control = document.getElementById(id);
+    if (control) control.title = text;
+    else setTimeout(explain, 100, id, text);
+  };
+  for (const [id, text] of Object.entries(%s)) explain(id, text);
   document.addEventListener('click', event => {
     const result = document.getElementById('result');
     if (event.target.closest('#attack, #sweep') && result.getBoundingClientRect().top > 0.8 * innerHeight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +225,9 @@ def local_file(name: str) -> Path | None:
 def check_name(name: str) -> None:
     """Refuse what is no alias, no checkpoint's path and no name of timm's, without loading timm."""
     if name in ALIASES or local_file(name):
+        return
+    timm = sys.modules.get("timm")  # loaded, it knows what this very program registered; it ignores a tag
+    if timm and "." not in name and timm.is_model(name):
         return
     files = [*sources("timm", "models"), Path(__file__).with_name("mini.py")]
     if len(files) == 1 or mentioned(name, files):
