@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from robvit.backbones.model import Model as Model
     from robvit.data.dataset import ImageDataset as ImageDataset
     from robvit.data.opening import open_data as open_data
+    from robvit.defenses.lora import LoRA as LoRA
     from robvit.defenses.pool import TokenPool as TokenPool
-    from robvit.defenses.robustify import Hardening as Hardening
-    from robvit.defenses.robustify import robustify as robustify
     from robvit.defenses.tokens import RobustTokens as RobustTokens
     from robvit.diagnosis.doctor import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from robvit.evaluation.evaluate import evaluate as evaluate
     from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
+    from robvit.hardening import Hardening as Hardening
+    from robvit.hardening import robustify as robustify
     from robvit.loading import load as load
     from robvit.record import Record as Record
     from robvit.record import Trial as Trial
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from robvit.threat import Threat as Threat
     from robvit.training.recipe import Recipe as Recipe
     from robvit.training.train import train as train
+    from robvit.training.tuning import Tuning as Tuning
 
 # Public name: where it lives; an empty second part is a module.
 _PUBLIC = {
-    "Hardening": ("robvit.defenses.robustify", "Hardening"),
+    "Hardening": ("robvit.hardening", "Hardening"),
     "ImageDataset": ("robvit.data.dataset", "ImageDataset"),
+    "LoRA": ("robvit.defenses.lora", "LoRA"),
     "Model": ("robvit.backbones.model", "Model"),
     "Recipe": ("robvit.training.recipe", "Recipe"),
     "Record": ("robvit.record", "Record"),
@@ -50,6 +53,7 @@ _PUBLIC = {
     "TokenPool": ("robvit.defenses.pool", "TokenPool"),
     "Tokens": ("robvit.backbones.families", "Tokens"),
     "Trial": ("robvit.record", "Trial"),
+    "Tuning": ("robvit.training.tuning", "Tuning"),
     "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
@@ -61,12 +65,13 @@ _PUBLIC = {
     "load": ("robvit.loading", "load"),
     "open_data": ("robvit.data.opening", "open_data"),
     "reproduce": ("robvit.studies", "reproduce"),
-    "robustify": ("robvit.defenses.robustify", "robustify"),
+    "robustify": ("robvit.hardening", "robustify"),
     "train": ("robvit.training.train", "train"),
 }
 __all__ = [
     "Hardening",
     "ImageDataset",
+    "LoRA",
     "Model",
     "Recipe",
     "Record",
@@ -76,6 +81,7 @@ __all__ = [
     "TokenPool",
     "Tokens",
     "Trial",
+    "Tuning",
     "attack",
     "attacks",
     "backbones",

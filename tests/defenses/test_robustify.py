@@ -186,7 +186,7 @@ def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tm
     assert isinstance(tokens, RobustTokens)
     tokens.check(model)
     assert torch.equal(tokens.values, train_tokens(model, images, QUICK, cache=tmp_path).tokens.values)
-    assert torch.equal(hardening.harden(model)(images.x), model.replace(tokens=tokens)(images.x))
+    assert torch.equal(hardening.model(images.x), model.replace(tokens=tokens)(images.x))
     assert hardening.record.model["keys"] == [tokens.key_id]
     assert hardening.record.data["count"] == 20
     with pytest.raises(Unsupported, match="cannot take extra tokens"):

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "evaluation": BASE | {"attacks", "data", "backbones", "defenses", "drawing", "loading"},
     "training": BASE | {"attacks", "data", "backbones", "defenses", "evaluation", "loading"},
     "loading": BASE | {"backbones", "defenses"},
+    "hardening": BASE | {"backbones", "data", "defenses", "training"},
     "report": BASE | {"evaluation", "drawing"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data"},

@@ -11,7 +11,7 @@ import typer
 from robvit.cli.shell import typed
 
 if TYPE_CHECKING:
-    from robvit.training.finetune import Finetuned
+    from robvit.hardening import Hardening
 
 PANEL = "Fine-tuning (lora, full)"
 
@@ -39,18 +39,12 @@ def tune(
     options: dict[str, Any],
     setting: list[str],
     minutes: float | None,
-    split: str | None,
-    resize: str,
-    limit: int | None,
-    img_size: int | None,
-    arch: str | None,
+    **place: Any,
 ) -> None:
     """Tune, write the result and its record to `out`, and say what there is now."""
     from robvit.budget import parse_number
-    from robvit.data import open_data
-    from robvit.loading import load
+    from robvit.hardening import robustify
     from robvit.progress import progress
-    from robvit.training.finetune import finetune
     from robvit.training.recipe import changes_of
     from robvit.training.tuning import Tuning
 
@@ -59,28 +53,27 @@ def tune(
         chosen["eps"] = parse_number(chosen["eps"])
     changes = changes_of(setting)
     chosen |= {f.name: changes.pop(f.name) for f in fields(Tuning) if f.name in changes}
-    net = load(model, img_size=img_size, arch=arch)
-    images = open_data(data, split=split, size=net.input_size[0], resize=resize, limit=limit)
+    tuning = Tuning(**chosen, changes=changes)
     with progress(f"robustify {model}", total=1) as advance:
-        result = finetune(
-            net,
-            images,
-            Tuning(**chosen, changes=changes),
-            minutes=minutes,
+        result = robustify(
+            model,
+            data,
+            method=options["method"],
             out=out,
-            arch=arch,
+            tuning=tuning,
+            minutes=minutes,
             log=typer.echo,
             progress=advance,
             command=typed(),
+            **place,
         )
-    _tell(result, model, out)
+    _tell(result, model)
 
 
-def _tell(result: Finetuned, model: str, out: Path) -> None:
+def _tell(result: Hardening, model: str) -> None:
     """Say what there is now."""
     for name, value in result.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
-    file = "lora.safetensors" if result.lora is not None else "model.safetensors"
-    typer.echo(f"written: {out}/{file} (no secret: it is meant for attackers who have it), record.json")
-    used = f"{model} DATA --lora {out}/{file}" if result.lora is not None else f"{out}/{file} DATA"
+    typer.echo(f"written: {result.file} (no secret: it is meant for attackers who have it), record.json")
+    used = f"{model} DATA --lora {result.file}" if result.lora is not None else f"{result.file} DATA"
     typer.echo(f"next: robvit evaluate {used} --head HEAD --protocol linf-1-white-box@1")

@@ -25,7 +25,7 @@ from robvit.cli.shell import tell_next, typed
 from robvit.names import facts
 
 if TYPE_CHECKING:
-    from robvit.defenses.robustify import Hardening
+    from robvit.hardening import Hardening
 
 BEYOND = "Beyond the paper"
 
@@ -147,7 +147,7 @@ def robustify(
         return
     _refuse("lora and full", method, rank=rank, minutes=minutes, set=setting)
     from robvit.defenses.recipe import AdaptiveAttack
-    from robvit.defenses.robustify import robustify as harden
+    from robvit.hardening import robustify as harden
     from robvit.progress import progress
     from robvit.report.html import write_report
 
@@ -163,14 +163,14 @@ def robustify(
             lr=lr,
             start=start,
             layers=layers,
-            attacks=attack or [],
+            attacks=attack,
             eps=eps,
             attack_steps=attack_steps,
             psnr=psnr,
             adaptive=AdaptiveAttack(inner_steps or 3, adaptive_share) if adaptive else None,
             head=head,
             task=task or None,
-            pool=pool,
+            pool=pool if pool > 1 else None,
             seed=seed,
             split=split,
             resize=resize,
@@ -202,7 +202,7 @@ def _tell(hardening: Hardening, out: Path) -> None:
     typer.echo("cosine with the original features in training:")
     for name, value in hardening.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
-    place, head = f"{out}/{hardening.file}", "HEAD"
+    place, head = str(hardening.file), "HEAD"
     typer.echo(f"written: {place} (a secret, for your eyes only), record.json, report.html")
     if hardening.head is not None:
         head = f"{out}/head.safetensors"

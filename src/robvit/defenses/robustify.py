@@ -31,7 +31,7 @@ LAST = 20  # steps at the end, over which the cosines of a record are means
 
 
 @dataclass(frozen=True)
-class Hardening:
+class LearnedTokens:
     """What makes a model robust: secret tokens or a pool of them, a head if one learned along, the record."""
 
     tokens: RobustTokens | TokenPool
@@ -91,7 +91,7 @@ def robustify(
     cache: Path | None = None,
     progress: Advance = silent,
     command: str = "",
-) -> Hardening:
+) -> LearnedTokens:
     """Learn a few secret tokens, without labels, that make a frozen backbone's features survive attacks.
 
     Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit. Whoever has the
@@ -149,7 +149,7 @@ def robustify(
         sets, trainings = train_pool(net, images, chosen, pool, state=folder, cache=cache, progress=progress)
         tokens = sets if pool > 1 else sets[0]
         record = _record(net, images, trainings, command)
-        hardening = Hardening(tokens, record, trainings[0].head)
+        hardening = LearnedTokens(tokens, record, trainings[0].head)
         if folder is not None:
             hardening.save(folder)
     return hardening

@@ -16,7 +16,7 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting, Images
 from robvit.defenses.recipe import TokenRecipe
-from robvit.defenses.robustify import Hardening, open_images, open_model, secret_seed
+from robvit.defenses.robustify import LearnedTokens, open_images, open_model, secret_seed
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, RobvitError
@@ -59,7 +59,7 @@ def rotate(
     arch: str | None = None,
     progress: Advance = silent,
     command: str = "",
-) -> Hardening:
+) -> LearnedTokens:
     """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
 
     The seed is drawn in secret. New tokens that change clean features too much are refused.
@@ -98,7 +98,7 @@ def rotate(
         sets = {OLD: before, NEW: tokens}
         seen = compare(net, sets, held, attack, progress=half)
         check_invariance(seen, NEW, bound)
-        rotation = Hardening(tokens, _record(net, sets, seen, held, str(attack.threat), bound, command))
+        rotation = LearnedTokens(tokens, _record(net, sets, seen, held, str(attack.threat), bound, command))
         if folder is not None:
             rotation.save(folder)
     return rotation

@@ -1,0 +1,192 @@
+"""`robvit.robustify`: one verb for every way to make a model robust.
+
+Secret tokens hold against attacks on the public model. Tuned factors or weights are no secret: they are
+meant to hold when the attacker has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from robvit.backbones.heads import FeatureHead, LinearHead
+from robvit.backbones.model import Model
+from robvit.budget import parse_number
+from robvit.data import ImageDataset
+from robvit.defenses import robustify as tokens_verb
+from robvit.defenses.lora import LoRA
+from robvit.defenses.pool import TokenPool
+from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe
+from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError
+from robvit.progress import Advance, Log, silent
+from robvit.record import Record
+from robvit.training.finetune import finetune
+from robvit.training.tuning import METHODS, Tuning
+
+Data = ImageDataset | torch.Tensor | str | Path
+
+
+@dataclass(frozen=True)
+class Hardening:
+    """A model made robust, ready to use, and what made it so.
+
+    model: the robust model, with the head it was given or that learned along
+    record: how it came about, and what it cost
+    file: where tokens, factors or weights were written; None without `out`
+    tokens: the secret tokens or pool of the method "tokens"
+    lora: the factors of the method "lora", merged into the model
+    head: the head, if it learned along with tokens
+    """
+
+    model: Model
+    record: Record
+    file: Path | None = None
+    tokens: RobustTokens | TokenPool | None = None
+    lora: LoRA | None = None
+    head: LinearHead | None = None
+
+    @property
+    def sets(self) -> tuple[RobustTokens, ...]:
+        """The sets of tokens: none, one, or those of the pool."""
+        if isinstance(self.tokens, TokenPool):
+            return self.tokens.sets
+        return () if self.tokens is None else (self.tokens,)
+
+
+def robustify(
+    model: Model | str,
+    images: Data,
+    *,
+    method: Literal["tokens", "lora", "full"] = "tokens",
+    out: str | Path | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    eps: float | str | None = None,
+    seed: int | None = None,
+    head: FeatureHead | str | Path | None = None,
+    recipe: TokenRecipe | str | None = None,
+    count: int | None = None,
+    start: float | None = None,
+    layers: Sequence[int] | str | None = None,
+    attacks: Sequence[str] | None = None,
+    attack_steps: int | None = None,
+    psnr: float | None = None,
+    adaptive: AdaptiveAttack | None = None,
+    task: float | None = None,
+    pool: int | None = None,
+    cache: Path | None = None,
+    tuning: Tuning | None = None,
+    rank: int | None = None,
+    inner_steps: int | None = None,
+    clean_weight: float | None = None,
+    clean_cosine: float | None = None,
+    minutes: float | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    img_size: int | None = None,
+    arch: str | None = None,
+    log: Log = silent,
+    progress: Advance = silent,
+    command: str = "",
+) -> Hardening:
+    """Make a model's features survive attacks, without labels.
+
+    Interrupted, the same call with the same `out` goes on to the same bits. Options that the method does not
+    have are refused.
+
+    model: a Model, or an alias, a timm name or a checkpoint's path
+    images: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+        part is taken or, where it has no parts, every image; labels are not needed
+    method: "tokens", a secret against attacks on the public model; "lora" or "full", factors beside the
+        linear layers or all weights, tuned to stand when the attacker has them
+    out: the folder for tokens, factors or weights, the run's state and record.json
+    steps, batch, lr: the training's steps, images in a step, learning rate
+    eps: the budget of the attacks (L-inf), 8/255 for tokens and 1/255 for tuning if left out
+    seed: decides start and order; left out it is drawn in secret for tokens, and 0 for tuning
+    head: a head on the original's features, which the robust model takes over
+    recipe: tokens: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe
+    count: tokens: how many enter each layer
+    start: tokens: the random start's scale
+    layers: tokens: the blocks before which they enter, or "all"
+    attacks: tokens: several take turns: "feature", "feature@2/255", or "pgd@4/255", which needs labels
+    attack_steps, psnr: tokens: the attacks' steps, the decibels that images keep (0 for none)
+    adaptive: tokens: an attacker who sees them as they are learned
+    task: tokens: the share of the head's loss in the objective; above 0 the head learns along
+    pool: tokens: how many independent sets to learn
+    cache: tokens: where attacked images are kept; the user's cache if left out
+    tuning: lora, full: all numbers of a tuning; what is given here besides wins
+    rank: lora: the rank of the factors, 16
+    inner_steps: lora, full: steps of the attack inside a training step, 2
+    clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
+        the original that they are to keep, by which the weight is chosen
+    minutes: lora, full: plan steps and batch for so long, by a probe of the model on this machine
+    split, resize, limit: which part of a named data set, how images are made square, at most how many
+    img_size, arch: how a named model is loaded
+    log: lora, full: told what each validation saw, line by line
+    progress: told each share of the work, one in all, with a note
+    command: what the record says it was started by
+    """
+    shared = {"steps": steps, "batch": batch, "lr": lr, "eps": eps, "seed": seed}
+    of_tokens = {
+        "recipe": recipe,
+        "count": count,
+        "start": start,
+        "layers": layers,
+        "attacks": attacks,
+        "attack_steps": attack_steps,
+        "psnr": psnr,
+        "adaptive": adaptive,
+        "task": task,
+        "pool": pool,
+        "cache": cache,
+    }
+    of_tuning = {
+        "rank": rank,
+        "inner_steps": inner_steps,
+        "clean_weight": clean_weight,
+        "clean_cosine": clean_cosine,
+    }
+    published = recipe == "reference"
+    if method not in ("tokens", *METHODS):
+        raise InputError(f"method must be tokens, {' or '.join(METHODS)}, got {method!r}")
+    if method == "tokens":
+        _refuse(of_tuning | {"tuning": tuning, "minutes": minutes}, method, "lora and full")
+    else:
+        _refuse(of_tokens, method, "tokens")
+        _refuse({"rank": rank} if method == "full" else {}, method, "lora")
+    net = tokens_verb.open_model(model, head=head, img_size=img_size, arch=arch, published=published)
+    place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
+    told: dict[str, Any] = {"out": out, "progress": progress, "command": command}
+    if method == "tokens":
+        learned = tokens_verb.robustify(net, images, **_given(shared | of_tokens), **place, **told)
+        file = None if out is None else Path(out) / learned.file
+        return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
+    if not isinstance(images, torch.Tensor) or limit is not None:
+        opened = tokens_verb.open_images(images, net, **place)
+        assert isinstance(opened, ImageDataset)
+        images = opened
+    wishes = _given(shared | of_tuning) | {"method": method}
+    if eps is not None:
+        wishes["eps"] = parse_number(eps)
+    chosen = replace(tuning or Tuning(), **wishes)
+    tuned = finetune(net, images, chosen, minutes=minutes, arch=arch, log=log, **told)
+    return Hardening(
+        tuned.model, tuned.record, None if out is None else Path(out) / METHODS[method], lora=tuned.lora
+    )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse(options: dict[str, Any], method: str, owner: str) -> None:
+    """Refuse options that the chosen method does not have, rather than ignore them."""
+    if wrong := list(_given(options)):
+        raise InputError(f"{wrong[0]} is for the method {owner}, got method {method!r}; leave it out")
