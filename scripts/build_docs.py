@@ -45,6 +45,7 @@ NAVIGATION = {
         "xcit": "The XCiT thesis",
         "tora": "TORA adapters",
         "evaluation": "Evaluation",
+        "certificates": "Certificates",
         "doctor": "The doctor",
         "explain": "Explanations",
         "deployment": "Deployment",

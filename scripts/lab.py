@@ -181,6 +181,11 @@ def keep(study: Study, commit: str) -> None:
     (study.result / "about.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
 
 
+def _pages_show(study: Study) -> bool:
+    """Whether a page of the documentation has figures of this study, which are then written anew."""
+    return any(study.name in page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md"))
+
+
 @contextmanager
 def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Whoever ends the laboratory ends the study that runs."""
@@ -225,6 +230,8 @@ def main() -> int:
             print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
             if not run(study):
                 failed.append(study.name)
+            elif _pages_show(study):
+                subprocess.run([sys.executable, ROOT / "scripts" / "fill_docs.py"], check=False)
     print(status(studies))
     return bool(failed)
 

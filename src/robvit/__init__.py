@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from robvit import data as data
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
+    from robvit.certification.certify import certify as certify
+    from robvit.certification.patches import defend_patches as defend_patches
     from robvit.data.dataset import ImageDataset as ImageDataset
     from robvit.data.opening import open_data as open_data
     from robvit.defenses.lora import LoRA as LoRA
@@ -57,7 +59,9 @@ _PUBLIC = {
     "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
+    "certify": ("robvit.certification.certify", "certify"),
     "data": ("robvit.data", ""),
+    "defend_patches": ("robvit.certification.patches", "defend_patches"),
     "doctor": ("robvit.diagnosis.doctor", "doctor"),
     "evaluate": ("robvit.evaluation.evaluate", "evaluate"),
     "explain": ("robvit.explanation.explain", "explain"),
@@ -85,7 +89,9 @@ __all__ = [
     "attack",
     "attacks",
     "backbones",
+    "certify",
     "data",
+    "defend_patches",
     "doctor",
     "evaluate",
     "explain",

@@ -34,3 +34,25 @@ def paired_interval(
     middle = (first - second) / total
     half = z * math.sqrt((first + second) - (first - second) ** 2 / total) / total
     return (only_first - only_second) / count, max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def lowest_share(hits: int, count: int, alpha: float) -> float:
+    """Clopper and Pearson's exact lower bound of a share, wrong with a chance of at most `alpha`."""
+    if hits == 0:
+        return 0.0
+    low, high = 0.0, hits / count
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_least(hits, count, middle) < alpha else (low, middle)
+    return low
+
+
+def _at_least(hits: int, count: int, share: float) -> float:
+    """The chance of so many hits or more among `count` at this share."""
+    if not 0 < share < 1:
+        return float(share >= 1)
+    whole, yes, no = math.lgamma(count + 1), math.log(share), math.log1p(-share)
+    return math.fsum(
+        math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * yes + (count - k) * no)
+        for k in range(hits, count + 1)
+    )

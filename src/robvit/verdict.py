@@ -13,12 +13,13 @@ SURE = 0.05  # a difference counts if chance alone makes it less often
 
 
 class Verdict(StrEnum):
-    """What became of a claim; only the first two are beyond chance."""
+    """What became of a claim; only the first two are beyond chance. The others bound an effect: below what
+    was claimed, or, with too few images, at a size that leaves room for it."""
 
     SEEN = "seen"
     OPPOSITE = "opposite"
     NOT_AS_LARGE = "no effect as large as claimed"
-    INCONCLUSIVE = "cannot be told"
+    INCONCLUSIVE = "too few images to tell"
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class Claim:
 
     @property
     def wording(self) -> str:
-        """The verdict for reading, with the bound where it has one."""
-        if self.verdict is not Verdict.NOT_AS_LARGE:
+        """The verdict for reading; what is not beyond chance is at least bounded."""
+        if self.verdict in (Verdict.SEEN, Verdict.OPPOSITE):
             return str(self.verdict)
-        return f"no effect larger than {self.low if (self.paper or 0) < 0 else self.high:+.1f} points"
+        bound = f"no effect larger than {self.low if (self.paper or 0) < 0 else self.high:+.1f} points"
+        open_claim = self.verdict is Verdict.INCONCLUSIVE and self.paper is not None
+        return f"{bound}, which leaves room for the paper's {self.paper:+.1f}" if open_claim else bound
 
     @property
     def evidence(self) -> str:

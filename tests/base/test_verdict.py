@@ -32,7 +32,10 @@ def test_an_effect_as_large_as_claimed_is_ruled_out_by_the_interval() -> None:
     assert claim.verdict is Verdict.NOT_AS_LARGE
     assert claim.wording == "no effect larger than +3.0 points"
     assert claim.high == pytest.approx(2.97, abs=0.01)
-    assert claim_of("scaling helps", YES * 64, YES * 64, 2.0).verdict is Verdict.INCONCLUSIVE
+    few = claim_of("scaling helps", YES * 64, YES * 64, 2.0)
+    assert few.verdict is Verdict.INCONCLUSIVE
+    assert few.wording == "no effect larger than +3.0 points, which leaves room for the paper's +2.0"
+    assert claim_of("even", YES * 64, YES * 64).wording == "no effect larger than +3.0 points"
     assert claim_of("it loses", YES * 64, YES * 64, -4.93).wording == "no effect larger than -3.0 points"
 
 

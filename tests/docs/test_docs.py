@@ -27,6 +27,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import robvit
+from helpers import plain_vit
 from helpers.docs_blocks import (
     LANGUAGES,
     PAGES,
@@ -83,6 +84,7 @@ SMALLER = {
     "reproduce": "--images 2 --model robvit-mini",
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
+    "certify": "--limit 2 --samples 4",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.
@@ -208,6 +210,9 @@ def _run(command: str, where: str) -> None:
 def smaller(arguments: list[str]) -> list[str]:
     """The same command at the scale of a test."""
     exchanged = [STANDS_FOR.get(word, word) for word in arguments]
+    if "--patch" in arguments:  # the bundled models cannot drop tokens
+        exchanged = ["plain.safetensors" if word == "robvit-mini" else word for word in exchanged]
+        exchanged += ["--arch", plain_vit.ARCH]
     if exchanged != arguments and "--img-size" in exchanged:  # the bundled models have one size
         place = exchanged.index("--img-size")
         del exchanged[place : place + 2]
@@ -330,6 +335,7 @@ def _write_placeholders(folder: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
+    plain_vit.save_plain_vit(folder / "plain.safetensors")
     ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
     ladder["attacker_budget"] = {
         "sets": 2,

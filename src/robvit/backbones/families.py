@@ -122,11 +122,15 @@ def vit_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
 @family(zoo.vision_transformer.VisionTransformer, "blocks", fixed_size=True, plain_walk=True)
 def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
-    x = vit_embedded(net, pixels)
+    return vit_walk(net, vit_embedded(net, pixels), extra, grid_of(net, pixels))
+
+
+def vit_walk(net: Any, x: torch.Tensor, extra: Extra, grid: tuple[int, int]) -> Tokens:
+    """From what enters the first block of a ViT (B P+N D), N of any number, to its final tokens."""
     length = x.shape[1]
     for i, block in enumerate(net.blocks):
         x = run_block(net, block, enter(x, extra, i, length))
-    return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
+    return split(net.norm(x), net.num_prefix_tokens, grid)
 
 
 @family(zoo.eva.Eva, "blocks", fixed_size=True)

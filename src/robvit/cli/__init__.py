@@ -16,6 +16,7 @@ from robvit.cli import app as playground
 from robvit.cli import (
     attack,
     bake,
+    certify,
     compare,
     data,
     demo,
@@ -50,6 +51,7 @@ for _command in (
     attack.attack,
     attack.attacks,
     evaluate.evaluate,
+    certify.certify,
     compare.compare,
     doctor.doctor,
     explain.explain,

@@ -174,17 +174,28 @@ def head(
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 64,
+    patch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Teach a linear head dropped tokens, for `robvit certify --patch`; pixels."),
+    ] = None,
+    windows: Annotated[int, typer.Option(min=2, help="With --patch, windows along each side.")] = 3,
+    draws: Annotated[int, typer.Option(min=1, help="With --patch, pairs of windows for an image.")] = 4,
     force: Force = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Train a head on a frozen backbone's features and tell how good it is on other images."""
+    if patch is not None and kind != "linear":
+        raise typer.BadParameter(
+            f"only a linear head learns dropped tokens, got {kind}", param_hint="--patch"
+        )
     free_place(out, force)
     check_name("head", kind)
     check_model(model, arch)
     check_file(tokens, "tokens")
     check_data(data)
     from robvit.backbones.heads import HEADS
+    from robvit.certification.head import fit_dropped_head
     from robvit.data import open_data
     from robvit.evaluation.clean import clean_score
     from robvit.loading import load
@@ -194,10 +205,15 @@ def head(
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
     train = open_data(data, split=split or "train", size=net.input_size[0], resize=resize, limit=limit)
     test = open_data(data, split=test_split, size=net.input_size[0], resize=resize, limit=limit)
-    with progress("features", total=len(train)) as advance:
-        trained = head_class.fit(
-            net, train.batches(batch), len(train.classes), names=train.classes, progress=advance
-        )
+    with progress("features", total=len(train) * (1 if patch is None else draws + 1)) as advance:
+        if patch is None:
+            trained = head_class.fit(
+                net, train.batches(batch), len(train.classes), names=train.classes, progress=advance
+            )
+        else:
+            trained = fit_dropped_head(
+                net, train, patch=patch, windows=windows, draws=draws, batch=batch, progress=advance
+            )
     score = clean_score(net.replace(head=trained), test, batch=batch)
     trained.save(out)
     typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")

@@ -1,0 +1,75 @@
+"""A ViT that sees some of its tokens only: the others are not zeroed but left out of the sequence.
+
+What a dropped token's pixels hold therefore cannot change the output by a bit, which is what a certificate
+rests on. It holds where each token is made from pixels of its own alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from robvit.backbones.families import Tokens, vit_embedded, vit_walk
+from robvit.backbones.model import Model
+from robvit.errors import Unsupported
+
+
+class TokenDropping(nn.Module):
+    """A model that can be asked without some of its tokens.
+
+    Legend for shapes: B batch, P prefix tokens, N patches, D width, K classes.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        _check(model)
+        self.model = model.eval()
+
+    @property
+    def token(self) -> tuple[int, int]:
+        """Rows and columns of the pixels of one token."""
+        net: Any = self.model.net
+        rows, columns = net.patch_embed.patch_size
+        return int(rows), int(columns)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        """What enters the first block: (B 3 H W) -> (B P+N D)."""
+        return vit_embedded(self.model.net, self.model.normalise(x))
+
+    def tokens(self, embedded: torch.Tensor, kept: Sequence[int]) -> Tokens:
+        """Final tokens of the kept patches, from what `embed` gave."""
+        net: Any = self.model.net
+        prefix = int(net.num_prefix_tokens)
+        places = torch.tensor([*range(prefix), *(prefix + i for i in kept)], device=embedded.device)
+        rest = embedded.index_select(1, places)
+        return vit_walk(net, rest, self.model.placed(), (1, len(kept)))
+
+    def logits(self, embedded: torch.Tensor, kept: Sequence[int]) -> torch.Tensor:
+        """Logits (B K) from the kept patches."""
+        return self.model.logits(self.tokens(embedded, kept))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (B K) of whole images."""
+        out: torch.Tensor = self.model(x)
+        return out
+
+
+def _check(model: Model) -> None:
+    """Refuse what cannot drop tokens, and what mixes pixels of several tokens before it could."""
+    if not model.family.plain_walk:
+        raise Unsupported(
+            f"{model.name} is no plain ViT, so tokens cannot be left out of it; "
+            "certify a ViT, DeiT, DINOv2 or CLIP"
+        )
+    if model.adapters is not None or model.pool is not None:
+        raise Unsupported(f"{model.name} has adapters or a pool of tokens; certify it without them")
+    projection: Any = getattr(getattr(model.net, "patch_embed", None), "proj", None)
+    own = isinstance(projection, nn.Conv2d) and projection.kernel_size == projection.stride
+    if not own or projection.padding not in ((0, 0), "valid"):
+        raise Unsupported(
+            f"the tokens of {model.name} share pixels, so that a patch reaches more than those it covers; "
+            "nothing can be certified by dropping tokens"
+        )

@@ -1,0 +1,102 @@
+"""Windows of tokens such that every square patch of pixels, wherever it lies, is inside one of them.
+
+A patch of p pixels at row r touches the token rows r // t to (r + p - 1) // t, where t is a token's side in
+pixels. Windows are products of row and column ranges, so an image is covered if each axis is: `cover` checks
+that for every position of the patch, one by one, before it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from robvit.errors import InputError
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Windows over a grid (rows, columns) of tokens that cover every square patch of `patch` pixels.
+
+    A window is the set of the tokens inside, numbered row by row.
+    """
+
+    grid: tuple[int, int]
+    patch: int
+    windows: tuple[frozenset[int], ...]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs of windows by their numbers, each with itself too; fewest tokens dropped first."""
+        every = combinations_with_replacement(range(len(self.windows)), 2)
+        return sorted(every, key=lambda pair: len(self.dropped(*pair)))
+
+    def dropped(self, *numbers: int) -> frozenset[int]:
+        """The tokens inside any of these windows."""
+        return frozenset().union(*(self.windows[number] for number in numbers))
+
+    def kept(self, *numbers: int) -> list[int]:
+        """The tokens outside all of these windows, in order; with no number, all tokens."""
+        gone = self.dropped(*numbers)
+        return [i for i in range(self.grid[0] * self.grid[1]) if i not in gone]
+
+
+def cover(image: tuple[int, int], token: tuple[int, int], patch: int, per_axis: int = 3) -> Cover:
+    """Windows, `per_axis` along each side, that cover every patch x patch square of an image (rows, columns).
+
+    More windows are smaller, so that each hides less of the image, and cost more passes.
+    """
+    if not 1 <= patch < min(image):
+        raise InputError(
+            f"a patch must be 1 to {min(image) - 1} pixels for {image[0]}x{image[1]} images, got {patch}"
+        )
+    grid = (image[0] // token[0], image[1] // token[1])
+    axes = [ranges(length, touched(patch, side), per_axis) for length, side in zip(grid, token, strict=True)]
+    for axis, pixels, side in zip(axes, image, token, strict=True):
+        check_cover(axis, pixels, side, patch)
+    windows = [
+        frozenset(row * grid[1] + column for row in rows for column in columns)
+        for rows in axes[0]
+        for columns in axes[1]
+    ]
+    if max(map(len, windows)) == grid[0] * grid[1]:
+        raise InputError(
+            f"a patch of {patch} pixels with {per_axis} windows a side hides all of the image; "
+            "take more windows or a smaller patch"
+        )
+    return Cover(grid, patch, tuple(windows))
+
+
+def patch_side(text: str, image: tuple[int, int]) -> int:
+    """The side in pixels of a patch given as pixels ("32") or as a share of the image's area ("2%")."""
+    try:
+        if text.strip().endswith("%"):
+            share = float(text.strip()[:-1]) / 100
+            return max(1, round(math.sqrt(share * image[0] * image[1])))
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"a patch is a number of pixels, such as 32, or a share, such as 2%, got {text!r}"
+        ) from None
+
+
+def touched(patch: int, token: int) -> int:
+    """How many tokens in a row a patch touches at most: one more than fit, unless it is a single pixel."""
+    return (patch + token - 2) // token + 1
+
+
+def ranges(length: int, span: int, count: int) -> list[range]:
+    """At most `count` ranges of 0..length-1, as short as can be, such that each run of `span` lies in one."""
+    if count < 2:
+        raise InputError(f"two or more windows a side are needed, or nothing is left to see, got {count}")
+    width = min(length, -(-(length + (count - 1) * (span - 1)) // count))
+    step = max(1, width - span + 1)
+    starts = [min(start, length - width) for start in range(0, length - width + step, step)]
+    return [range(start, start + width) for start in dict.fromkeys(starts)]
+
+
+def check_cover(axis: list[range], pixels: int, token: int, patch: int) -> None:
+    """Prove the cover of an axis by trying every position of the patch."""
+    for first in range(pixels - patch + 1):
+        low, high = first // token, (first + patch - 1) // token
+        assert any(low in one and high in one for one in axis), f"a patch at pixel {first} is not covered"

@@ -1,0 +1,119 @@
+"""`robvit certify`: what no patch, or no small change in L2, can take from a ViT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robvit.cli.checks import check_data, check_model, check_out
+from robvit.cli.options import (
+    Architecture,
+    BatchSize,
+    DataSpec,
+    Device,
+    Head,
+    ImageSize,
+    Limit,
+    Lora,
+    OwnModel,
+    Resize,
+    Seed,
+    Split,
+    Threads,
+    Tokens,
+)
+from robvit.cli.shell import command_line, typed
+
+if TYPE_CHECKING:
+    from robvit.record import Record
+
+
+def certify(
+    model: OwnModel,
+    data: DataSpec = "sample",
+    patch: Annotated[
+        str | None, typer.Option(help="Side of a square patch: pixels (32), or a share of the area (2%).")
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(min=2, help="Windows along each side; more hide less and cost more.")
+    ] = 3,
+    l2: Annotated[float | None, typer.Option(help="In place of a patch, an L2 radius in pixels.")] = None,
+    embedding: Annotated[
+        bool, typer.Option("--embedding", help="With --l2, bound the class embedding's cosine; no labels.")
+    ] = False,
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise of the smoothing; the radius if left out.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Noisy copies that certify an image.")] = 1000,
+    alpha: Annotated[float, typer.Option(help="Chance of error an image.")] = 0.001,
+    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/certify"),
+    tokens: Tokens = None,
+    lora: Lora = None,
+    head: Head = None,
+    split: Split = None,
+    img_size: ImageSize = None,
+    resize: Resize = "squash",
+    arch: Architecture = None,
+    limit: Limit = None,
+    batch: BatchSize = 32,
+    seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Certify a ViT: guarantees for every image that hold against any attacker, known or not yet.
+
+    --patch: windows of tokens are dropped, and an answer that all pairs of windows agree on is certified;
+    no training is needed. --l2: randomised smoothing, of labels or of the embedding. Interrupted, the same
+    command resumes where it stopped.
+    """
+    if (patch is None) == (l2 is None):
+        raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
+    check_model(model, arch, head=head, tokens=tokens, lora=lora)
+    check_data(data)
+    check_out(out)
+    from robvit.certification.certify import certify as run
+    from robvit.certification.smoothing import Smoothing
+    from robvit.certification.windows import patch_side
+    from robvit.loading import load
+    from robvit.progress import progress
+    from robvit.report.html import write_report
+
+    net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora, head=head)
+    rules = None if l2 is None else Smoothing(sigma=sigma or l2, samples=samples, alpha=alpha)
+    with progress(f"certifying {model}", total=1) as advance:
+        record = run(
+            net,
+            data,
+            patch=None if patch is None else patch_side(patch, net.input_size),
+            windows=windows,
+            l2=l2,
+            embedding=embedding,
+            smoothing=rules,
+            out=out,
+            split=split,
+            resize=resize,
+            limit=limit,
+            batch=batch,
+            seed=seed,
+            progress=advance,
+            command=typed(),
+        )
+    write_report(record, out / "report.html")
+    _show(record)
+    typer.echo(f"\nwritten: {out}/record.json\nopen:    {out}/report.html")
+    if patch is not None:
+        learn = command_line("train", "head", model, data, patch=patch, windows=windows, img_size=img_size)
+        typer.echo(f"next: {learn} for a head that expects dropped tokens")
+
+
+def _show(record: Record) -> None:
+    """The table of accuracies, the other figures, and what was certified, in words."""
+    if record.trials:
+        typer.echo("\n" + record.table() + "\n")
+    for name, value in record.metrics.items():
+        if not name.endswith((", low", ", high")):
+            typer.echo(f"  {name}: {value:.3f}")
+    for note in record.notes:
+        typer.echo(f"- {note}")

@@ -1,0 +1,90 @@
+"""Smoothing against closed forms: a linear classifier, whose true distance is known."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+
+from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label, shifted
+from robvit.errors import InputError
+from robvit.statistics import lowest_share
+
+
+def test_the_exact_bound_of_a_share() -> None:
+    assert lowest_share(100, 100, 0.001) == pytest.approx(0.001**0.01)
+    assert lowest_share(0, 10, 0.05) == 0
+    assert lowest_share(1, 10, 0.05) == pytest.approx(1 - 0.95**0.1)
+    assert lowest_share(900, 1000, 0.001) == pytest.approx(0.86745, abs=2e-4)
+
+
+@pytest.mark.parametrize("margin", [0.05, 0.3])
+def test_the_radius_of_a_linear_classifier_is_just_below_its_distance(margin: float) -> None:
+    normal = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1))
+    normal = normal / normal.norm()
+    x = torch.full((3, 4, 4), 0.5)
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        score = ((images - x) * normal).flatten(1).sum(1) + margin
+        return torch.stack((score, -score), 1)
+
+    rules = Smoothing(sigma=0.25, samples=20_000, batch=5000)
+    label, radius = certify_label(model, x, rules, torch.Generator().manual_seed(2))
+    assert label == 0
+    assert 0.85 * margin < radius < margin if margin > 0.1 else 0 < radius < margin
+
+
+def test_a_label_that_noise_decides_is_not_certified() -> None:
+    def coin(images: torch.Tensor) -> torch.Tensor:
+        return torch.stack((images[:, 0, 0, 0], -images[:, 0, 0, 0]), 1)
+
+    label, radius = certify_label(coin, torch.zeros(3, 2, 2), Smoothing(), torch.Generator().manual_seed(0))
+    assert label in (0, 1)
+    assert radius == 0
+
+
+def test_an_embedding_turns_no_further_than_the_bound() -> None:
+    weight = torch.randn(8, 3 * 16, generator=torch.Generator().manual_seed(3))
+
+    def embed(images: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(images.flatten(1) @ weight.T)
+
+    rules, radius = Smoothing(sigma=0.3, samples=4000, batch=4000), 0.1
+    x = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(4))
+    clean, least = certify_embedding(embed, x, radius, rules, torch.Generator().manual_seed(5))
+    assert 0 < least < clean <= 1
+
+    def mean(image: torch.Tensor) -> torch.Tensor:
+        draws = torch.Generator().manual_seed(6)
+        some = torch.cat(list(rules.noisy(image, 40_000, draws)))
+        return torch.nn.functional.normalize(embed(some), dim=-1).mean(0)
+
+    here = mean(x)
+    for seed in range(10):
+        step = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(seed))
+        there = mean(x + radius * step / step.norm())
+        assert torch.cosine_similarity(here, there, dim=0) > least
+
+
+def test_the_shift_follows_the_normal_distribution() -> None:
+    normal = NormalDist()
+    assert shifted(0.0, 1.0) == pytest.approx(2 * normal.cdf(-1) - 1)
+    assert shifted(0.9, 0.0) == pytest.approx(0.9)
+    assert shifted(-1.0, 0.5) == -1
+    assert shifted(1.0, 1.0) < 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma": 0}, "sigma"),
+        ({"sigma": math.nan}, "sigma"),
+        ({"alpha": 1}, "alpha"),
+        ({"samples": 1}, "samples"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Smoothing(**settings)
