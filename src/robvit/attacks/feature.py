@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from robvit.attacks.best import Best
-from robvit.attacks.core import AttackCheck, Model, attack, input_gradient, per_image_uniform
+from robvit.attacks.core import AttackCheck, Model, Objective, attack, input_gradient, per_image_uniform
 from robvit.attacks.losses import Loss, objective_of
 from robvit.attacks.pgd import ascend
 from robvit.attacks.pixels import eight_bit
@@ -45,7 +45,8 @@ def feature(
 ) -> torch.Tensor:
     """Drive features away from the clean ones. x (B 3 H W) in [0,1]; model(x) (B T D) or (B D); no labels.
 
-    The paper's setting is Threat("linf", 8/255) and the defaults.
+    With features of other images in place of labels, y of the shape of model(x), it drives them there:
+    a collision. The paper's setting is Threat("linf", 8/255) and the defaults.
 
     steps: gradient steps a restart.
     step_size: in pixels; 2.5 eps / steps if left out.
@@ -59,7 +60,8 @@ def feature(
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
     limits = [p for p in (psnr, threat.psnr) if p is not None]
     bound = replace(threat, psnr=max(limits, default=None))
-    objective = objective_of(loss, model(x))
+    towards = y is not None and y.is_floating_point()
+    objective = _approach(loss, y) if towards else objective_of(loss, model(x))
     size = 2.5 * threat.eps / steps if step_size is None else step_size
     best = Best(x, early_stop=False)
     for restart in range(restarts):
@@ -70,6 +72,12 @@ def feature(
             model, x, None, bound, best, objective=objective, start=start, steps=steps, size=lambda _: size
         )
     return eight_bit(x, best.adv, bound) if rounded else best.adv
+
+
+def _approach(loss: str | Loss, target: torch.Tensor | None) -> Objective:
+    """Minus the loss from these features, so that ascending it goes there."""
+    away = objective_of(loss, target)
+    return lambda output, rows, step: -away(output, rows, step)
 
 
 @attack(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from robvit.certification.smoothing import Smoothing, certify_embedding, certify
 from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import check_fit, model_facts, open_classifier
+from robvit.evaluation.parts import Rows, in_parts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
-from robvit.files import parse_json, read_text, write_json
 from robvit.loading import load
 from robvit.locks import kept_in
 from robvit.progress import Advance, silent
@@ -30,7 +29,6 @@ from robvit.statistics import interval
 
 PATCH, LABEL, EMBEDDING = "patch", "label", "embedding"
 NO_LABEL = -1  # what is predicted where nothing is certified
-Rows = dict[str, list[Any]]
 
 
 def certify(
@@ -85,7 +83,9 @@ def certify(
         assert l2 is not None
         run = _smoothed(net, l2, smoothing or Smoothing(sigma=max(l2, 0.12)), seed, embedding=embedding)
     with kept_in(out) as folder:
-        rows = _outcomes(run, net, images, folder, batch, progress)
+        facts = [run.kind, str(run.budget), run.settings, net.identity()]
+        rows = in_parts(run.outcomes, images, folder, facts=facts, batch=batch, progress=progress)
+        rows["labels"] = images.labels if images.kind == "labels" else []
         record = Record("certify", model_facts(net), images.facts(), _trials(run, rows), command=command)
         record.metrics = _metrics(run, rows)
         record.protocol = {"kind": run.kind, **run.settings}
@@ -103,14 +103,15 @@ class _Run:
     budget: Budget
     settings: dict[str, Any]
     meaning: str  # what is certified, for people
-    outcomes: Callable[[torch.Tensor, torch.Tensor, list[str]], Rows] = field(repr=False)
+    outcomes: Callable[[ImageDataset], Rows] = field(repr=False)
 
 
 def _patches(model: Model, patch: int, windows: int) -> _Run:
     defense = PatchDefense(model, patch, per_axis=windows)
 
     @torch.no_grad()
-    def outcomes(x: torch.Tensor, y: torch.Tensor, names: list[str]) -> Rows:
+    def outcomes(images: ImageDataset) -> Rows:
+        x, y = images.tensors()
         defense.passes = 0
         start = time.process_time()
         defended = defense.classify(x)
@@ -142,11 +143,11 @@ def _smoothed(model: Model, radius: float, rules: Smoothing, seed: int, *, embed
     def embed(x: torch.Tensor) -> torch.Tensor:
         return model.features(x)[:, 0]
 
-    def outcomes(x: torch.Tensor, y: torch.Tensor, names: list[str]) -> Rows:
+    def outcomes(images: ImageDataset) -> Rows:
         rows: Rows = {"plain": [], "label": [], "radius": []}
         if embedding:
             rows = {"clean cosine": [], "certified cosine": []}
-        for image, name in zip(x, names, strict=True):
+        for image, name in zip(images.tensors()[0], images.names, strict=True):
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             if embedding:
@@ -169,35 +170,6 @@ def _smoothed(model: Model, radius: float, rules: Smoothing, seed: int, *, embed
     settings = {**{k: getattr(rules, k) for k in ("sigma", "select", "samples", "alpha")}, "seed": seed}
     kind = EMBEDDING if embedding else LABEL
     return _Run(kind, Budget("l2", radius), settings, meaning, outcomes)
-
-
-def _outcomes(
-    run: _Run, model: Model, images: ImageDataset, folder: Path, batch: int, progress: Advance
-) -> Rows:
-    """Every image's outcome; finished parts of the very same run are read in place of being made."""
-    facts = [run.kind, str(run.budget), run.settings, model.identity(), images.facts(), batch]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    rows: Rows = {}
-    for number, first in enumerate(range(0, len(images), batch)):
-        places = range(first, min(first + batch, len(images)))
-        path = folder / "parts" / key / f"part-{number:05d}.json"
-        if path.exists():
-            part = parse_json(read_text(path, "a part of a certificate"), path, "a part of a certificate")
-        else:
-            some = images.take(places)
-            part = run.outcomes(*some.tensors(), some.names)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, part)
-        for name, values in part.items():
-            rows.setdefault(name, []).extend(values)
-        progress(len(places) / len(images), note=_so_far(run, rows))
-    return {**rows, "labels": images.labels if images.kind == "labels" else []}
-
-
-def _so_far(run: _Run, rows: Rows) -> str:
-    if run.kind == PATCH:
-        return f"certified {sum(rows['certified'])} of {len(rows['certified'])}"
-    return f"{len(next(iter(rows.values())))} images"
 
 
 def _trials(run: _Run, rows: Rows) -> list[Trial]:

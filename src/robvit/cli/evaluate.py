@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from robvit.budget import check_budget, parse_number
 from robvit.cli.checks import check_data, check_model, check_out, check_protocol
 from robvit.cli.options import (
     Adapters,
@@ -49,6 +50,14 @@ def evaluate(
     lora: Lora = None,
     adapters: Adapters = None,
     head: Head = None,
+    task: Annotated[
+        Literal["classes", "retrieval"],
+        typer.Option(help="retrieval: nearest neighbours by embeddings, clean and attacked; no classifier."),
+    ] = "classes",
+    gallery: Annotated[
+        str | None, typer.Option(help="Where retrieval looks; the data's training part if left out.")
+    ] = None,
+    eps: Annotated[str, typer.Option(help="Budget of retrieval's attacks (L-inf).")] = "2/255",
     public: Annotated[
         str | None,
         typer.Option(help="Images of attackers who learn; the data's training part if left out."),
@@ -76,6 +85,10 @@ def evaluate(
         _list()
         if not show:
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
+        return
+    if task == "retrieval":
+        own = {"arch": arch, "img_size": img_size, "tokens": tokens, "lora": lora}
+        _retrieval(model, data, gallery, eps, out, own, split=split, resize=resize, limit=limit, batch=batch)
         return
     check_protocol(protocol)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
@@ -123,6 +136,28 @@ def evaluate(
         write_json(robustbench, model_info(record))
         typer.echo(f"written: {robustbench} (RobustBench's model_info form)")
     typer.echo(f"next: {command_line('report', out)}, or {command_line('compare', out, 'ANOTHER')}")
+
+
+def _retrieval(
+    model: str, data: str, gallery: str | None, eps: str, out: Path, own: dict[str, Any], **settings: Any
+) -> None:
+    check_model(model, own["arch"], tokens=own["tokens"], lora=own["lora"])
+    check_data(data)
+    check_data(gallery)
+    check_out(out)
+    check_budget("linf", parse_number(eps), usable=True)
+    from robvit.evaluation.retrieval import evaluate_retrieval
+    from robvit.loading import load
+    from robvit.progress import progress
+    from robvit.threat import Threat
+
+    net, threat = load(model, **own), Threat.parse("linf", eps)
+    with progress(f"retrieval with {model}", total=1) as advance:
+        record = evaluate_retrieval(
+            net, data, gallery=gallery, threat=threat, out=out, progress=advance, command=typed(), **settings
+        )
+    _show(record)
+    typer.echo(f"\nwritten: {out}/record.json\nnext: {command_line('report', out)}")
 
 
 def _show(record: Record) -> None:

@@ -1,0 +1,240 @@
+"""Retrieval with embeddings, clean and under attack: what people run foundation models for.
+
+A query finds its nearest neighbours in a gallery by the cosine of class embeddings. An attacker who has the
+model pushes the query's embedding away from where it was, or makes it collide with an image of another
+class. Copy detection by sign bits is judged along: the share of bits that flip.
+
+Legend for shapes: Q queries, G gallery, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from robvit.attacks.run import run
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset, open_data
+from robvit.errors import DataError, InputError
+from robvit.evaluation.classifiers import model_facts
+from robvit.evaluation.parts import Rows, in_parts
+from robvit.evaluation.protocol import Subset
+from robvit.evaluation.subset import Data, judged_images
+from robvit.loading import load
+from robvit.locks import kept_in
+from robvit.progress import Advance, part_of, silent
+from robvit.record import Record, Table, Trial
+from robvit.threat import Threat
+
+USUAL = Threat("linf", 2 / 255)
+PUSH, COLLIDE = "feature (away)", "feature (collision)"
+ATTACKERS = ("clean", PUSH, COLLIDE)
+BEST = (1, 5)  # recall among so many neighbours
+SHOWN = (*(f"recall@{k}" for k in BEST), "mAP", "bits")
+
+
+class Gallery(NamedTuple):
+    """Embeddings of length one (G D), their labels (G,), and their mean, about which sign bits are taken."""
+
+    embeddings: torch.Tensor
+    labels: torch.Tensor
+    mean: torch.Tensor
+
+
+def evaluate_retrieval(
+    model: str | Path | Model,
+    data: Data,
+    *,
+    gallery: Data | None = None,
+    threat: Threat = USUAL,
+    steps: int = 30,
+    out: str | Path | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    gallery_limit: int | None = None,
+    batch: int = 32,
+    seed: int = 0,
+    progress: Advance = silent,
+    command: str = "",
+) -> Record:
+    """Judge a backbone by retrieval: recall@1, recall@5 and mAP, clean, pushed away and made to collide.
+
+    model: a model, or what `load` opens; no classifier is needed.
+    data: labelled queries, or what `open_data` opens.
+    gallery: where neighbours are looked for; the data's training part if left out.
+    threat: the budget of both attacks, which have the model itself.
+    steps: gradient steps of each.
+    out: a folder for record.json and finished parts, from which an interrupted run goes on.
+    split: the part of the queries; the judging part if left out.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    limit: at most so many queries.
+    gallery_limit: at most so many images in the gallery.
+    batch: images in one pass.
+    seed: decides starts and the images that queries are to collide with.
+    progress: takes shares of the work, one in all.
+    command: what a person typed, for the record.
+    """
+    net = (model if isinstance(model, Model) else load(str(model))).eval()
+    size = net.input_size[0]
+    queries = judged_images(data, Subset(count=None), split=split, limit=limit).resized(size, resize)
+    stored = _gallery_images(gallery, data, queries, gallery_limit).resized(size, resize)
+    _check(queries, stored)
+    found = embed_gallery(net, stored, batch, part_of(progress, 0.1, "gallery"))
+
+    def make(some: ImageDataset) -> Rows:
+        return _attacked(net, found, some, threat, steps, seed)
+
+    with kept_in(out) as folder:
+        facts = [net.identity(), stored.facts(), str(threat), steps, seed]
+        rest = part_of(progress, 0.9, "queries")
+        rows = in_parts(make, queries, folder, facts=facts, batch=batch, progress=rest)
+        record = Record("retrieval", model_facts(net), queries.facts(), _trials(rows, threat, steps, seed))
+        record.metrics, record.tables = _metrics(rows), [_table(rows, len(stored))]
+        record.notes = [
+            f"Neighbours are looked for among {len(stored)} images of {stored.spec or 'your own'} by the "
+            f"cosine of class embeddings; the attacker has the model, {threat}, {steps} steps."
+        ]
+        record.command = command
+        if out is not None:
+            record.save(folder / "record.json")
+    return record
+
+
+@torch.no_grad()
+def embed(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """Class embeddings of length one: (B 3 H W) -> (B D); the mean patch where there is no class token."""
+    features = model.features(x)
+    return F.normalize(features[:, 0] if model.has_class_token else features.mean(1), dim=-1)
+
+
+def embed_gallery(model: Model, images: ImageDataset, batch: int, progress: Advance = silent) -> Gallery:
+    """The gallery as it is searched."""
+    parts = []
+    for x, _ in images.batches(batch):
+        parts.append(embed(model, x))
+        progress(len(x) / len(images))
+    embeddings = torch.cat(parts)
+    return Gallery(embeddings, torch.tensor(images.labels), embeddings.mean(0))
+
+
+def ranked(queries: torch.Tensor, gallery: Gallery) -> torch.Tensor:
+    """The numbers of the gallery's images for each query (Q D), nearest first: (Q G)."""
+    return (queries @ gallery.embeddings.T).argsort(dim=1, descending=True, stable=True)
+
+
+def average_precision(relevant: torch.Tensor) -> torch.Tensor:
+    """Of ranked lists (Q G), true where the label is the query's: the mean precision at each hit, (Q,)."""
+    hits = relevant.double()
+    precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
+    return (precision * hits).sum(1) / hits.sum(1).clamp_min(1)
+
+
+def _gallery_images(
+    gallery: Data | None, data: Data, queries: ImageDataset, limit: int | None
+) -> ImageDataset:
+    if isinstance(gallery, ImageDataset):
+        found = gallery
+    elif gallery is not None:
+        found = open_data(gallery, limit=limit)
+    elif isinstance(data, ImageDataset):
+        raise InputError("a gallery is needed beside images of your own; give gallery=")
+    else:
+        try:
+            found = open_data(data, split="train", limit=limit)
+        except DataError as error:
+            raise InputError(f"a gallery is needed: {error}; give --gallery, a folder of images") from error
+    queried = set(queries.names) if found.spec == queries.spec else set()
+    return found.take(i for i, name in enumerate(found.names) if name not in queried)
+
+
+def _check(queries: ImageDataset, stored: ImageDataset) -> None:
+    for images, what in ((queries, "queries"), (stored, "the gallery")):
+        if images.kind != "labels":
+            raise DataError(f"{what} must have labels, or no neighbour is right, got {images.kind}")
+    if missing := sorted(set(queries.labels) - set(stored.labels)):
+        raise InputError(
+            f"the gallery has no image of class {missing[0]}, which queries have; take more images"
+        )
+    if len(set(stored.labels)) < 2:
+        raise InputError("the gallery must hold two classes or more, or every neighbour is right")
+
+
+def _attacked(
+    model: Model, gallery: Gallery, images: ImageDataset, threat: Threat, steps: int, seed: int
+) -> Rows:
+    """For each query and attacker: the neighbours' facts and the bits that flipped."""
+    x, labels = images.tensors()
+    target = torch.tensor(list(_collisions(images, gallery, seed)))
+    settings: dict[str, Any] = {"steps": steps, "seed": seed, "psnr": None}
+
+    def embedding(pixels: torch.Tensor) -> torch.Tensor:
+        features = model.features(pixels)
+        return features[:, 0] if model.has_class_token else features.mean(1)
+
+    away = run("feature", embedding, x, None, threat, batch=len(x), **settings)
+    there = run("feature", embedding, x, gallery.embeddings[target], threat, batch=len(x), **settings)
+    clean = embed(model, x)
+    rows: Rows = {}
+    for name, queried, dist in (
+        ("clean", clean, torch.zeros(len(x))),
+        (PUSH, embed(model, away.adv), away.distance),
+        (COLLIDE, embed(model, there.adv), there.distance),
+    ):
+        order = ranked(queried, gallery)
+        relevant = gallery.labels[order] == labels[:, None]
+        rows[f"{name}/label"] = gallery.labels[order[:, 0]].tolist()
+        for k in BEST:
+            rows[f"{name}/recall@{k}"] = relevant[:, :k].any(1).tolist()
+        rows[f"{name}/mAP"] = average_precision(relevant).tolist()
+        flipped = ((queried > gallery.mean) != (clean > gallery.mean)).double().mean(1)
+        rows[f"{name}/bits"] = flipped.tolist()
+        rows[f"{name}/collided"] = (order[:, 0] == target).tolist()
+        rows[f"{name}/distance"] = dist.tolist()
+    return rows
+
+
+def _collisions(images: ImageDataset, gallery: Gallery, seed: int) -> Iterator[int]:
+    """For each query an image of another class in the gallery, drawn by the query's name alone."""
+    for name, label in zip(images.names, images.labels, strict=True):
+        others = (gallery.labels != label).nonzero()[:, 0]
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        yield int(others[int.from_bytes(digest[:8], "big") % len(others)])
+
+
+def _trials(rows: Rows, threat: Threat, steps: int, seed: int) -> list[Trial]:
+    settings = {"steps": steps, "seed": seed, "psnr": None}
+    return [
+        Trial(
+            name,
+            None if name == "clean" else threat.budget,
+            {} if name == "clean" else settings,
+            rows[f"{name}/recall@1"],
+            rows[f"{name}/label"],
+            rows[f"{name}/distance"],
+        )
+        for name in ATTACKERS
+    ]
+
+
+def _mean(values: list[Any]) -> float:
+    return float(sum(values) / len(values))
+
+
+def _metrics(rows: Rows) -> dict[str, float]:
+    kept = (*SHOWN, "collided")
+    return {f"{what}, {name}": _mean(rows[f"{name}/{what}"]) for name in ATTACKERS for what in kept}
+
+
+def _table(rows: Rows, count: int) -> Table:
+    columns = ["", *(f"recall@{k}, %" for k in BEST), "mAP, %", "bits flipped, %", "nearest is the target, %"]
+    lines: list[list[Any]] = []
+    for name in ATTACKERS:
+        shares = [100 * _mean(rows[f"{name}/{what}"]) for what in SHOWN]
+        lines.append([name, *shares, 100 * _mean(rows[f"{name}/collided"]) if name == COLLIDE else None])
+    return Table("Retrieval", columns, lines, f"Gallery of {count} images.")

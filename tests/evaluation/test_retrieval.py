@@ -1,0 +1,58 @@
+"""Retrieval: measures against hand-made lists, attacks against the model they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import robvit
+from robvit.errors import InputError
+from robvit.evaluation.retrieval import (
+    COLLIDE,
+    PUSH,
+    Gallery,
+    average_precision,
+    evaluate_retrieval,
+    ranked,
+)
+from robvit.threat import Threat
+
+
+def test_average_precision_of_lists_made_by_hand() -> None:
+    lists = torch.tensor(
+        [[True, False, True, False], [False, False, False, True], [True, True, False, False]]
+    )
+    assert average_precision(lists).tolist() == pytest.approx([(1 + 2 / 3) / 2, 1 / 4, 1])
+
+
+def test_the_nearest_come_first_and_ties_in_order() -> None:
+    gallery = Gallery(torch.eye(3), torch.tensor([0, 1, 2]), torch.zeros(3))
+    assert ranked(torch.tensor([[0.0, 1.0, 0.5]]), gallery).tolist() == [[1, 2, 0]]
+    assert ranked(torch.tensor([[1.0, 1.0, 0.0]]), gallery).tolist() == [[0, 1, 2]]
+
+
+def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
+    settings = {"threat": Threat("linf", 16 / 255), "steps": 10, "limit": 8, "gallery_limit": 60, "batch": 4}
+    record = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)
+    metrics = record.metrics
+    assert metrics[f"recall@1, {PUSH}"] < metrics["recall@1, clean"]
+    assert metrics[f"collided, {COLLIDE}"] > 0.5
+    assert metrics["bits, clean"] == 0 < metrics[f"bits, {PUSH}"]
+    assert all(trial.threat is None or max(trial.distance) <= 16 / 255 + 1e-6 for trial in record.trials)
+    sorted(tmp_path.rglob("part-*.json"))[1].unlink()
+    again = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)
+    assert again.metrics == metrics
+    assert robvit.Record.load(tmp_path / "record.json").tables == record.tables
+
+
+def test_a_gallery_of_one_class_is_refused() -> None:
+    gallery = robvit.open_data("sample", split="train", limit=20)
+    one = gallery.take([i for i, label in enumerate(gallery.labels) if label == gallery.labels[0]])
+    queries = robvit.open_data("sample", limit=20)
+    with pytest.raises(InputError, match="gallery has no image of class"):
+        evaluate_retrieval("robvit-mini", queries, gallery=one)
+    same = queries.take([i for i, label in enumerate(queries.labels) if label == gallery.labels[0]])
+    with pytest.raises(InputError, match="two classes or more"):
+        evaluate_retrieval("robvit-mini", same, gallery=one)
