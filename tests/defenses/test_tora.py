@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 import robvit
 from helpers.networks import small_net
 from robvit.attacks import frozen, run
+from robvit.backbones.families import vit_embedded
 from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.defenses.tora.attack import AttackTarget, _logits_and_gate, gate_aware, gates
+from robvit.defenses.tora.fusions import FUSIONS
 from robvit.defenses.tora.io import adapted, fresh, load_adapters, save_adapters
 from robvit.defenses.tora.modules import TUNINGS, Adapters, Fusion
 from robvit.errors import InputError, Unsupported, WrongBackbone
@@ -48,6 +51,42 @@ def test_at_the_start_the_model_equals_its_backbone_bit_for_bit(family: str, tun
     assert twin.identity() != model.identity()
 
 
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_with_every_fusion_the_start_is_the_backbone(fusion: str) -> None:
+    model = model_of("vit")
+    x = torch.rand(2, 3, *model.input_size)
+    with torch.no_grad():
+        assert torch.equal(adapted(model, fresh(model, fusion=fusion))(x), model(x))
+        assert not torch.equal(adapted(model, moved(fresh(model, fusion=fusion)))(x), model(x))
+
+
+def test_with_the_slides_wiring_tokens_meet_the_image_in_the_fusions_alone() -> None:
+    model = model_of("vit")
+    x = torch.rand(2, 3, *model.input_size)
+    at_start = adapted(model, fresh(model, wiring="slides"))
+    later = adapted(model, moved(fresh(model, wiring="slides")))
+    with torch.no_grad():
+        assert torch.equal(at_start.tokens(x).patch, model.tokens(x).patch)  # the blocks go on as they did
+        assert torch.equal(at_start(x)[0], at_start(x)[1])
+        assert not torch.equal(later(x)[0], later(x)[1])
+        # to the letter: [ACC] after the first block is its adapter's, plus what is fused at the first place
+        adapters = later.adapters
+        own = [side.token.expand(2, -1, -1) for side in adapters._sides()]
+        z = model.net.blocks[0](vit_embedded(model.net, model.normalise(x)))
+        seen = [torch.cat((token, z[:, 1:]), dim=1) for token in own]
+        features = [side.adapters[0](one) for side, one in zip(adapters._sides(), seen, strict=True)]
+        added, _ = adapters.fusions[0](z, seen, features, adapters.mix(), adapters.fuse)
+        adapters._refine(0, own, z, adapters.mix())
+        torch.testing.assert_close(own[0], features[0][:, :1] + added[:, :1])
+
+
+def test_a_fusion_or_wiring_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="fusion must be one of adapters, tokens, both, own, got 'mean'"):
+        fresh(model_of("vit"), fusion="mean")
+    with pytest.raises(InputError, match="wiring must be mean or slides"):
+        fresh(model_of("vit"), wiring="none")
+
+
 def test_the_prediction_is_the_mean_of_two_heads_that_differ() -> None:
     model = model_of("vit")
     twin = adapted(model, moved(fresh(model)))
@@ -58,23 +97,45 @@ def test_the_prediction_is_the_mean_of_two_heads_that_differ() -> None:
     assert not torch.allclose(apart["accuracy"], apart["robustness"])
 
 
-def test_gates_are_the_softmax_over_both_adapters_divided_by_the_tokens() -> None:
-    """The fusion in its longhand: two score matrices, softmax over the adapters, both values."""
-    fusion = Fusion(8, 1)
-    torch.nn.init.normal_(fusion.weight)
-    torch.nn.init.normal_(fusion.bias)
-    z, a, r = torch.randn(3, 2, 5, 8)
-    query, *_ = (z @ fusion.weight[0, i].T + fusion.bias[0, i] for i in range(3))
-    keys, values = ([x @ fusion.weight[0, i].T + fusion.bias[0, i] for x in (a, r)] for i in (1, 2))
-    scores = torch.stack([query @ key.transpose(1, 2) / 8**0.5 for key in keys])
-    gates = scores.softmax(0)
-    added, gate = fusion(z, a, r, torch.ones(1), True)
-    torch.testing.assert_close(gate, gates[0])
-    torch.testing.assert_close(added, (gates[0] @ values[0] + gates[1] @ values[1]) / 5)
-    added, gate = fusion(z, a, r, torch.ones(1), False)
-    gates = torch.stack([(query * key).sum(-1, keepdim=True) / 8**0.5 for key in keys]).softmax(0)
-    torch.testing.assert_close(gate, gates[0])
-    torch.testing.assert_close(added, gates[0] * values[0] + gates[1] * values[1])
+def in_longhand(name: str, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The weights (2 B T T) of every fusion spelled out, applied to both adapters' values."""
+    scores = torch.stack([query @ key.transpose(1, 2) for key in keys])
+    if name == "both":
+        weights = (scores.exp() / scores.exp().sum((0, 3), keepdim=True)).clone()
+    elif name == "own":
+        weights = scores.softmax(0) * torch.eye(scores.shape[-1])
+    elif name == "tokens":
+        near = scores.softmax(-1)
+        weights = (near * scores).sum(-1, keepdim=True).softmax(0) * near
+    else:
+        near, gates, own = scores.mean(0).softmax(-1), scores.softmax(0), torch.eye(scores.shape[-1]) / 2
+        weights = torch.stack([own + near * (gate - 0.5) for gate in gates])
+    return weights[0] @ values[0] + weights[1] @ values[1], weights[0].sum(-1)
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_a_fusion_is_its_longhand(name: str) -> None:
+    query, *rest = torch.randn(5, 2, 6, 8)
+    added, gate = FUSIONS[name](query, rest[:2], rest[2:])
+    wanted, share = in_longhand(name, query, rest[:2], rest[2:])
+    torch.testing.assert_close(added, wanted)
+    torch.testing.assert_close(gate, share)
+    assert bool(((gate >= 0) & (gate <= 1)).all())
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_what_is_added_varies_over_tokens_as_what_the_adapters_change_does(name: str) -> None:
+    """A fusion that gave every token the same mean would leave nothing of what an adapter does at a patch."""
+    model = model_of("dinov2")
+    fusion, draws = Fusion(model.width, 1), torch.Generator().manual_seed(0)
+    z = model.features(torch.rand(2, 3, *model.input_size)).detach()
+    changes = [torch.randn(z.shape, generator=draws) for _ in range(2)]
+    with torch.no_grad():
+        added, _ = fusion(z, [z, z], [z + change for change in changes], torch.ones(1), FUSIONS[name])
+    apart = added - added.mean(1, keepdim=True)
+    assert apart.square().sum() > 0.5 * added.square().sum()
+    own = torch.nn.functional.cosine_similarity(added, sum(changes), dim=-1)
+    assert own.mean() > 0.5
 
 
 @pytest.mark.parametrize(
@@ -197,12 +258,13 @@ def test_gates_are_those_of_the_forward_pass_and_sum_to_one_over_the_adapters() 
     model = model_of("dinov2-reg")
     x = torch.rand(2, 3, 28, 28)
     at_start = gates(adapted(model, fresh(model)), x)
-    assert [g.shape for g in at_start] == [(2, 9, 9)] * 2  # a class token, four registers, four patches
-    assert all(torch.equal(g, torch.full_like(g, 0.5)) for g in at_start)
+    assert [g.shape for g in at_start] == [(2, 9)] * 2  # a class token, four registers, four patches
+    for gate in at_start:
+        torch.testing.assert_close(gate, torch.full_like(gate, 0.5))
     leaning = adapted(model, moved(fresh(model)))
     assert all(bool(((g > 0) & (g < 1)).all()) and bool(g.std() > 1e-3) for g in gates(leaning, x))
     one_a_token = adapted(model, moved(fresh(model, tuning="adapterfusion")))
-    assert [g.shape for g in gates(one_a_token, x)] == [(2, 9, 1)] * 2
+    assert [g.shape for g in gates(one_a_token, x)] == [(2, 9)] * 2
     with pytest.raises(Unsupported, match="no gates"):
         gates(adapted(model, fresh(model, tuning="single")), x)
 

@@ -123,7 +123,11 @@ def test_phase_2_starts_from_the_weighted_mean_of_both_fusions(model: Model) -> 
         assert torch.equal(begun.sides[side].token, one.sides[side].token)
     alone = fresh(model, trades=(0.5,))
     take_over(alone, apart, fusion=False)
-    assert not alone.fusions[0].weight[:, 2].any()
+    assert torch.equal(alone.fusions[0].weight, fresh(model).fusions[0].weight)
+    shared = fresh(model, trades=(0.0, 0.25))
+    take_over(shared, apart, fusion=True, shared=True)
+    assert torch.equal(shared.fusions[0].weight[0], apart[1].fusions[0].weight[0])
+    assert torch.equal(shared.fusions[0].weight[0], shared.fusions[0].weight[1])
 
 
 def test_the_loss_is_the_trade_offs_mean_of_attacked_and_clean(model: Model, splits: Splits) -> None:

@@ -27,6 +27,7 @@ QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0
         ("tora-table2", {"trades": (0.1, 0.9)}),
         ("tora-table3", {"trades": (0.9,), "steps": 2}),
         ("tora-fig-attention", {"trades": (0.1, 0.9)}),
+        ("tora-fig-softmax", {"trades": (0.9,), "steps": 2, "choices": ["one fusion in phase 1"]}),
         ("tora-knob", {"trades": (0.1, 0.9), "places": (0.1, 0.5), "steps": 2}),
         ("tora-composed", {"steps": 2, "token_steps": 2, "token_learn": 8}),
     ],
@@ -84,6 +85,6 @@ def test_maps_show_the_gates_of_patches_in_their_places(tmp_path: Path) -> None:
     maps = gate_maps(twin, x)
     assert maps.shape == (4, 2, 8, 8)
     with torch.no_grad():
-        gate = gates(twin, x)[2]  # (B T T): who asks, and whose features
-    torch.testing.assert_close(maps[2, 1, 3, 5], gate[1, :, 1 + 3 * 8 + 5].mean())
+        gate = gates(twin, x)[2]  # (B T)
+    torch.testing.assert_close(maps[2, 1, 3, 5], gate[1, 1 + 3 * 8 + 5])
     assert gate_sheet(x, {"accuracy": maps}).width > 4 * 72

@@ -71,9 +71,13 @@ class Inner(BaseModel):
 class AdapterSettings(BaseModel):
     """Adapters that learn in place of the network (TORA): the tuning, and for which trade-offs.
 
-    `tuning` is "tora" or one of what it is compared with. `trades` are rising numbers from accuracy (0) to
-    robustness (1); with several of them the model has a knob. It is a "path", two fusions for the ends that
-    are trained together on trade-offs drawn between them, unless "states" asks for a fusion each.
+    `tuning` is "tora" or one of what it is compared with, `fusion` where its softmax is taken, `wiring` what
+    a block sees in the place of the class token. In phase 1 each adapter has a fusion of its own, or one is
+    "shared": then accuracy comes first, and robustness goes on with its fusion, as does phase 2.
+
+    `trades` are rising numbers from accuracy (0) to robustness (1); with several of them the model has a
+    knob. It is a "path", two fusions for the ends that are trained together on trade-offs drawn between
+    them, unless "states" asks for a fusion each.
     `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out. Phase 2 starts
     at the weighted mean of phase 1's fusions ("mixed"), or "fresh".
     """
@@ -81,6 +85,9 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tuning: Literal["tora", "adapterfusion", "single", "heads"] = "tora"
+    fusion: Literal["adapters", "tokens", "both", "own"] = "adapters"
+    wiring: Literal["mean", "slides"] = "mean"
+    phase1: Literal["separate", "shared"] = "separate"
     trades: Trades = (0.5,)
     knob: Literal["states", "path"] | None = None
     fusion_epochs: Positive | None = None

@@ -119,7 +119,9 @@ class AdapterTrainer:
         for phase in self.phases:
             adapters = self.start(phase)
             if phase.second:
-                take_over(adapters, first, fusion=self.settings.start == "mixed")
+                take_over(adapters, first, fusion=self.settings.start == "mixed", shared=self.shared)
+            elif self.shared and first:
+                adapters.fusions.load_state_dict(first[-1].fusions.state_dict())
             self._fit(adapters, phase)
             (last if phase.answers == "joint" else first).append(adapters)
         adapters = joined(last) if len(last) > 1 else last[0]
@@ -133,12 +135,20 @@ class AdapterTrainer:
         """Adapters as a phase begins, but for what it takes over."""
         torch.manual_seed(self.recipe.seed)  # every phase starts from the same fusion
         classes = len(self.splits.train.classes)
-        return fresh(self.model, classes, tuning=self.settings.tuning, trades=phase.trades)
+        wanted = self.settings
+        parts = {"tuning": wanted.tuning, "fusion": wanted.fusion, "wiring": wanted.wiring}
+        return fresh(self.model, classes, trades=phase.trades, **parts)
+
+    @property
+    def shared(self) -> bool:
+        """Whether phase 1 has one fusion for both objectives."""
+        return self.settings.phase1 == "shared"
 
     def _fit(self, adapters: Adapters, phase: Phase) -> None:
         self.log(f"{phase.name}: {', '.join(phase.learns)} learn")
         learner = TrainableAdapters(self.model, adapters, phase.answers, phase.learns)
-        about = {"backbone": self.model.identity(), "tuning": self.settings.tuning, "phase": phase.name}
+        about = {"backbone": self.model.identity(), "phase": phase.name}
+        about |= {name: getattr(self.settings, name) for name in ("tuning", "fusion", "wiring", "phase1")}
 
         def share(amount: float = 1, note: str = "") -> None:
             self.progress(amount / len(self.phases), note=note)
@@ -155,14 +165,17 @@ class AdapterTrainer:
         self.runs[phase.name] = fit.run()
 
 
-def take_over(adapters: Adapters, apart: list[Adapters], *, fusion: bool) -> None:
-    """Give adapters what phase 1 made for each objective, and their fusions' means by trade-off if wanted."""
+def take_over(adapters: Adapters, apart: list[Adapters], *, fusion: bool, shared: bool = False) -> None:
+    """Give adapters what phase 1 made for each objective, and its fusions if wanted.
+
+    Those are means by trade-off, or the last one where it was shared.
+    """
     with torch.no_grad():
         for name, one in zip(BOTH, apart, strict=True):
             adapters.sides[name].load_state_dict(one.sides[name].state_dict())
         for name, parameter in adapters.fusions.named_parameters() if fusion else ():
             accuracy, robustness = (one.fusions.get_parameter(name)[0] for one in apart)
-            means = [torch.lerp(accuracy, robustness, trade) for trade in adapters.shape.trades]
+            means = [torch.lerp(accuracy, robustness, 1 if shared else t) for t in adapters.shape.trades]
             parameter.copy_(torch.stack(means))
 
 

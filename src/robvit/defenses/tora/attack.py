@@ -36,7 +36,7 @@ class AttackTarget:
 
 
 def gates(model: Model, x: torch.Tensor) -> list[torch.Tensor]:
-    """The accuracy adapter's gate in every block: (B T T), or (B T 1) with one gate a token."""
+    """The accuracy adapter's gate in every block: (B T)."""
     return _with_gates(model, x)[1]
 
 

@@ -15,7 +15,7 @@ from robvit.defenses.tora.modules import Adapters, AdapterShape, check_backbone
 from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
 
-FORMAT = "robvit-adapters-1"
+FORMAT = "robvit-adapters-2"
 ABOUT = {
     "width": int,
     "depth": int,
@@ -23,13 +23,15 @@ ABOUT = {
     "tuning": str,
     "bottleneck": int,
     "trades": list,
+    "fusion": str,
+    "wiring": str,
     "fingerprint": str,
     "settings": dict,
 }
 
 
 def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
-    """Adapters for a backbone, with which it answers as before; `shape` holds tuning, bottleneck, trades.
+    """Adapters for a backbone, with which it answers as before; `shape` holds tuning, fusion, trades.
 
     Where the backbone has no classifier for so many classes, or does not read it off its class token, the
     new heads have something to learn first.

@@ -2,16 +2,20 @@
 
 After the MLP of every block two bottlenecks, one for accuracy and one for robustness, refine what the
 block gives, and a fusion with shared query, key and value decides for every pair of tokens which of the
-two to listen to. The class token is replaced by [ACC] and [ROB], each with a head of its own; the
-prediction is the mean of both heads. At the start the model equals its backbone, bit for bit.
+two to listen to; what it gives is the next block's input. The class token is replaced by [ACC] and [ROB],
+each with a head of its own; the prediction is the mean of both heads. At the start the model equals its
+backbone, bit for bit.
 
 What the slides leave open and how it is done here:
 
 - A block sees the mean of both tokens in the place of the class token; each token keeps its distance
   from that mean. So blocks work on as many tokens as before, which is what the published operations say.
+  With the wiring "slides" the tokens go from adapter to adapter instead, [ACC]_l from [ACC]_(l-1), and
+  meet the image in the fusions alone; at the start they have not met it.
 - A token leaves its layer as its own adapter makes it, plus what the fusion adds at the first place.
-- The gates of a layer, softmax over the two adapters for each pair of tokens, sum to N in every row of N
-  tokens; the fusion divides by N.
+- Values are of what an adapter changes, not of its whole output, so that nothing is added at the start and
+  adapters act from their first step on. Queries and keys start as the identity on tokens of one length: a
+  token looks at those like itself, first of all itself. `fusions.py` has the places of the softmax.
 - Fusions may be held for several trade-offs; `trade_off` interpolates between the nearest two.
 
 Legend for shapes: B batch, T class token, registers and patches, D width, K classes, S trade-offs.
@@ -29,11 +33,13 @@ from torch import nn
 
 from robvit.backbones.families import Extra, Tokens, enter, grid_of, run_block, split, vit_embedded
 from robvit.backbones.model import Model
+from robvit.defenses.tora.fusions import FUSIONS, Fuse, Fused
 from robvit.errors import InputError, Unsupported
 
 BOTH = ("accuracy", "robustness")
 # Tuning: the objectives that have a token, a head and, except for "heads", adapters of their own.
 TUNINGS = {"heads": BOTH, "single": ("single",), "adapterfusion": BOTH, "tora": BOTH}
+WIRINGS = ("mean", "slides")  # what a block sees in the place of the class token
 REDUCTION = 16  # width over bottleneck
 
 
@@ -46,6 +52,8 @@ class AdapterShape(NamedTuple):
     tuning: str = "tora"
     bottleneck: int = 0
     trades: tuple[float, ...] = (0.5,)
+    fusion: str = "adapters"
+    wiring: str = "mean"
 
 
 class Adapter(nn.Module):
@@ -69,18 +77,20 @@ class Fusion(nn.Module):
 
     def __init__(self, width: int, states: int) -> None:
         super().__init__()
-        weight = torch.zeros(3, width, width)
-        # Wide enough for gates to leave one half; the values stay zero, so nothing is added at the start.
-        nn.init.normal_(weight[:2], std=width**-0.5)
-        self.weight = nn.Parameter(weight.repeat(states, 1, 1, 1))
+        self.weight = nn.Parameter(torch.eye(width).repeat(states, 3, 1, 1))
         self.bias = nn.Parameter(torch.zeros(states, 3, width))
 
     def forward(
-        self, z: torch.Tensor, a: torch.Tensor, r: torch.Tensor, mix: torch.Tensor, pairs: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is added to z (B T D), and the accuracy adapter's gate: (B T T) for pairs, else (B T 1).
+        self,
+        z: torch.Tensor,
+        seen: Sequence[torch.Tensor],
+        features: Sequence[torch.Tensor],
+        mix: torch.Tensor,
+        fuse: Fuse,
+    ) -> Fused:
+        """What is added to z (B T D), and the accuracy adapter's gate (B T); the rest to one is the other's.
 
-        a and r are the adapters' features; the robustness adapter's gate is the rest to one.
+        `seen` and `features` (B T D) are what the two adapters took and gave.
         """
         weight, bias = (
             held[0] if len(held) == 1 else torch.einsum("s,s...->...", mix, held)
@@ -90,17 +100,14 @@ class Fusion(nn.Module):
         def part(number: int, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.linear(x, weight[number], bias[number])
 
-        query = part(0, z) / z.shape[-1] ** 0.5
-        keys, values = [part(1, x) for x in (a, r)], [part(2, x) for x in (a, r)]
-        if not pairs:  # AdapterFusion: every token chooses for itself
-            score_a, score_r = ((query * key).sum(-1, keepdim=True) for key in keys)
-            gate = torch.sigmoid(score_a - score_r)
-            return values[1] + gate * (values[0] - values[1]), gate
-        score_a, score_r = (query @ key.transpose(1, 2) for key in keys)
-        gate = torch.sigmoid(score_a - score_r)  # the softmax over two
-        # As the gates of a pair sum to one, one product serves both adapters' values.
-        fused = gate @ (values[0] - values[1]) + values[1].sum(1, keepdim=True)
-        return fused / z.shape[1], gate
+        def even(x: torch.Tensor) -> torch.Tensor:
+            """Tokens whose entries have a mean square of one."""
+            return nn.functional.normalize(x, dim=-1).mul(x.shape[-1] ** 0.5)
+
+        query = part(0, even(z)) / z.shape[-1] ** 0.5
+        keys = [part(1, even(x)) for x in features]
+        values = [part(2, x - before) for x, before in zip(features, seen, strict=True)]
+        return fuse(query, keys, values)
 
 
 class Branch(nn.Module):
@@ -117,7 +124,7 @@ class Adapters(nn.Module):
     """Everything that is trained on a frozen ViT; `tuning` is one of `TUNINGS`, "tora" being the paper's.
 
     "heads" has two tokens and heads alone, "single" one adapter, token and head, and "adapterfusion"
-    fuses as TORA does but with one gate a token.
+    fuses as TORA does but with one gate a token. `shape.fusion` is one of `FUSIONS`.
     """
 
     trades: torch.Tensor
@@ -128,6 +135,10 @@ class Adapters(nn.Module):
         if shape.tuning not in TUNINGS:
             raise InputError(f"tuning must be one of {', '.join(TUNINGS)}, got {shape.tuning!r}")
         check_trades(shape.trades)
+        if shape.fusion not in FUSIONS:
+            raise InputError(f"fusion must be one of {', '.join(FUSIONS)}, got {shape.fusion!r}")
+        if shape.wiring not in WIRINGS:
+            raise InputError(f"wiring must be {' or '.join(WIRINGS)}, got {shape.wiring!r}")
         shape = shape._replace(bottleneck=shape.bottleneck or max(1, shape.width // REDUCTION))
         self.shape, self.fingerprint = shape, fingerprint
         depth = 0 if shape.tuning == "heads" else shape.depth
@@ -140,6 +151,7 @@ class Adapters(nn.Module):
         fused = shape.tuning in ("adapterfusion", "tora")
         states = len(shape.trades)
         self.fusions = nn.ModuleList(Fusion(shape.width, states) for _ in range(depth if fused else 0))
+        self.fuse = FUSIONS["own" if shape.tuning == "adapterfusion" else shape.fusion]
         self.register_buffer("trades", torch.tensor(shape.trades, dtype=torch.float64))
         self.register_buffer("place", self.trades.mean())
 
@@ -195,12 +207,14 @@ class Adapters(nn.Module):
         x = vit_embedded(net, pixels)
         length, count, mix = x.shape[1], len(self.sides), self.mix()
         own = [side.token.expand(x.shape[0], -1, -1) for side in self._sides()]
+        literal = self.shape.wiring == "slides"
         for i, block in enumerate(net.blocks):
-            middle = sum(own[1:], own[0]) / count
+            middle = x[:, :1] if literal else sum(own[1:], own[0]) / count
             x = run_block(net, block, enter(torch.cat((middle, x[:, 1:]), dim=1), extra, i, length))
-            own = [x[:, :1] + (token - middle) for token in own]
-            rest, gate = self._refine(i, own, x[:, :length], mix)
-            x = torch.cat((x[:, :1], rest, x[:, length:]), dim=1)
+            if not literal:
+                own = [x[:, :1] + (token - middle) for token in own]
+            fused, gate = self._refine(i, own, x[:, :length], mix)
+            x = torch.cat((fused, x[:, length:]), dim=1)
             if gates is not None and gate is not None:
                 gates.append(gate)
         x = net.norm(torch.cat((*own, x[:, 1:]), dim=1))
@@ -209,17 +223,17 @@ class Adapters(nn.Module):
     def _refine(
         self, block: int, own: list[torch.Tensor], z: torch.Tensor, mix: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Registers and patches after the adapters of a block, and the gate; `own` is changed in place."""
+        """All tokens after the adapters of a block, and the gate; `own` is changed in place."""
         if self.shape.tuning == "heads":
-            return z[:, 1:], None
+            return z, None
         seen = [torch.cat((token, z[:, 1:]), dim=1) for token in own]
         features = [side.adapters[block](x) for side, x in zip(self._sides(), seen, strict=True)]
         own[:] = [x[:, :1] for x in features]
         if not self.fusions:
-            return features[0][:, 1:], None
-        added, gate = self.fusions[block](z, *features, mix, self.shape.tuning == "tora")
+            return features[0], None
+        added, gate = self.fusions[block](z, seen, features, mix, self.fuse)
         own[:] = [token + added[:, :1] for token in own]
-        return z[:, 1:] + added[:, 1:], gate
+        return z + added, gate
 
     def heads_apart(self, net: Any, tokens: Tokens) -> dict[str, torch.Tensor]:
         """Each head's logits (B K) by the name of its objective."""

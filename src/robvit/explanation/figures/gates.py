@@ -1,4 +1,4 @@
-"""Gate maps of TORA: how much each patch is read through either adapter, blue over white to red."""
+"""Gate maps of TORA: how much each patch listens to either adapter, blue over white to red."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from robvit.explanation.subject import SHOWN, Subject, figure
 from robvit.record import Curve
 from robvit.report.figure import Figure
 
-CAPTION = "Red patches are read more through the accuracy adapter than the block's mean, blue ones less."
+CAPTION = "Red patches listen to the accuracy adapter more than the block's mean, blue ones less."
 
 
 @torch.no_grad()
 def gate_maps(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The accuracy adapter's gate on each patch, the mean over who asks: (blocks B rows columns).
+    """The accuracy adapter's gate at each patch: (blocks B rows columns).
 
     The robustness adapter's is the rest to one.
     """
     rows, columns = model.tokens(x).grid
-    on_patches = torch.stack([gate.mean(1)[:, -rows * columns :] for gate in gates(model, x)])
+    on_patches = torch.stack([gate[:, -rows * columns :] for gate in gates(model, x)])
     return on_patches.view(*on_patches.shape[:2], rows, columns)
 
 

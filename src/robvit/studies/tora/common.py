@@ -61,17 +61,22 @@ class AdapterBench:
     splits: Splits
     judged: ImageDataset
 
-    def train(self, trades: Sequence[float], *, tuning: str = "tora", knob: str = "states") -> Model:
+    def train(
+        self,
+        trades: Sequence[float],
+        *,
+        tuning: str = "tora",
+        knob: str = "states",
+        fusion: str = "adapters",
+        wiring: str = "mean",
+        phase1: str = "separate",
+    ) -> Model:
         """The backbone with adapters for these trade-offs; what was trained before is taken up again."""
-        wishes = {
-            "tuning": tuning,
-            "trades": trades,
-            "knob": knob,
-            "fusion_epochs": self.effort.fusion_epochs,
-        }
+        parts = {"tuning": tuning, "fusion": fusion, "wiring": wiring, "phase1": phase1}
+        wishes = {**parts, "trades": trades, "knob": knob, "fusion_epochs": self.effort.fusion_epochs}
         changes = {f"adapters.{name}": value for name, value in wishes.items()}
         recipe = changed(self.effort.recipe(self.context.seed), changes)
-        folder = self.effort.folder(self.context) / tuning
+        folder = self.effort.folder(self.context) / "-".join(parts.values())
 
         def log(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
