@@ -125,6 +125,30 @@ def test_no_patch_that_is_tried_takes_a_certified_label(
         assert torch.equal(defense.classify(adv).label, y)
 
 
+def test_an_image_is_certified_where_every_window_is_safe(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), images
+    places = defense.certified_places(x, y)
+    assert torch.equal(places.all(1), defense.certify(x, y))
+    assert bool((places.any(1) & ~places.all(1)).any())  # safe in some places only
+    row = int((~places.all(1) & places.any(1)).nonzero()[0, 0])
+    image = x[row : row + 1]
+    for number in places[row].nonzero()[:, 0].tolist():
+        token = min(defense.cover.windows[number])
+        top, left = 4 * (token // 8), 4 * (token % 8)
+        adv = image.clone()
+        adv[:, :, top : top + 5, left : left + 5] = 1.0
+        assert int(defense.classify(adv).label) == int(y[row])
+
+
+def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
+    record = certify(mini, "sample", patch=5, limit=4, maps=True, out=tmp_path)
+    assert (tmp_path / "places.png").is_file()
+    assert len(record.tables[0].rows) == 3
+    assert min(min(row[1:]) for row in record.tables[0].rows) >= 100 * record.metrics["certified accuracy"]
+
+
 def test_scores_have_the_label_on_top(mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]) -> None:
     defense = defend_patches(mini, 5)
     with torch.no_grad():

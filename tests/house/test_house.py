@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "report": BASE | {"evaluation", "drawing"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data"},
-    "certification": BASE | {"data", "backbones", "evaluation", "loading"},
+    "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},

@@ -13,9 +13,11 @@ import torch
 
 from robvit.backbones.model import Model
 from robvit.budget import Budget
+from robvit.certification.maps import draw_places, places_table
 from robvit.certification.patches import PatchDefense
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
 from robvit.data import ImageDataset
+from robvit.drawing.images import save_png
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import check_fit, model_facts, open_classifier
 from robvit.evaluation.parts import Rows, in_parts
@@ -37,6 +39,7 @@ def certify(
     *,
     patch: int | None = None,
     windows: int = 3,
+    maps: bool = False,
     l2: float | None = None,
     embedding: bool = False,
     smoothing: Smoothing | None = None,
@@ -55,6 +58,7 @@ def certify(
     data: an image set, or what `open_data` opens; labelled, unless only embeddings are certified.
     patch: side of the patch in pixels of the model's input; give this or `l2`.
     windows: windows of dropped tokens along each side; more hide less and cost more passes.
+    maps: also tell under which windows an image is safe, and draw it into `out`; costs more passes.
     l2: radius in pixels, of the smoothed model.
     embedding: with `l2`, bound the cosine of the class embedding in place of the label.
     smoothing: sigma, samples and alpha; half the radius' size and 1,000 samples if left out.
@@ -78,7 +82,7 @@ def certify(
         check_fit(open_classifier(net), images)
     run: _Run
     if patch is not None:
-        run = _patches(net, patch, windows)
+        run = _patches(net, patch, windows, maps=maps)
     else:
         assert l2 is not None
         run = _smoothed(net, l2, smoothing or Smoothing(sigma=max(l2, 0.12)), seed, embedding=embedding)
@@ -90,6 +94,10 @@ def certify(
         record.metrics = _metrics(run, rows)
         record.protocol = {"kind": run.kind, **run.settings}
         record.notes = [run.meaning]
+        if "places" in rows:
+            record.tables = [places_table(rows["places"], windows)]
+            if out is not None:
+                save_png(draw_places(images, rows["places"], windows), folder / "places.png")
         if out is not None:
             record.save(folder / "record.json")
     return record
@@ -106,7 +114,7 @@ class _Run:
     outcomes: Callable[[ImageDataset], Rows] = field(repr=False)
 
 
-def _patches(model: Model, patch: int, windows: int) -> _Run:
+def _patches(model: Model, patch: int, windows: int, *, maps: bool) -> _Run:
     defense = PatchDefense(model, patch, per_axis=windows)
 
     @torch.no_grad()
@@ -116,13 +124,14 @@ def _patches(model: Model, patch: int, windows: int) -> _Run:
         start = time.process_time()
         defended = defense.classify(x)
         middle = time.process_time()
-        certified = defense.certify(x, y)
+        places = defense.certified_places(x, y, whole=not maps)
         end = time.process_time()
         return {
             "plain": model(x).argmax(-1).tolist(),
             "label": defended.label.tolist(),
             "disputed": defended.disputed.tolist(),
-            "certified": certified.tolist(),
+            "certified": places.all(1).tolist(),
+            **({"places": places.tolist()} if maps else {}),
             "inference seconds": [(middle - start) / len(x)] * len(x),
             "certificate seconds": [(end - middle) / len(x)] * len(x),
             "passes": [defense.passes / len(x)] * len(x),
@@ -135,7 +144,7 @@ def _patches(model: Model, patch: int, windows: int) -> _Run:
         f"{count} windows of at most {largest} of the {len(defense.cover.kept())} tokens cover "
         "every place of the patch, which was checked one by one; dropped tokens are left out of the sequence."
     )
-    settings = {"patch": patch, "windows": windows, "pairs": len(defense.cover.pairs)}
+    settings = {"patch": patch, "windows": windows, "pairs": len(defense.cover.pairs), "maps": maps}
     return _Run(PATCH, Budget("patch", patch), settings, meaning, outcomes)
 
 

@@ -52,19 +52,26 @@ class PatchDefense(nn.Module):
         scores, embedded = self._first_round(x)
         return self._decide(scores.argmax(-1), embedded)
 
-    @torch.no_grad()
     def certify(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Which labels y (B,) no patch can change: those that all pairs of windows agree on. (B,) bool."""
+        return self.certified_places(x, y, whole=True).all(1)
+
+    @torch.no_grad()
+    def certified_places(self, x: torch.Tensor, y: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
+        """Under which windows no patch can change the labels y (B,): (B M) bool.
+
+        Those are windows whose pairs all give the label. With `whole` an image is given up with the first
+        pair that does not, so that only a row of nothing but true means anything.
+        """
         embedded = self.dropping.embed(x)
-        alive = torch.arange(len(x), device=x.device)
+        held = torch.ones(len(x), len(self.cover.windows), dtype=torch.bool, device=x.device)
         for pair in self.cover.pairs:
-            if len(alive) == 0:
-                break
-            answers = self._logits(embedded[alive], *pair).argmax(-1)
-            alive = alive[answers == y[alive]]
-        certified = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        certified[alive] = True
-        return certified
+            asked = (held.all(1) if whole else held[:, list(pair)].any(1)).nonzero()[:, 0]
+            if len(asked):
+                agree = self._logits(embedded[asked], *pair).argmax(-1) == y[asked]
+                for number in set(pair):
+                    held[asked, number] &= agree
+        return held
 
     def _logits(self, embedded: torch.Tensor, *windows: int) -> torch.Tensor:
         self.passes += len(embedded)

@@ -39,6 +39,9 @@ def certify(
     windows: Annotated[
         int, typer.Option(min=2, help="Windows along each side; more hide less and cost more.")
     ] = 3,
+    maps: Annotated[
+        bool, typer.Option("--maps", help="Also draw where a patch could succeed; costs more passes.")
+    ] = False,
     l2: Annotated[float | None, typer.Option(help="In place of a patch, an L2 radius in pixels.")] = None,
     embedding: Annotated[
         bool, typer.Option("--embedding", help="With --l2, bound the class embedding's cosine; no labels.")
@@ -88,6 +91,7 @@ def certify(
             data,
             patch=None if patch is None else patch_side(patch, net.input_size),
             windows=windows,
+            maps=maps,
             l2=l2,
             embedding=embedding,
             smoothing=rules,
@@ -100,7 +104,7 @@ def certify(
             progress=advance,
             command=typed(),
         )
-    write_report(record, out / "report.html")
+    write_report(record, out / "report.html", images=[out / "places.png"] if maps else [])
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json\nopen:    {out}/report.html")
     if patch is not None:
