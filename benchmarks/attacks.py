@@ -101,13 +101,6 @@ def races(options: argparse.Namespace) -> dict[str, Race]:
             lambda: ours(*setting, "autoattack", queries=queries),
             theirs,
         ),
-        "fast": Race(
-            f"AutoAttack fast, {queries} queries",
-            model,
-            x,
-            lambda: ours(*setting, "autoattack", version="fast", queries=queries),
-            theirs,
-        ),
     }
 
 

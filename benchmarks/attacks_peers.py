@@ -81,7 +81,6 @@ def arguments(about: str, count: int) -> argparse.Namespace:
     parser.add_argument("--queries", type=int, default=5000, help="of Square, alone and in AutoAttack")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--large", type=int, default=4, help="images for the DINOv2-sized network")
-    parser.add_argument("--masked", action="store_true", help="hide the gradients (attacks_fast.py only)")
     parser.add_argument("--only", default="", help="attacks, separated by commas")
     return parser.parse_args()
 
@@ -133,7 +132,13 @@ def ours(
 
 
 def with_pyautoattack(
-    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, attacks: list[str], queries: int
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    attacks: list[str],
+    queries: int,
+    batch: int = 128,
 ) -> Result:
     """pyautoattack with the settings of its standard version, for any subset of its attacks."""
 
@@ -153,7 +158,7 @@ def with_pyautoattack(
         adversary.apgd_targeted.n_target_classes = 5 if sparse else 9
         adversary.apgd.use_largereps = adversary.apgd_targeted.use_largereps = sparse
         adversary.square.n_queries = queries
-        return adversary.run_standard_evaluation(x, y, batch_size=128)[0]
+        return adversary.run_standard_evaluation(x, y, batch_size=batch)[0]
 
     return measured(model, x, y, work)
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robvit.audit import Audit
 from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
@@ -33,8 +34,9 @@ class Trial:
     images. `scenario` says which variant of the model was judged and what its attacker knew, where there
     are several; `attacker` is that attacker's name among the protocols' and `surrogate` the model the
     images were made on, if not the judged one. The images in `skipped` were misclassified before this
-    attack, which did not see them: they count as wrong, with what was predicted then. A `control` takes
-    no part in the worst case. `shards` is the folder of the adversarial images, relative to the record's.
+    attack, which did not see them: they count as wrong, with what was predicted then. Those in `unseen` were
+    correct, and the attack, an audit of a sample, did not see them either. A `control` takes no part in the
+    worst case. `shards` is the folder of the adversarial images, relative to the record's.
     """
 
     attack: str
@@ -51,6 +53,7 @@ class Trial:
     attacker: str = ""
     surrogate: str = ""
     skipped: list[int] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
     control: bool = False
     severity: int | None = None
     shards: str = ""
@@ -61,6 +64,11 @@ class Trial:
         if self.severity is not None:
             return "corruption"
         return "clean" if self.attack == "clean" else "attack"
+
+    @property
+    def not_attacked(self) -> set[int]:
+        """The images that the attack did not see."""
+        return {*self.skipped, *self.unseen}
 
     @property
     def strength(self) -> str:
@@ -135,7 +143,9 @@ class Row(NamedTuple):
 
 
 def _title(trial: Trial) -> str:
-    return f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
+    title = f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
+    seen = len(trial.correct) - len(trial.not_attacked)
+    return f"{title}, {seen} of {seen + len(trial.unseen)}" if trial.unseen else title
 
 
 def _share(correct: list[bool]) -> tuple[float, float, float]:
@@ -160,6 +170,7 @@ class Record:
     findings: list[Finding] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    audits: list[Audit] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -243,6 +254,7 @@ class Record:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(content.keys() - known):
             raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
+        content.setdefault("audits", [])  # records from before there were any
         try:
             for name, part in PARTS.items():
                 content[name] = [part(**_restored(entry)) for entry in content[name]]
@@ -262,6 +274,7 @@ PARTS: dict[str, Any] = {
     "curves": Curve,
     "findings": Finding,
     "claims": Claim,
+    "audits": Audit,
 }
 
 

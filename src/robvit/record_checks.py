@@ -47,8 +47,9 @@ def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
 def check_lengths(record: Record, path: str | Path) -> None:
     """Refuse lists that do not run over the record's images, and tables and curves of no regular form."""
     for trial in record.trials:
-        if not all(0 <= place < len(trial.correct) for place in trial.skipped):
-            raise InputError(f"{path}: {trial.attack}.skipped names images that the record does not have")
+        for name, places in (("skipped", trial.skipped), ("unseen", trial.unseen)):
+            if not all(0 <= place < len(trial.correct) for place in places):
+                raise InputError(f"{path}: {trial.attack}.{name} names images that the record does not have")
     for table in record.tables:
         if any(len(row) != len(table.columns) for row in table.rows):
             raise InputError(f"{path}: every row of {table.title!r} must have {len(table.columns)} cells")

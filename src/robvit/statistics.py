@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+MIN_IMAGES = 3  # one or two may always be bad luck
+
 
 def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's 95 % interval of a share: honest for few images and for shares near 0 and 1."""
@@ -13,6 +15,11 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def surely_above(count: int, total: int, limit: float) -> bool:
+    """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
+    return count >= MIN_IMAGES and interval(count, total)[0] > limit
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 
 import pytest
 import torch
@@ -14,15 +13,13 @@ from helpers.attack_cases import (
     EPS,
     EVERY,
     SMALL_EPS,
-    images,
     labelled,
     linear,
     prepared,
     quick,
     setting,
-    tiny,
 )
-from robvit.attacks import ATTACKS, Count, fab_t, misclassified, run
+from robvit.attacks import ATTACKS
 from robvit.attacks.core import supported
 from robvit.threat import Threat
 
@@ -75,22 +72,6 @@ def test_a_step_stays_in_the_box():
         normal = torch.full_like(x, sign)
         far = fab_file._step(state, Threat("l2", 1.0), torch.tensor([100.0]), normal, torch.tensor([False]))
         assert bool(((far >= 0) & (far <= 1)).all())
-
-
-def test_fab_gives_up_only_what_is_far():
-    model, x = tiny(), images()
-    y = labelled(model, x)
-    distance = run("fab_t", model, x, y, Threat("linf", math.inf)).distance
-    threat = Threat("linf", float(distance.median()))
-    passes, success = [], []
-    for give_up in (None, 1.25):
-        counted = Count(model)
-        adv = fab_t(counted, x, y, threat, give_up=give_up)
-        passes.append(counted.forward)
-        success.append(misclassified(model.eval()(adv), y))
-    assert torch.equal(*success)
-    assert success[0].any()
-    assert passes[1] < passes[0]
 
 
 @pytest.mark.slow

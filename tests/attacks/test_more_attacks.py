@@ -232,18 +232,6 @@ def test_an_ensemble_breaks_what_any_member_breaks():
         autoattack(model, x, y, threat, version="best")
 
 
-def test_square_gives_up_only_what_is_out_of_reach():
-    model, x = tiny(), images()
-    y = labelled(model, x)
-    for eps, broken in ((1e-4, 0), (0.3, 8)):
-        passes = []
-        for give_up in (None, 3.0):
-            outcome = run("square", model, x, y, Threat("linf", eps), steps=1500, give_up=give_up)
-            assert int(outcome.success.sum()) == broken
-            passes.append(outcome.forward)
-        assert passes[1] < passes[0] / 2 or broken
-
-
 def test_transfer_through_an_ensemble_is_judged_by_the_victim():
     model, victim, x = tiny(seed=0), tiny(seed=5), images()
     y = labelled(victim, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -194,10 +195,13 @@ def search(
     objective: Objective,
     steps: int,
     seed: int,
-    purpose: str,
+    purpose: str | Sequence[str],
     targeted: bool = False,
 ) -> None:
-    """One climb from a random point for the survivors of `best`; in L1 through larger budgets first."""
+    """One climb from a random point for the survivors of `best`; in L1 through larger budgets first.
+
+    `purpose` names the draw of the starts, for all images or for each.
+    """
     rows = best.survivors()
     if not len(rows):
         return
@@ -206,7 +210,8 @@ def search(
     for number, (factor, part) in enumerate(stages):
         wide = threat.times(factor)
         if point is None:
-            point = wide.random(x[rows], per_image_uniform(x[rows], seed, purpose))
+            own = purpose if isinstance(purpose, str) else [purpose[row] for row in rows.tolist()]
+            point = wide.random(x[rows], per_image_uniform(x[rows], seed, own))
         last = number == len(stages) - 1
         point = climb(
             model,

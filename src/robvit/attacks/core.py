@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -199,15 +199,17 @@ def frozen(model: object) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def per_image_uniform(x: torch.Tensor, seed: int, purpose: str, *shape: int) -> torch.Tensor:
+def per_image_uniform(x: torch.Tensor, seed: int, purpose: str | Sequence[str], *shape: int) -> torch.Tensor:
     """Uniform numbers in [0,1) for each image: (B *shape), by default of the images' own shape.
 
-    They depend on the seed, the purpose and the image alone, so batches of any make-up draw alike.
+    They depend on the seed, the purpose, one for all or one an image, and the image alone, so batches of
+    any make-up draw alike.
     """
     size = shape or x.shape[1:]
+    purposes = [purpose] * len(x) if isinstance(purpose, str) else purpose
     rows = []
-    for image in x.detach().float().cpu().contiguous():
-        key = hashlib.blake2b(memoryview(image.numpy()), digest_size=7, key=f"{seed} {purpose}".encode()[:64])
+    for image, own in zip(x.detach().float().cpu().contiguous(), purposes, strict=True):
+        key = hashlib.blake2b(memoryview(image.numpy()), digest_size=7, key=f"{seed} {own}".encode()[:64])
         generator = torch.Generator().manual_seed(int.from_bytes(key.digest(), "big"))
         rows.append(torch.rand(size, generator=generator))
     return torch.stack(rows).to(x.device, x.dtype)

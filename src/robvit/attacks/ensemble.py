@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
+from robvit.attacks.audited import audited_settings, autoattack_audited
 from robvit.attacks.best import Best
 from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, misclassified, require_labels, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
+from robvit.audit import SIZE
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
 
 STANDARD = ("apgd_ce", "apgd_t", "fab_t", "square")
 RAND = ("apgd_ce", "apgd_dlr")
-FAR, PACE = 1.25, 3.0  # when "fast" gives up: FAB beyond so many budgets, Square at so many times its pace
 
 
 @attack(
@@ -72,6 +73,7 @@ def autoattack(
     steps: int = 100,
     targets: int = 9,
     queries: int = 5000,
+    audit: int = SIZE,
     averaged: int = 20,
     judgements: int = 100,
     judge: Model | None = None,
@@ -81,19 +83,25 @@ def autoattack(
     """AutoAttack. x (B 3 H W) in [0,1], y (B,); models of few classes have fewer targets.
 
     version: "standard" is APGD-CE, targeted APGD, targeted FAB and Square, in L1 with five starts of the
-        first and five targets of the second; "fast" is the same, but FAB and Square give up what is far
-        out of their reach; "rand", for randomised models, is APGD-CE and APGD-DLR on means of passes.
+        first and five targets of the second; "audited" is the same, but only a sample of what the first
+        two leave goes through the others, unless one of it falls (`robvit.attacks.audited`); "rand", for
+        randomised models, is APGD-CE and APGD-DLR on means of passes.
     steps: of each gradient attack.
     targets: of targeted APGD and FAB.
     queries: of Square.
+    audit: "audited": the size of the sample, which is drawn from the images of the call.
     averaged: "rand": passes whose mean is attacked.
     judgements: "rand": fresh passes whose mean decides, never those on which a point was chosen.
     judge: decides what is misclassified, the model itself if left out.
     early_stop: images leave once they are misclassified.
     seed: passed on to every attack.
     """
-    if version in ("standard", "fast"):
-        fast = version == "fast"
+    if version == "audited":
+        given = audited_settings(threat, steps, targets, queries)
+        return autoattack_audited(
+            model, x, y, threat, settings=given, audit=audit, judge=judge, early_stop=early_stop, seed=seed
+        )[0]
+    if version == "standard":
         return worst_of(
             model,
             x,
@@ -106,8 +114,8 @@ def autoattack(
             settings={
                 "apgd_ce": {"steps": steps, "restarts": 5 if threat.sparse else 1},
                 "apgd_t": {"steps": steps, "targets": min(targets, 5) if threat.sparse else targets},
-                "fab_t": {"steps": steps, "targets": targets, "give_up": FAR if fast else None},
-                "square": {"steps": queries, "give_up": PACE if fast else None},
+                "fab_t": {"steps": steps, "targets": targets},
+                "square": {"steps": queries},
             },
         )
     if version == "rand":
@@ -121,4 +129,4 @@ def autoattack(
             judge=eot(judge or model, judgements),
             settings={name: {"steps": steps} for name in RAND},
         )
-    raise InputError(f'version must be "standard", "fast" or "rand", got {version!r}')
+    raise InputError(f'version must be "standard", "audited" or "rand", got {version!r}')

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from robvit.attacks.best import Nearest, take
+from robvit.attacks.boundaries import boundaries, gaps
 from robvit.attacks.core import (
     AttackCheck,
     Model,
     attack,
-    input_gradient,
     misclassified,
     per_image_uniform,
     require_labels,
@@ -30,7 +30,6 @@ OVERSHOOT = 1.05  # past the linearised boundary, so that the real one is crosse
 BACKWARD = 0.9  # of the way from the original to an adversarial point: where the search goes on
 BIAS = 0.1  # the most that the projection of the original weighs
 HALVINGS = 6  # of the segment from the original, at the end
-SETTLED = 0.2  # of the steps, after which the nearest point comes only a few per cent nearer
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ def fab_t(
     steps: int = 100,
     targets: int = 9,
     restarts: int = 1,
-    give_up: float | None = None,
     early_stop: bool = True,
     seed: int = 0,
 ) -> torch.Tensor:
@@ -88,8 +86,6 @@ def fab_t(
     steps: steps a target.
     targets: how many wrong classes; a model of fewer classes has fewer.
     restarts: rounds through all targets; the first starts at x itself.
-    give_up: leave a target after a fifth of the steps where the nearest point so far is farther than so
-        many budgets.
     early_stop: an image is done as soon as it is misclassified inside a finite budget.
     seed: decides the later starts, together with each image.
     """
@@ -97,7 +93,7 @@ def fab_t(
     wrong = likeliest_wrong(model(x), labels, targets)
     for restart in range(restarts):
         for wanted in wrong.split(1, dim=1):
-            _approach(model, x, labels, threat, nearest, wanted, steps, seed, restart, give_up)
+            _approach(model, x, labels, threat, nearest, wanted, steps, seed, restart)
     return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
 
 
@@ -111,7 +107,6 @@ def _approach(
     steps: int,
     seed: int,
     restart: int,
-    give_up: float | None = None,
 ) -> None:
     """n steps from the original, or from a random point on a restart: n + 1 forward, n backward passes."""
     if steps < 1:
@@ -122,11 +117,9 @@ def _approach(
     )
     state = _State(rows, x[rows], start, wanted[rows])
     for step in range(steps + 1):
-        if give_up is not None and step == round(SETTLED * steps):
-            state = take(state, (nearest.dist[state.rows] <= give_up * threat.eps).nonzero()[:, 0])
         if not len(state.rows):
             return
-        output, gap, grad = _boundary(model, state, y[state.rows], threat, last=step == steps)
+        output, gap, grad = _nearest_boundary(model, state, y[state.rows], threat, last=step == steps)
         success = misclassified(output, y[state.rows])
         keep = nearest.offer(state.rows, state.point, success)
         if keep is not None:
@@ -134,29 +127,23 @@ def _approach(
         state = replace(state, point=_step(state, threat, gap, grad, success))
 
 
-def _boundary(
+def _nearest_boundary(
     model: Model, state: _State, y: torch.Tensor, threat: Threat, last: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The output, and gap and gradient (b ...) of the label's logit over the class of nearest boundary."""
-    with torch.set_grad_enabled(not last):
-        leaf = state.point.detach().requires_grad_(not last)
-        output = model(leaf)
-        gaps = output.gather(1, y[:, None]) - output.gather(1, state.wanted)  # (b c)
-        totals = gaps.sum(0).unbind()
-    gap, grad = gaps[:, 0].detach(), torch.zeros_like(state.point)
+    grad = torch.zeros_like(state.point)
     if last:
-        return output, gap, grad
+        output = model(state.point)
+        return output, gaps(output, y, state.wanted)[:, 0], grad
+    output, found = boundaries(model, state.point, y, lambda _: state.wanted, threat)
+    gap = gaps(output, y, state.wanted)[:, 0]
     least = torch.full_like(gap, math.inf)
-    for total, column in zip(totals, gaps.detach().unbind(1), strict=True):
-        normal = input_gradient(total, leaf, keep_graph=total is not totals[-1])
-        # The steepest small move shows how fast the gap can change in this norm.
-        speed = (threat.steepest(normal, 0.1) * normal).flatten(1).sum(1) / 0.1
-        dist = column.abs() / speed.clamp_min(1e-30)
+    for column, normal, dist in found:
         nearer = dist < least
         least = torch.where(nearer, dist, least)
         gap = torch.where(nearer, column, gap)
         grad = torch.where(nearer.view(-1, 1, 1, 1), normal, grad)
-    return output.detach(), gap, grad
+    return output, gap, grad
 
 
 def _step(

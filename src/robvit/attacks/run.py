@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from robvit.attacks.audited import refuse_batches
 from robvit.attacks.certificate import certify
 from robvit.attacks.compiled import Compiled
 from robvit.attacks.core import (
@@ -105,6 +106,8 @@ def run(
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label an image, {len(x)}, got {len(y)}")
     function, gradients = _known(attack, settings)
+    if len(x) > batch:
+        refuse_batches(attack, settings)
     search, judged = _models(model, victim, precision, compiler)
     decide, transfer = eot(judged, samples), victim is not None
     if transfer:

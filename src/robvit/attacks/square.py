@@ -31,7 +31,6 @@ class _State:
     x: torch.Tensor
     point: torch.Tensor
     value: torch.Tensor
-    earlier: torch.Tensor  # the margin one block of steps ago
     numbers: torch.Tensor
 
 
@@ -52,7 +51,6 @@ def square(
     steps: int = 5000,
     area: float = 0.8,
     restarts: int = 1,
-    give_up: float | None = None,
     early_stop: bool = True,
     seed: int = 0,
 ) -> torch.Tensor:
@@ -61,8 +59,6 @@ def square(
     steps: queries an image and restart.
     area: the share of the image that the first window covers; later ones shrink as the paper says.
     restarts: searches, each for the images that are still classified correctly.
-    give_up: give an image up once even so many times the pace of its last 256 queries would not bring its
-        margin to zero by the end; the search slows down, so a factor of a few loses little.
     early_stop: an image leaves the batch as soon as it is misclassified.
     seed: decides everything random, together with each image.
     """
@@ -70,7 +66,7 @@ def square(
     if steps < 1 or not 0 < area <= 1:
         raise InputError(f"steps must be at least 1 and area in (0,1], got {steps} and {area}")
     for restart in range(restarts):
-        _search(model, x, labels, threat, best, steps, area, give_up, seed, f"square {restart}")
+        _search(model, x, labels, threat, best, steps, area, seed, f"square {restart}")
     return best.adv
 
 
@@ -82,7 +78,6 @@ def _search(
     best: Best,
     steps: int,
     area: float,
-    give_up: float | None,
     seed: int,
     purpose: str,
 ) -> None:
@@ -92,14 +87,11 @@ def _search(
     start = _stripes if threat.norm == "linf" else _tiles
     point = start(x[rows], threat, per_image_uniform(x[rows], seed, purpose, 3, TILES**2 + x.shape[-1]))
     low = torch.full((len(rows),), -torch.inf, device=x.device, dtype=x.dtype)
-    state = _State(rows, x[rows], point, low, low, torch.empty(len(rows), 0, DRAWS, device=x.device))
+    state = _State(rows, x[rows], point, low, torch.empty(len(rows), 0, DRAWS, device=x.device))
     for step, side in enumerate(_sides(steps, area, x.shape[-2:])):
         if step:
             place = (step - 1) % BLOCK
             if place == 0:
-                state = _hopeful(state, (steps - step) / BLOCK, give_up)
-                if not len(state.rows):
-                    return
                 numbers = per_image_uniform(state.x, seed, f"{purpose} {step // BLOCK}", BLOCK, DRAWS)
                 state = replace(state, numbers=numbers)
             propose = _paint if threat.norm == "linf" else _shift_mass
@@ -117,15 +109,6 @@ def _search(
             state = take(state, keep)
             if not len(state.rows):
                 return
-
-
-def _hopeful(state: _State, blocks: float, give_up: float | None) -> _State:
-    """The images that may still be misclassified in what is left of the search."""
-    pace = state.value - state.earlier
-    state = replace(state, earlier=state.value)
-    if give_up is None:
-        return state
-    return take(state, (state.value + give_up * pace * blocks >= 0).nonzero()[:, 0])
 
 
 def _sides(steps: int, area: float, shape: torch.Size) -> Iterator[int]:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from robvit.registry import Registry
-from robvit.statistics import interval, mcnemar
+from robvit.statistics import mcnemar, surely_above
 
 if TYPE_CHECKING:
     from robvit.diagnosis.context import CheckContext
 
 LIMIT = 0.02  # the share of images that chance and an attack's last few misses may explain
 TOLERANCE = 0.05  # the share on which sound attacks that search in different ways differ
-MIN_IMAGES = 3  # a red needs so many images; one or two may always be bad luck
 P_VALUE = 0.05  # below it a difference between two attacks is no chance
 
 
@@ -99,11 +98,6 @@ def graded(violations: torch.Tensor, total: int, evidence: str, limit: float = L
 def advice(violations: torch.Tensor, evidence: str) -> Verdict:
     """Green without violations (n,), amber with any: the attack is weak, the model not suspect."""
     return Verdict(Status.AMBER if bool(violations.any()) else Status.GREEN, evidence, violations)
-
-
-def surely_above(count: int, total: int, limit: float) -> bool:
-    """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
-    return count >= MIN_IMAGES and interval(count, total)[0] > limit
 
 
 def surely_more(more: int, less: int) -> bool:

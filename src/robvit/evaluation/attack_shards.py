@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from robvit.attacks import ATTACKS, Outcome, frozen, judge, run
+from robvit.attacks.audited import refuse_batches
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
@@ -73,6 +74,7 @@ class AttackJob:
 
     def __post_init__(self) -> None:
         refuse_targets(self.settings)
+        refuse_batches(self.attack, self.settings)
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
         task = "classes" if self.threat is None else ATTACKS.info(self.attack).task
         wanted = "masks" if per_pixel or task == "pixels" else "labels"

@@ -42,6 +42,7 @@ def claims(record: Record) -> list[str]:
             f"Robust accuracy {row.share:.1%} (95 % interval {row.low:.1%} to {row.high:.1%}) under "
             f"{row.threat}: an image counts only if it stays correct under every attack."
         )
+        notes += [str(audit) for audit in record.audits]
         notes += _by_attacker(record, attacks)
         if "trade-off" in record.model:
             notes.append(

@@ -80,7 +80,7 @@ def evaluate(
             cost = forecast(plan, fitted(classifier.net, images), x)
             log(f"{classifier.name} on {len(images)} images: {cost}")
         runner = Runner(classifier, images, rules, plan, folder, data, learned, batch, precision)
-        runner.keeps, runner.progress = out is not None, progress
+        runner.keeps, runner.progress, runner.log = out is not None, progress, log
         trials = runner.run()
         record = Record(
             kind="evaluate",
@@ -88,6 +88,7 @@ def evaluate(
             data=images.facts() | ({"split": split or ""} if published else {}),
             trials=trials,
             metrics=runner.metrics,
+            audits=runner.audits,
             protocol={**rules.model_dump(mode="json"), "batch": batch, "precision": precision},
             command=command,
         )

@@ -15,6 +15,7 @@ from torch import nn
 from robvit.attacks import ATTACKS, AttackWarning, frozen, run
 from robvit.attacks.core import gradient
 from robvit.attention import attention_layers
+from robvit.audit import STRATA
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.protocol import Attack, Protocol
@@ -95,7 +96,7 @@ def plan_of(protocol: Protocol, net: nn.Module, *, count: int, classes: int) -> 
         models = ATTACKERS.info(entry.attacker).models(protocol.attacker_budget)
         layers = len(attention_layers(net)) if ATTACKS.info(entry.attack).needs == "attention" else 0
         one = attack_passes(entry, protocol.threat_of(entry), classes, layers)
-        attacks.append(one.times(count * len(protocol.seeds) * models))
+        attacks.append(one.times(audited_count(entry, protocol, count) * len(protocol.seeds) * models))
     known = dict.fromkeys(entry.attacker for entry in protocol.attacks)
     learning = {name: ATTACKERS.info(name).learning(protocol.attacker_budget) for name in known}
     wanted = protocol.corruptions
@@ -106,6 +107,11 @@ def plan_of(protocol: Protocol, net: nn.Module, *, count: int, classes: int) -> 
         learning={name: Passes(passes, passes) for name, passes in learning.items()},
         corruptions=Passes(count * corrupted, 0),
     )
+
+
+def audited_count(entry: Attack, protocol: Protocol, count: int) -> int:
+    """How many of `count` images an attack sees at most, if an audit's sample does not break."""
+    return min(count, protocol.audit + STRATA) if entry.audited else count
 
 
 def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) -> Passes:

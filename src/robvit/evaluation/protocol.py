@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from robvit.attacks import ATTACKS
+from robvit.attacks.audited import refuse_batches
+from robvit.audit import SIZE
 from robvit.budget import check_budget, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
@@ -72,12 +74,16 @@ class Subset(Strict):
 
 
 class Attack(Strict):
-    """One attack: its settings, its threat if not the protocol's, and what the attacker knows."""
+    """One attack: its settings, its threat if not the protocol's, and what the attacker knows.
+
+    An `audited` one goes on with a sample of what the attacks before left, and with all if one of it falls.
+    """
 
     attack: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: ThreatField | None = None
     attacker: str = "white-box"
+    audited: bool = False
 
     @model_validator(mode="after")
     def _known(self) -> Attack:
@@ -92,6 +98,7 @@ class Attack(Strict):
             raise InputError(
                 f"a {self.attacker} attacker has no gradients, {self.attack} needs them; take square"
             )
+        refuse_batches(self.attack, self.settings)
         for name, value in self.settings.items():
             if name in RESERVED:
                 raise InputError(f"settings.{name} is not for an attack to set but for {RESERVED[name]}")
@@ -125,7 +132,10 @@ class Corruptions(Strict):
 
 
 class Protocol(Strict):
-    """How a model is judged. With `survivors`, an attack only sees images on which none before succeeded."""
+    """How a model is judged. With `survivors`, an attack only sees images on which none before succeeded.
+
+    `audit` is how many survivors the `audited` attacks try.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*@[1-9][0-9]*$")
     about: str
@@ -138,6 +148,7 @@ class Protocol(Strict):
     attacker_budget: AttackerBudget = AttackerBudget()
     features: bool = False
     corruptions: Corruptions | None = None
+    audit: int = Field(default=SIZE, ge=1)
 
     @model_validator(mode="after")
     def _whole(self) -> Protocol:
@@ -151,6 +162,7 @@ class Protocol(Strict):
                 )
         if self.corruptions is not None and self.attacks:
             raise InputError("attacks and corruptions are two protocols; leave one out")
+        self._check_audit()
         if self.survivors and self.controls:
             raise InputError("survivors: controls are judged on all images; leave survivors or controls out")
         for name in (self.corruptions and self.corruptions.names) or ():
@@ -160,6 +172,18 @@ class Protocol(Strict):
             if control not in CONTROLS:
                 raise _strange("control", control, CONTROLS)
         return self
+
+    def _check_audit(self) -> None:
+        """Refuse an audit of anything but what white-box attacks left."""
+        audited = [entry.audited for entry in self.attacks]
+        if not any(audited):
+            return
+        if not self.survivors or audited != sorted(audited) or all(audited):
+            raise InputError(
+                "audited attacks try a sample of what others left: set survivors: true, and put them last"
+            )
+        if any(entry.attacker != "white-box" for entry in self.attacks):
+            raise InputError("an audit bounds what a white-box attacker can do; leave other attackers out")
 
     @property
     def needs_tokens(self) -> bool:

@@ -14,7 +14,7 @@ AUTOATTACK = {"apgd_ce", "apgd_t", "fab_t", "square"}
 def model_info(record: Record) -> dict[str, Any]:
     """The fields of a `model_info` file; numbers are text there, and what a record can't know is empty.
 
-    `autoattack_acc` is left out unless the attacks are AutoAttack's.
+    `autoattack_acc` is left out unless the attacks are AutoAttack's, all of them on every survivor.
     """
     attacks, clean = record.attacks(), record.clean()
     if not attacks or clean is None:
@@ -35,8 +35,12 @@ def model_info(record: Record) -> dict[str, Any]:
         "clean_acc": f"{100 * sum(clean.correct) / len(clean.correct):.2f}",
         "reported": f"{100 * record.headline().share:.2f}",
     }
-    if {t.attack for t in attacks} == AUTOATTACK or {t.attack for t in attacks} == {"autoattack"}:
+    names = {t.attack for t in attacks}
+    # The screening before an audit only breaks more; a bound above zero is not AutoAttack's own figure.
+    whole = {"autoattack"} if not record.audits else AUTOATTACK | {"apgd"}
+    if names in (AUTOATTACK, whole) and not any(audit.bound for audit in record.audits):
         found["autoattack_acc"] = found["reported"]
     count, rules = len(clean.correct), record.protocol.get("name", "")
-    found["footnote"] = f"Judged by robvit's {rules} on {count} images (digest {record.data['digest'][:12]})."
+    about = f"Judged by robvit's {rules} on {count} images (digest {record.data['digest'][:12]})."
+    found["footnote"] = " ".join([about, *map(str, record.audits)])
     return found

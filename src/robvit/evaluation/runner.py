@@ -10,16 +10,19 @@ from typing import Any
 
 from torch import nn
 
+from robvit.attacks.audited import concluded
+from robvit.audit import Audit
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
 from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Surrogate, random_tokens
+from robvit.evaluation.audit_sample import draw_sample
 from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
-from robvit.evaluation.forecast import Passes, Plan
+from robvit.evaluation.forecast import Passes, Plan, audited_count
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.evaluation.trials import spread
-from robvit.progress import Advance, part_of, silent
+from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Trial
 
 
@@ -41,7 +44,7 @@ class Runner:
     """What is judged, on what, by which protocol, where its shards are, and the metrics found so far.
 
     `public` gives images of attackers who learn; `keeps` says that the folder `out` stays, so that trials
-    may point into it; `progress` takes shares of the work, one in all.
+    may point into it; `log` takes lines for people, `progress` shares of the work, one in all.
     """
 
     classifier: Classifier
@@ -55,7 +58,9 @@ class Runner:
     precision: str = "fp32"
     keeps: bool = True
     progress: Advance = silent
+    log: Log = silent
     metrics: dict[str, float] = field(default_factory=dict)
+    audits: list[Audit] = field(default_factory=list)
 
     def run(self) -> list[Trial]:
         """All trials: for each scenario the clean images, then its attacks; then controls or corruptions."""
@@ -65,17 +70,49 @@ class Runner:
         clean = run_job(self._job(), self._folder("clean"), advance).trial()
         scenarios: dict[str, list[Trial]] = {}
         controls: list[Trial] = []
+        audited: list[Turn] = []
         for turn in self._turns():
             first = replace(clean, scenario=turn.scenario, attacker=turn.entry.attacker)
             so_far = scenarios.setdefault(turn.scenario, [first])
-            alive = self._alive(so_far[-1])
-            done = run_job(self._attack_job(turn, alive), self._folder(turn.name), turn.progress)
-            so_far.append(spread(self._trial(done, turn, scenario=turn.scenario), alive, so_far[-1]))
-            self._note_cosines(f"{turn.scenario}, {turn.label}", done)
+            if turn.entry.audited:
+                audited.append(turn)
+                continue
+            done = self._attack(turn, so_far, self._alive(so_far[-1]))
             if ATTACKERS.info(turn.entry.attacker).controls:
                 controls += self._controls(turn, done)
+        if audited:
+            self._audit(audited, so_far, done)
         found = [trial for trials in scenarios.values() for trial in trials]
         return [*(found or [clean]), *_once(controls), *self._corruptions()]
+
+    def _attack(self, turn: Turn, so_far: list[Trial], alive: list[int]) -> Shards:
+        """One attack on the images `alive`; its trial is the next of those so far."""
+        done = run_job(self._attack_job(turn, alive), self._folder(turn.name), turn.progress)
+        so_far.append(spread(self._trial(done, turn, scenario=turn.scenario), alive, so_far[-1]))
+        self._note_cosines(f"{turn.scenario}, {turn.label}", done)
+        return done
+
+    def _audit(self, turns: list[Turn], so_far: list[Trial], last: Shards) -> None:
+        """The audited attacks on a sample of the survivors, and on all of them if that shows a reason to."""
+        left = self._alive(so_far[-1])
+        sample = draw_sample(last, self.protocol.audit, self.protocol.seeds[0], self.out / "audit.json")
+        chosen = [place for place in left if self.images.names[place] in sample.names]
+        if not sample.doubt:
+            for turn in turns:
+                self._attack(turn, so_far, [i for i in chosen if so_far[-1].correct[i]])
+        broken = [place for place in chosen if not so_far[-1].correct[place]]
+        attacks = list(dict.fromkeys(turn.entry.attack for turn in turns))
+        size, seed = self.protocol.audit, self.protocol.seeds[0]
+        found = Audit(attacks, size, seed, len(left), len(chosen), broken, sample.strata)
+        found = concluded(found, sample.doubt)
+        if found.switched:
+            self.log(str(found))
+            rest = set(left) if sample.doubt else set(left) - set(chosen)
+            for turn in turns:
+                # The forecast did not count on these, so they move no bar.
+                more = replace(turn, name=f"{turn.name}-rest", progress=part_of(self.progress, 0, turn.label))
+                self._attack(more, so_far, [i for i in sorted(rest) if so_far[-1].correct[i]])
+        self.audits.append(found)
 
     def _turns(self) -> Iterator[Turn]:
         """Every attack with every seed on each of its attacker's surrogates, who learn before their first."""
@@ -84,7 +121,8 @@ class Runner:
             if entry.attacker not in known:
                 known[entry.attacker] = ATTACKERS[entry.attacker](self._context(entry.attacker))
             surrogates = known[entry.attacker]
-            count = len(self.images) * len(self.protocol.seeds) * len(surrogates)
+            images = audited_count(entry, self.protocol, len(self.images))
+            count = images * len(self.protocol.seeds) * len(surrogates)
             scenario, turn = self._scenario(entry.attacker), f"{number + 1}/{len(self.protocol.attacks)}"
             for seed in self.protocol.seeds:
                 for place, surrogate in enumerate(surrogates):

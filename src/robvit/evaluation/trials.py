@@ -55,7 +55,10 @@ def joined(trials: Sequence[Trial]) -> Trial:
 
 
 def spread(part: Trial, alive: list[int], before: Trial) -> Trial:
-    """A trial on some images as one on all: the rest keep what became of them before."""
+    """A trial on some images as one on all: the rest keep what became of them before.
+
+    Those of the rest that were wrong are skipped, those that were correct unseen.
+    """
     lists: dict[str, Any] = {}
     for name in ("correct", "predicted", "distance"):
         whole = list(getattr(before, name))
@@ -63,4 +66,10 @@ def spread(part: Trial, alive: list[int], before: Trial) -> Trial:
             whole[place] = value
         lists[name] = whole
     seen = set(alive)
-    return replace(part, **lists, skipped=[i for i in range(len(before.correct)) if i not in seen])
+    rest = [i for i in range(len(before.correct)) if i not in seen]
+    return replace(
+        part,
+        **lists,
+        skipped=[i for i in rest if not before.correct[i]],
+        unseen=[i for i in rest if before.correct[i]],
+    )

@@ -34,7 +34,7 @@ class AdversarialImages:
 
     def __iter__(self) -> Iterator[GalleryItem]:
         trials = self.record.trials
-        skipped = {number: set(trials[number].skipped) for number in self.folders}
+        skipped = {number: trials[number].not_attacked for number in self.folders}
         streams = {number: _images(folder) for number, folder in self.folders.items()}
         for index in range(len(self)):
             versions = {n: next(streams[n]) for n in streams if index not in skipped[n]}
@@ -60,7 +60,7 @@ def shard_folders(record: Record, root: Path) -> dict[int, Path]:
 
 
 def _expected(trial: Trial) -> list[float]:
-    skipped = set(trial.skipped)
+    skipped = trial.not_attacked
     return [distance for index, distance in enumerate(trial.distance) if index not in skipped]
 
 

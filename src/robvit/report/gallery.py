@@ -96,11 +96,13 @@ def _facts(
         "threat": trial.strength,
         "distance": float(trial.distance[index]),
         "factor": factor(item),
-        "successes": [name(t) for t in summary.trials if not t.correct[index] and index not in t.skipped],
+        "successes": [
+            name(t) for t in summary.trials if not t.correct[index] and index not in t.not_attacked
+        ],
         "predictions": [
             [t.scenario, name(t), t.strength, labels.class_name(t.predicted[index]), bool(t.correct[index])]
             for t in record.trials
-            if index not in t.skipped
+            if index not in t.not_attacked
         ],
     }
 

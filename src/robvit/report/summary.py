@@ -142,7 +142,7 @@ def _summary(record: Record, scenario: str, threat: str, trials: list[Trial]) ->
 
 def _attacked(trial: Trial) -> list[bool]:
     """The outcomes of the images that the attack saw."""
-    skipped = set(trial.skipped)
+    skipped = trial.not_attacked
     return [correct for index, correct in enumerate(trial.correct) if index not in skipped]
 
 

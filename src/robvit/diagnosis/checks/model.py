@@ -8,7 +8,8 @@ from robvit.attacks.core import frozen, per_image_uniform
 from robvit.attacks.losses import LOSSES
 from robvit.attention import watch
 from robvit.diagnosis.context import EOT_PASSES, CheckContext, percent
-from robvit.diagnosis.grading import CHECKS, Status, Verdict, graded, skipped, surely_above, surely_more
+from robvit.diagnosis.grading import CHECKS, Status, Verdict, graded, skipped, surely_more
+from robvit.statistics import surely_above
 
 VANISHED = 1e-30  # a gradient below this is lost in single precision as soon as it is multiplied
 SURE = 1 - 1e-6  # a probability above this leaves cross-entropy next to no gradient

@@ -1,0 +1,178 @@
+"""AutoAttack's audited version: the same survivors at less cost, a bound that holds, and when it switches."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.attack_cases import images, labelled, tiny
+
+from robvit.attacks import Count, autoattack, misclassified, run
+from robvit.attacks.apgd_t import _targets
+from robvit.attacks.audited import audited_settings, autoattack_audited, concluded
+from robvit.audit import Audit, bound, draw
+from robvit.errors import InputError
+from robvit.threat import Threat
+
+QUICK: dict[str, int] = {"steps": 8, "targets": 3, "queries": 20}
+
+
+def standing(model: Any, adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return ~misclassified(model(adv), y)
+
+
+def near_its_boundaries(threat: Threat, count: int = 24) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A model and images, of which some break within the threat and some do not."""
+    model, x = tiny(classes=5).eval(), images(count)
+    return model, x, labelled(model, x)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_no_image_survives_that_the_standard_version_breaks(norm: str) -> None:
+    threat = Threat(norm, {"linf": 0.012, "l2": 0.08, "l1": 0.6}[norm])
+    model, x, y = near_its_boundaries(threat)
+    ours, theirs = (
+        standing(model, autoattack(model, x, y, threat, version=version, **QUICK), y)
+        for version in ("audited", "standard")
+    )
+    assert 0 < int(theirs.sum()) < len(x)  # else nothing is shown
+    assert not bool((ours & ~theirs).any())
+
+
+def test_targets_in_another_order_break_the_same_images_sooner() -> None:
+    threat = Threat("linf", 0.012)
+    model, x, y = near_its_boundaries(threat, 40)
+    stands, passes = [], []
+    for candidates in (None, 4):
+        counted = Count(model)
+        outcome = run("apgd_t", counted, x, y, threat, steps=20, targets=4, candidates=candidates)
+        stands.append(~outcome.success)
+        passes.append(counted.forward + counted.backward)
+    assert torch.equal(*stands)
+    assert 0 < int(stands[0].sum()) < len(x)
+    with pytest.raises(InputError, match="at least targets"):
+        run("apgd_t", model, x, y, threat, targets=4, candidates=3)
+
+
+def test_the_nearest_class_is_aimed_at_first() -> None:
+    """Margin over gradient norm is the distance on a linear model; here its order is not the logits'."""
+    weight = torch.zeros(3, 3 * 4)
+    weight[1, 0], weight[2, 1] = 1.0, 100.0
+    bias = torch.tensor([0.0, -0.6, -50.5])  # class 1 is likelier, class 2 nearer
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ weight.T + bias
+
+    x, y = torch.full((1, 3, 2, 2), 0.5), torch.zeros(1, dtype=torch.long)
+    counted = Count(model)
+    for candidates, targets, ranks in ((None, [1, 2], [0, 1]), (2, [2, 1], [1, 0])):
+        found = _targets(counted, x, y, Threat("linf", 0.02), 2, candidates)
+        assert [part.tolist() for part in found] == [[targets], [ranks]]
+    assert (counted.forward, counted.backward) == (2, 2)
+
+
+def test_the_audit_tries_the_sample_only_and_costs_less() -> None:
+    threat = Threat("linf", 1e-4)  # nothing falls
+    model, x, y = near_its_boundaries(threat, 40)
+    settings = audited_settings(threat, **QUICK)
+    passes = {}
+    for size in (10, 40):
+        counted = Count(model)
+        _, audit = autoattack_audited(counted, x, y, threat, settings=settings, audit=size)
+        passes[size] = counted.forward
+        assert (audit.survivors, audit.audited, audit.broken, audit.switched) == (40, size, [], "")
+    rest = 3 * 9 + 1 + 20  # FAB and Square, an image
+    assert passes[40] - passes[10] >= 30 * rest
+    assert autoattack_audited(model, x, y, threat, settings=settings, audit=40)[1].bound == 0
+    _, audit = autoattack_audited(model, x, y, threat, settings=settings, audit=10)
+    assert audit.bound == 10 / 40  # 0.75^10 is above 5 %, 0.75^11 below
+    assert "With 95 % confidence at most 25 % of the 40 survivors would fall" in str(audit)
+
+
+class Masked:
+    """Gradients lead nowhere: pixels are rounded coarsely, so only what sees outputs alone succeeds."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model((x * 64).round() / 64 + 0 * x)
+
+
+def test_masked_gradients_switch_to_the_standard_version() -> None:
+    threat = Threat("linf", 0.05)
+    net, x, _ = near_its_boundaries(threat, 20)
+    model = Masked(net)
+    y = model(x).argmax(1)
+    settings = audited_settings(threat, **QUICK)
+    adv, audit = autoattack_audited(model, x, y, threat, settings=settings, audit=4)
+    assert "ZeroGradient" in audit.switched
+    assert audit.bound == 0
+    whole = autoattack(model, x, y, threat, **QUICK)
+    assert bool((standing(model, adv, y) <= standing(model, whole, y)).all())
+    assert "as in the standard version" in str(audit)
+
+
+def test_a_flip_in_the_audit_switches_to_the_standard_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    threat = Threat("linf", 0.02)
+    model, x, y = near_its_boundaries(threat)
+    settings: dict[str, Any] = audited_settings(threat, **QUICK)
+    settings["apgd"] = {"steps": 1, "loss": lambda output, _: 0 * output.sum(1)}  # leads nowhere
+    settings["fab_t"]["steps"] = 50
+    monkeypatch.setattr("robvit.attacks.audited.FIRST", ("apgd",))
+    adv, audit = autoattack_audited(model, x, y, threat, settings=settings, audit=4)
+    assert audit.broken
+    assert audit.switched == f"{len(audit.broken)} of {audit.audited} audited survivors fell"
+    whole = run("fab_t", model, x, y, threat, steps=50, targets=3)
+    assert not bool((standing(model, adv, y) & whole.success).any())
+
+
+def test_the_sample_depends_on_names_and_seed_not_on_order_and_covers_every_stratum() -> None:
+    margins = {f"image {i}": -float(i) for i in range(1000)}
+    drawn = draw(margins, 300, seed=0)
+    shuffled = list(margins.items())
+    random.Random(1).shuffle(shuffled)
+    assert draw(dict(shuffled), 300, seed=0) == drawn
+    assert draw(margins, 300, seed=1).names != drawn.names
+    assert len(set(drawn.names)) == 300
+    assert [row[2:] for row in drawn.strata] == [[200, 60]] * 5
+    assert draw(dict.fromkeys(margins, 0.0), 300, seed=0).names != list(margins)[:300]
+    assert len(draw({"a": 0.0, "b": 1.0}, 300, seed=0).names) == 2
+    assert draw({}, 300, seed=0) == ([], [])
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_the_bound_holds_as_often_as_it_says(spread: bool) -> None:
+    """Flips that are one more than the bound allows are missed by fewer than 5 % of all samples."""
+    count, size = 100, 20
+    margins = {f"image {i}": float(i) for i in range(count)}
+    most = round(bound(draw(margins, size, 0).strata) * count)
+    places = range(0, count, count // (most + 1)) if spread else range(count)
+    flips = {f"image {i}" for i in list(places)[: most + 1]}
+    missed = sum(not flips & set(draw(margins, size, seed).names) for seed in range(1000))
+    assert missed <= 50 + 3 * math.sqrt(1000 * 0.05 * 0.95)
+
+
+def test_the_default_sample_bounds_one_per_cent() -> None:
+    for count in (400, 1000, 10_000, 100_000):
+        strata = draw({str(i): float(i) for i in range(count)}, 300, 0).strata
+        assert 0 < bound(strata) <= 0.01
+    assert bound(draw({str(i): 0.0 for i in range(300)}, 300, 0).strata) == 0
+
+
+def test_a_sample_of_all_is_no_reason_to_switch() -> None:
+    audit = concluded(Audit(["square"], 300, 0, survivors=10, audited=10, broken=[3]))
+    assert not audit.switched
+    assert "All 10 survivors were tried by square" in str(audit)
+
+
+def test_batches_are_refused() -> None:
+    model, x, y = near_its_boundaries(Threat("linf", 0.1))
+    with pytest.raises(InputError, match=r"batch=len\(x\)"):
+        run("autoattack", model, x, y, Threat("linf", 0.1), batch=8, version="audited")
+    outcome = run("autoattack", model, x, y, Threat("linf", 0.1), version="audited", **QUICK)
+    assert outcome.success.any()
