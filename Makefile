@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format names docs lab lab-status bench conformance gallery beating fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating fuzz sbom audit oldest newest clean
 
 demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -31,9 +31,13 @@ lab: .venv/weights  ## go on with the studies of results/queue.yaml, one at a ti
 lab-status: .venv/ready  ## which studies are done, begun and left
 	$(BIN)/python scripts/lab.py --status
 
-bench: .venv/ready  ## speed of the attacks beside other libraries, and of learning tokens beside the published recipe
+bench: .venv/ready  ## speed of the attacks beside other libraries and the processor's peak, and of learning tokens
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/peak.py
 	$(BIN)/python benchmarks/tokens.py
+
+growth: .venv/ready  ## seconds and memory of an evaluation against the number of images
+	$(BIN)/python benchmarks/growth.py
 
 conformance: .venv/ready  ## strength of the attacks beside other libraries, image by image
 	$(BIN)/python benchmarks/attacks_conformance.py

@@ -163,7 +163,9 @@ def content(path: Path) -> Any:
 
 def timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: timeless(v) for name, v in value.items() if name not in ("created", "seconds")}
+        return {
+            name: timeless(v) for name, v in value.items() if name not in ("created", "seconds", "machine")
+        }
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 

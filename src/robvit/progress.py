@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 QUIET_SECONDS = 10.0  # between two lines where nobody watches live
+ALMOST = 0.99  # of a batch is all that passes may show before it is done
 
 Log = Callable[[str], None]  # takes a line of text for people: `log=` everywhere
 
@@ -30,6 +32,31 @@ def part_of(progress: Advance, share: float, label: str = "") -> Advance:
         progress(amount * share, note=" ".join(filter(None, (label, note))))
 
     return advance
+
+
+@dataclass
+class BatchProgress:
+    """The progress of a batch of `images`, pass by pass where the `passes` of an image are known.
+
+    They are those of an image that withstands; when others leave early, the end makes up for it.
+    """
+
+    progress: Advance
+    images: int
+    passes: int = 0
+    told: float = 0.0
+
+    def each_pass(self, count: int) -> None:
+        """A pass over so many images was made."""
+        part = min(count / self.passes, ALMOST * self.images - self.told) if self.passes else 0.0
+        if part > 0:
+            self.told += part
+            self.progress(part)
+
+    def finish(self, note: str) -> None:
+        """The batch is done."""
+        self.progress(self.images - self.told, note=note)
+        self.told = float(self.images)
 
 
 @contextmanager

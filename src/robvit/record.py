@@ -156,7 +156,7 @@ def _share(correct: list[bool]) -> tuple[float, float, float]:
 class Record:
     """What was judged, on what, how, and what came of it; `history` holds the course of a training.
 
-    `protocol` holds all rules of an evaluation.
+    `protocol` holds all rules of an evaluation, `machine` the device and threads it was done with.
     """
 
     kind: str
@@ -172,6 +172,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: library_versions())

@@ -7,6 +7,7 @@ import torch
 
 import robvit
 from robvit.attacks import run
+from robvit.attacks.compiled import Compiled, bucket
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName, Unsupported
 from robvit.threat import Threat
@@ -67,6 +68,24 @@ def test_a_compiled_model_gives_the_same_images() -> None:
     torch.testing.assert_close(plain.adv, compiled.adv, rtol=0, atol=1e-5)
     assert torch.equal(plain.success, compiled.success)
     assert (plain.forward, plain.backward) == (compiled.forward, compiled.backward)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_padded_batches_give_the_same_images_from_few_shapes() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    x = torch.rand(7, 3, 4, 4)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+        y[:2] = (y[:2] + 1) % 3  # these leave at once, so that the others' batch is odd
+        padded = Compiled(net, "eager/padded")
+        for count in (1, 3, 5, 7):
+            torch.testing.assert_close(padded(x[:count]), net(x[:count]))
+    plain, filled = (run("pgd", net, x, y, LINF, steps=3, compiler=c) for c in (None, "eager/padded"))
+    torch.testing.assert_close(filled.adv, plain.adv)
+    assert torch.equal(filled.success, plain.success)
+    assert (filled.forward, filled.backward) == (plain.forward, plain.backward)
+    assert [bucket(count) for count in (0, 1, 2, 3, 5, 8, 9, 128)] == [0, 1, 2, 4, 8, 8, 16, 128]
 
 
 def test_a_compiler_that_fails_or_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

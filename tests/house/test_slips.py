@@ -30,7 +30,7 @@ SLIPS = [
     (["attack", *SAMPLE, "--head", "nosuch.safetensors"], "no head at nosuch.safetensors"),
     (["attack", *SAMPLE, "--tokens", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
     (["attack", *SAMPLE, "--resize", "stretch"], "--resize must be squash or crop, got 'stretch'"),
-    (["attack", *SAMPLE, "--precision", "fp8"], "--precision must be fp32, bf16 or fp16"),
+    (["attack", *SAMPLE, "--precision", "fp8"], "--precision must be auto, fp32, bf16, fp16"),
     (["attack", *SAMPLE, "--device", "gpu"], "--device must be auto, cpu or cuda"),
     (["attack", *SAMPLE, "--out", __file__], "--out must be a folder"),
     (["attack", "robvit-mini", "smaple"], "no data set is called 'smaple'; did you mean sample"),

@@ -25,6 +25,8 @@ from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
     PrecisionDisagreement,
+    PrecisionUnavailable,
+    PrecisionUnsound,
     RandomisedOutput,
     SoftmaxOutput,
     ZeroGradient,
@@ -45,6 +47,8 @@ __all__ = [
     "Count",
     "Outcome",
     "PrecisionDisagreement",
+    "PrecisionUnavailable",
+    "PrecisionUnsound",
     "RandomisedOutput",
     "SoftmaxOutput",
     "ZeroGradient",

@@ -8,26 +8,42 @@ from robvit.attacks.core import Model
 from robvit.errors import Unsupported
 from robvit.registry import unknown
 
+PADDED = "/padded"  # after a compiler: batches of few sizes
+
 
 def check_compiler(name: str) -> None:
     """Refuse a name that torch.compile does not know."""
     known = torch.compiler.list_backends(exclude_tags=())
-    if name not in known:
+    if name.removesuffix(PADDED) not in known:
         raise unknown("compiler", name, known)
 
 
+def bucket(count: int) -> int:
+    """The size that a batch of so many images is padded to: the next power of two."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
 class Compiled:
-    """A model compiled by one of torch's backends, such as "inductor"; the first passes take a while."""
+    """A model compiled by one of torch's backends, such as "inductor"; the first passes take a while.
+
+    With "/padded" after the name, a batch is filled up to a power of two with copies of its last image, so
+    that the shrinking batches of an attack have few shapes, each compiled once for itself.
+    """
 
     def __init__(self, model: Model, backend: str) -> None:
         check_compiler(backend)
         self.__wrapped__ = model
-        self.backend = backend
-        self._compiled = torch.compile(lambda x: model(x), backend=backend)
+        self.padded = backend.endswith(PADDED)
+        self.backend = backend.removesuffix(PADDED)
+        dynamic = False if self.padded else None
+        self._compiled = torch.compile(lambda x: model(x), backend=self.backend, dynamic=dynamic)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        count = len(x)
+        if self.padded and (missing := bucket(count) - count):
+            x = torch.cat([x, x[-1:].detach().expand(missing, *x.shape[1:])])
         try:
-            output: torch.Tensor = self._compiled(x)
+            output: torch.Tensor = self._compiled(x)[:count]
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(

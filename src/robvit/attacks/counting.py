@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from robvit.attacks.core import Model
+from robvit.progress import silent
 
 
 class Count:
@@ -15,8 +18,9 @@ class Count:
     >>> counted.forward / len(x)
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, each_pass: Callable[[int], None] = silent) -> None:
         self.__wrapped__ = model
+        self.each_pass = each_pass  # is told of every forward pass, over how many images
         self.forward = 0
         self.backward = 0
         self._nan: torch.Tensor | None = None
@@ -29,6 +33,7 @@ class Count:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         output = self.__wrapped__(x)
         self.forward += len(x)
+        self.each_pass(len(x))
         bad = output.detach().isnan().any()
         self._nan = bad if self._nan is None else self._nan | bad  # read at the end: no wait for the device
         if output.requires_grad:

@@ -7,7 +7,7 @@ fresh pass of the judged model over the returned images, never by what the attac
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import Autocast, check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
 from robvit.errors import InputError, check_images, check_labels
+from robvit.progress import silent
 from robvit.threat import Threat
 
 _Part = tuple[torch.Tensor, ...]  # the tensors of an outcome for one batch, in its order
@@ -78,6 +79,7 @@ def run(
     samples: int = 1,
     precision: str = "fp32",
     compiler: str | None = None,
+    each_pass: Callable[[int], None] = silent,
     **settings: Any,
 ) -> Outcome:
     """Attack images x (B 3 H W) in [0,1] with labels y (B,), and tell what came of it.
@@ -95,9 +97,11 @@ def run(
     batch: images in one pass.
     eight_bit: round to whole grey levels inside the budget before judging, so that saving changes nothing.
     samples: fresh passes over which a randomised model is averaged when it judges.
-    precision: "bf16" or "fp16" for a faster search; a success counts only if fp32 confirms it, and what
-        fp32 does not confirm is attacked again in fp32.
-    compiler: "inductor", say, compiles the attacked model first; the judge stays as it is.
+    precision: "bf16" or "fp16" for a faster search, with "/plain" after it by plain attention; a success
+        counts only if the model as it is confirms it, and what it does not confirm is attacked again there.
+    compiler: "inductor", say, compiles the attacked model first, and with "/padded" after it pads batches to
+        few sizes; the judge stays as it is.
+    each_pass: is told of every forward pass of the attacked model, over how many images it went.
     settings: those of the attack.
     """
     start = time.monotonic()
@@ -108,7 +112,7 @@ def run(
     function, gradients = _known(attack, settings)
     if len(x) > batch:
         refuse_batches(attack, settings)
-    search, judged = _models(model, victim, precision, compiler)
+    search, judged = _models(model, victim, precision, compiler, each_pass)
     decide, transfer = eot(judged, samples), victim is not None
     if transfer:
         settings = supported(attack, early_stop=False, judge=decide) | settings
@@ -169,11 +173,17 @@ def judge(
     return _outcome(parts, {counted}, time.monotonic() - start, set())
 
 
-def _models(model: Model, victim: Model | None, precision: str, compiler: str | None) -> tuple[Count, Count]:
+def _models(
+    model: Model,
+    victim: Model | None,
+    precision: str,
+    compiler: str | None,
+    each_pass: Callable[[int], None],
+) -> tuple[Count, Count]:
     """The model that is attacked, compiled and in low precision if wanted, and the one that judges."""
     source = model if compiler is None else Compiled(model, compiler)
     source = source if precision == "fp32" else Autocast(source, precision)
-    search = Count(source)
+    search = Count(source, each_pass)
     return search, search if victim is None and source is model else Count(victim or model)
 
 

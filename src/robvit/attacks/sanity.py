@@ -32,6 +32,14 @@ class PrecisionDisagreement(AttackWarning):
     """Low precision claimed successes that full precision did not confirm; those were attacked again."""
 
 
+class PrecisionUnavailable(AttackWarning):
+    """The device cannot compute in a low precision, so fp32 was used in its place."""
+
+
+class PrecisionUnsound(AttackWarning):
+    """The model returns NaN, or other classes for clean images, in low precision; fp32 was used."""
+
+
 def doubts(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool, steady: bool
 ) -> set[str]:

@@ -58,9 +58,14 @@ def attack(
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     compiler: Annotated[
-        str | None, typer.Option("--compile", help="Compile MODEL first, by inductor, say; pays on a GPU.")
+        str | None,
+        typer.Option(
+            "--compile",
+            help="Compile MODEL first, by inductor, say, or inductor/padded for batches of few sizes; meant "
+            "for GPUs.",
+        ),
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -120,6 +125,8 @@ def _tell(record: Record, out: Path) -> None:
         typer.echo(f"{name}: {value:.1%}")
     for name in {name for trial in record.trials for name in trial.warnings}:
         typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
+    for note in record.notes:
+        typer.echo(f"- {note}")
     typer.echo(f"written: {out}/images (PNG), {out}/sheet.png, {out}/record.json")
     tell_next("report", out)
 

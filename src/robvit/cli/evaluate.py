@@ -68,7 +68,7 @@ def evaluate(
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     robustbench: Annotated[
         Path | None, typer.Option(help="Also write the result as a `model_info` file of RobustBench's.")
     ] = None,

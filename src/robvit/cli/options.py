@@ -107,8 +107,9 @@ Precision = Annotated[
     str,
     typer.Option(
         "--precision",
-        **choice("fp32", "bf16", "fp16"),
-        help="Precision of the attack; successes are always confirmed in fp32.",
+        **choice("auto", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain"),
+        help="Precision of the attack, /plain without fused attention; auto probes what is fastest. "
+        "Successes are always confirmed in fp32.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Decides every random draw.")]
@@ -132,7 +133,8 @@ Threads = Annotated[
         "--threads",
         min=1,
         callback=_choose_threads,
-        help="Processor threads; as many as there are cores if left out.",
+        help="Processor threads; if left out as many as there are cores, or fewer where a probe of long "
+        "work finds these faster.",
         metavar="N",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import torch
 from PIL import Image
 
 from robvit.attacks import ATTACKS
+from robvit.attacks.compute import PROBED, Compute, settle
 from robvit.attacks.core import check_settings
 from robvit.attacks.precision import check_precision
+from robvit.attention import attention_layers
+from robvit.data import ImageDataset
 from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.errors import InputError
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
 from robvit.evaluation.classifiers import Classifier, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
@@ -46,7 +51,7 @@ def attack(
     resize: str = "squash",
     limit: int | None = None,
     batch: int = 32,
-    precision: str = "fp32",
+    precision: str = "auto",
     compiler: str | None = None,
     seed: int = 0,
     progress: Advance = silent,
@@ -70,13 +75,14 @@ def attack(
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
     limit: at most so many images, drawn by a fixed seed.
     batch: images in one pass.
-    precision: "fp32", or "bf16" or "fp16" for a faster search whose successes fp32 confirms.
+    precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
+        what is fastest on this device and keeps to it in the folder `out`.
     compiler: compiles the attacked model first, "inductor", say; pays on a GPU.
     seed: decides every random draw.
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
     """
-    check_precision(precision)
+    check_precision(precision, auto=True)
     given = ({"seed": seed} if "seed" in ATTACKS.info(attack).defaults else {}) | (settings or {})
     check_settings(attack, given)
     judged = _opened(model)
@@ -95,13 +101,18 @@ def attack(
         images,
         None if surrogate is None else fitted(judged.net, images),
         batch,
-        precision,
-        compiler,
+        compiler=compiler,
+        passes=_passes(attack, given, threat, source, images),
     )
     names = {} if surrogate is None else {"surrogate": source.name}
     record = Record("attack", model_facts(judged) | names, images.facts(), [], command=command)
     with kept_in(out) as folder:
-        done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
+        compute = _settled(job, precision, folder / "compute.json")
+        job = replace(job, precision=compute.precision)
+        with compute.in_use():
+            done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
+        record.protocol, record.machine = {"batch": batch, **compute.rules()}, compute.machine()
+        record.notes = compute.notes()
         if images.kind == "masks":
             _add_scores(record, *done.mask_scores())
         else:
@@ -110,6 +121,25 @@ def attack(
             _write_images(done, folder, record)
             record.save(folder / "record.json")
     return record
+
+
+def _passes(
+    attack: str, settings: dict[str, Any], threat: Threat, source: Classifier, images: ImageDataset
+) -> int:
+    """The forward passes of an image that withstands; 0 where they cannot be counted."""
+    info = ATTACKS.info(attack)
+    if info.task != "classes" or images.kind != "labels" or settings.get("targeted"):
+        return 0
+    layers = len(attention_layers(source.net)) if info.needs == "attention" else 0
+    return passes_of(attack, settings, threat, max(len(images.classes), 2), layers).forward
+
+
+def _settled(job: AttackJob, precision: str, keep: Path) -> Compute:
+    """How the job is computed: chosen on a few of its images."""
+    device = processes().device
+    x = job.images.take(range(min(PROBED, len(job.images)))).tensors()[0].to(device)
+    passes = 2 * job.passes * len(job.images)  # a backward pass beside most of them
+    return settle(job.model.to(device), x, wanted=precision, passes=passes, keep=keep)
 
 
 def _opened(model: Attacked) -> Classifier:

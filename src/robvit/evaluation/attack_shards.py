@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from robvit.evaluation.shards import (
 from robvit.evaluation.trials import clean_trial
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
-from robvit.progress import Advance, silent
+from robvit.progress import Advance, BatchProgress, silent
 from robvit.record import Trial
 from robvit.threat import Threat
 
@@ -56,7 +56,8 @@ class AttackJob:
     With a `victim`, images are made on `model` and judged on the victim (transfer). `identity` names
     weights and everything else that decides the models' outputs. The attack "clean" leaves images as
     they are and has no threat. With a `source`, images are not made but taken from the shards of
-    another job. With an `original`, the cosine of the judged model's features with its is measured.
+    another job. With an `original`, the cosine of the judged model's features with its is measured. `passes`,
+    if known, are the forward passes of an image that withstands: by them progress moves inside a batch.
     """
 
     attack: str
@@ -71,6 +72,7 @@ class AttackJob:
     compiler: str | None = None
     source: Path | None = None
     original: Model | None = None
+    passes: int = 0
 
     def __post_init__(self) -> None:
         refuse_targets(self.settings)
@@ -175,33 +177,41 @@ def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
     for index, some in enumerate(job.batches()):
         path = shard_path(folder, index)
         facts = finished(path, some)
+        shown = BatchProgress(progress, len(some), job.passes)
         if facts is None and index % state.num_processes == state.process_index:
             x, y = (t.to(state.device) for t in some.tensors())
-            if job.makes_images:
-                assert job.threat is not None
-                outcome = run(
-                    job.attack,
-                    job.model,
-                    x,
-                    y,
-                    job.threat,
-                    victim=job.victim,
-                    batch=len(x),
-                    eight_bit=True,
-                    precision=job.precision,
-                    compiler=job.compiler,
-                    **job.settings,
-                )
-            else:
-                given = None if job.source is None else read_images(job.source, index).to(x)
-                outcome = judge(job.judged, x, y, given, job.threat, batch=len(x))
+            outcome = _outcome(job, x, y, index, shown.each_pass)
             facts = _facts(job, x, y, outcome)
             write_shard(path, _tensors(job, x, y, outcome, index), facts)
         if facts is not None:
             correct += facts["correct"]
-            progress(len(some), note=_note(correct, some.kind))
+            shown.finish(_note(correct, some.kind))
     state.wait_for_everyone()
     return Shards(job, folder)
+
+
+def _outcome(
+    job: AttackJob, x: torch.Tensor, y: torch.Tensor, index: int, each_pass: Callable[[int], None]
+) -> Outcome:
+    """A batch attacked, or images that were made elsewhere judged."""
+    if not job.makes_images:
+        given = None if job.source is None else read_images(job.source, index).to(x)
+        return judge(job.judged, x, y, given, job.threat, batch=len(x))
+    assert job.threat is not None
+    return run(
+        job.attack,
+        job.model,
+        x,
+        y,
+        job.threat,
+        victim=job.victim,
+        batch=len(x),
+        eight_bit=True,
+        precision=job.precision,
+        compiler=job.compiler,
+        each_pass=each_pass,
+        **job.settings,
+    )
 
 
 def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
 from robvit.errors import InputError
 from robvit.evaluation.claims import attacker_levels, claims
@@ -39,7 +40,7 @@ def evaluate(
     limit: int | None = None,
     public: Data | None = None,
     batch: int = 32,
-    precision: str = "fp32",
+    precision: str = "auto",
     log: Log = silent,
     progress: Advance = silent,
     command: str = "",
@@ -56,7 +57,8 @@ def evaluate(
     limit: at most so many images, fewer than the protocol wants, which the record then says.
     public: the images of attackers who learn; the data's training part if left out.
     batch: images in one pass.
-    precision: "fp32", or "bf16" or "fp16" for a faster search whose successes fp32 confirms.
+    precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
+        what is fastest on this device and keeps to it in the folder `out`.
     log: takes a forecast of the cost in words, before the work starts.
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
@@ -64,7 +66,8 @@ def evaluate(
     rules = find(protocol)
     classifier = model if isinstance(model, Classifier) else open_classifier(model)
     published = is_imagenet_c(data)
-    _check(rules, classifier, precision, published)
+    check_precision(precision, auto=True)
+    _check(rules, classifier, published)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
     images = images.resized(classifier.size or images.size, resize)
@@ -74,14 +77,19 @@ def evaluate(
         learned(1)  # refused now rather than after an hour
     plan = plan_of(rules, classifier.net, count=len(images), classes=classes)
     with kept_in(out) as folder:
-        if log is not silent:
-            log(f"{rules.name}: {rules.about}")
-            x = images.take(range(min(batch, len(images)))).tensors()[0]
-            cost = forecast(plan, fitted(classifier.net, images), x)
-            log(f"{classifier.name} on {len(images)} images: {cost}")
-        runner = Runner(classifier, images, rules, plan, folder, data, learned, batch, precision)
+        device = processes().device
+        net = fitted(classifier.net, images).to(device)
+        x = images.take(range(min(PROBED, len(images)))).tensors()[0].to(device)
+        work = plan.total.work if rules.attacks else 0  # without attacks nothing is searched for
+        compute = settle(net, x, wanted=precision, passes=work, keep=folder / "compute.json")
+        runner = Runner(classifier, images, rules, plan, folder, data, learned, batch, compute.precision)
         runner.keeps, runner.progress, runner.log = out is not None, progress, log
-        trials = runner.run()
+        with compute.in_use():
+            if log is not silent:
+                log(f"{rules.name}: {rules.about}")
+                cost = forecast(plan, compute.searched(net), x)
+                log(f"{classifier.name} on {len(images)} images: {cost}; {compute}")
+            trials = runner.run()
         record = Record(
             kind="evaluate",
             model=model_facts(classifier),
@@ -89,11 +97,12 @@ def evaluate(
             trials=trials,
             metrics=runner.metrics,
             audits=runner.audits,
-            protocol={**rules.model_dump(mode="json"), "batch": batch, "precision": precision},
+            protocol={**rules.model_dump(mode="json"), "batch": batch, **compute.rules()},
+            machine=compute.machine(),
             command=command,
         )
         record.tables += attacker_levels(record)
-        record.notes += claims(record)
+        record.notes += [*claims(record), *compute.notes()]
         if rules.corruptions is not None:
             summarise(record, published)
         if out is not None and processes().is_main_process:
@@ -101,9 +110,8 @@ def evaluate(
     return record
 
 
-def _check(rules: Protocol, classifier: Classifier, precision: str, published: bool) -> None:
+def _check(rules: Protocol, classifier: Classifier, published: bool) -> None:
     """Refuse what the protocol cannot judge."""
-    check_precision(precision)
     if rules.needs_tokens and not classifier.hardened:
         raise InputError(
             f"{rules.name} judges a model with tokens, {classifier.name} has none; give --tokens"

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from robvit.attacks import ATTACKS, AttackWarning, frozen, run
-from robvit.attacks.core import gradient
+from robvit.attacks.core import Model, gradient
 from robvit.attention import attention_layers
 from robvit.audit import STRATA
 from robvit.data.corruptions import CORRUPTIONS
@@ -82,7 +82,7 @@ def span(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} seconds"
 
 
-def forecast(plan: Plan, net: nn.Module, x: torch.Tensor) -> Forecast:
+def forecast(plan: Plan, net: Model, x: torch.Tensor) -> Forecast:
     """The cost of a plan on images like x (B 3 H W), of which a few are passed through the network."""
     forward_time, backward_time = _pace(net, x[:PROBED])
     forward, backward = plan.total
@@ -115,7 +115,12 @@ def audited_count(entry: Attack, protocol: Protocol, count: int) -> int:
 
 
 def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) -> Passes:
-    """The passes of an attack on one image on which it never succeeds, counted on a toy.
+    """The passes of a protocol's attack on one image on which it never succeeds."""
+    return passes_of(entry.attack, entry.ready(0), threat, classes, layers)
+
+
+def passes_of(attack: str, given: dict[str, Any], threat: Threat, classes: int, layers: int = 0) -> Passes:
+    """The passes of an attack with the given settings on one image that withstands, counted on a toy.
 
     The toy has as many attention `layers` as the judged model, if the attack works on those.
     """
@@ -131,11 +136,11 @@ def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) 
             return Passes(*(round(a + slope * (b - a)) for a, b in zip(few, many, strict=True)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttackWarning)
-            outcome = run(entry.attack, toy, x, y, threat, **settings)
+            outcome = run(attack, toy, x, y, threat, **settings)
         return Passes(outcome.forward, outcome.backward)
 
-    defaults = {k: v for k, v in ATTACKS.info(entry.attack).defaults.items() if _is_large(v)}
-    return passes(defaults | entry.ready(0))
+    defaults = {k: v for k, v in ATTACKS.info(attack).defaults.items() if _is_large(v)}
+    return passes(defaults | given)
 
 
 class Steadfast(nn.Module):
@@ -200,7 +205,7 @@ def _with(settings: dict[str, Any], place: tuple[str, ...], value: int) -> dict[
     return {**settings, place[0]: inner}
 
 
-def _pace(net: nn.Module, x: torch.Tensor) -> tuple[float, float]:
+def _pace(net: Model, x: torch.Tensor) -> tuple[float, float]:
     """Seconds an image of a forward pass and of the backward pass beside it; the second try counts."""
     with torch.no_grad(), frozen(net):
         for _ in range(2):

@@ -28,7 +28,10 @@ from robvit.record import Trial
 
 @dataclass(frozen=True)
 class Turn:
-    """One attack of a protocol with one seed on one surrogate; `name` is its folder's, `label` for people."""
+    """One attack of a protocol with one seed on one surrogate; `name` is its folder's, `label` for people.
+
+    `passes` are the forward passes of one image that withstands.
+    """
 
     entry: Attack
     seed: int
@@ -37,6 +40,7 @@ class Turn:
     label: str
     scenario: str
     progress: Advance
+    passes: int = 0
 
 
 @dataclass
@@ -129,7 +133,8 @@ class Runner:
                     label = entry.attack + (f" on {surrogate.label}" if surrogate.label else "")
                     advance = self._part(self.plan.attacks[number], count, f"{turn} {label}")
                     name = f"{number + 1:02d}-{entry.attack}-{seed}-{place}"
-                    yield Turn(entry, seed, surrogate, name, label, scenario, advance)
+                    passes = self.plan.attacks[number].forward // max(count, 1)
+                    yield Turn(entry, seed, surrogate, name, label, scenario, advance, passes)
 
     def _controls(self, turn: Turn, done: Shards) -> list[Trial]:
         """The same images before the model without tokens and with random ones."""
@@ -205,6 +210,7 @@ class Runner:
             identity="+".join(filter(None, (turn.surrogate.identity, self.classifier.identity))),
             images=self.images.take(alive),
             original=self.original,
+            passes=turn.passes,
         )
 
     def _trial(self, done: Shards, turn: Turn, **fields: Any) -> Trial:

@@ -101,6 +101,7 @@ def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -
         "model": facts(record.model),
         "data": facts(record.data),
         "protocol": facts(record.protocol),
+        "machine": facts(record.machine),
     }
 
 
