@@ -71,6 +71,13 @@ class Trial:
         return {*self.skipped, *self.unseen}
 
     @property
+    def title(self) -> str:
+        """The attack, for people, with its surrogate and the sample it saw: "fab_t, 300 of 812"."""
+        seen, name = len(self.correct) - len(self.not_attacked), self.attack
+        name += f" on {self.surrogate}" if self.surrogate else ""
+        return name + (f", {seen} of {seen + len(self.unseen)}" if self.unseen else "")
+
+    @property
     def strength(self) -> str:
         """How hard the images were changed, for people: "linf 8/255", "severity 3" or "none"."""
         if self.severity is not None:
@@ -140,12 +147,6 @@ class Row(NamedTuple):
     share: float
     low: float
     high: float
-
-
-def _title(trial: Trial) -> str:
-    title = f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
-    seen = len(trial.correct) - len(trial.not_attacked)
-    return f"{title}, {seen} of {seen + len(trial.unseen)}" if trial.unseen else title
 
 
 def _share(correct: list[bool]) -> tuple[float, float, float]:
@@ -219,7 +220,7 @@ class Record:
         found = []
         for scenario in self.scenarios():
             trials = [t for t in self.trials if t.scenario == scenario]
-            found += [Row(scenario, _title(t), t.strength, *_share(t.correct)) for t in trials]
+            found += [Row(scenario, t.title, t.strength, *_share(t.correct)) for t in trials]
             attacks = [t for t in self.attacks() if t.scenario == scenario]
             if len(attacks) > 1:
                 found.append(

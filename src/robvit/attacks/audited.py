@@ -96,7 +96,8 @@ def autoattack_audited(
     if not doubt:
         go_on(REST, sample)
     broken = sample[best.success[sample]].sort().values.tolist()
-    found = Audit(list(REST), audit, seed, len(left), len(sample), broken, drawn.strata)
+    tried = 0 if doubt else len(sample)
+    found = Audit(list(REST), audit, seed, len(left), tried, broken, drawn.strata)
     found = concluded(found, doubt)
     if found.switched:
         go_on(REST, left)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from robvit.attacks import Outcome
+from robvit.attacks.compute import settle
 from robvit.attacks.core import modules_of
 from robvit.attacks.eot import eot
 from robvit.data import ImageDataset, open_data
@@ -87,13 +88,16 @@ def doctor(
             batch=batch,
         )
         total = sum(CHECKS.info(name).cost for name in names)
+        # In full precision: the checks look at gradients themselves.
+        compute = settle(judged.net, x, wanted="fp32", passes=total * len(x))
         findings = []
-        for name in names:
-            findings.append(_finding(name, run_check(name, context), facts["names"]))
-            progress(CHECKS.info(name).cost / total, note=name)
+        with compute.in_use():
+            for name in names:
+                findings.append(_finding(name, run_check(name, context), facts["names"]))
+                progress(CHECKS.info(name).cost / total, note=name)
         record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
         record.protocol = {"threat": str(threat), **asdict(strength), "seed": seed, "batch": batch}
-        record.command = command
+        record.command, record.machine = command, compute.machine()
         if out is not None:
             record.save(Path(out) / "record.json")
     return record

@@ -137,7 +137,7 @@ def _passes(
 def _settled(job: AttackJob, precision: str, keep: Path) -> Compute:
     """How the job is computed: chosen on a few of its images."""
     device = processes().device
-    x = job.images.take(range(min(PROBED, len(job.images)))).tensors()[0].to(device)
+    x = job.images.take(range(min(PROBED, job.batch, len(job.images)))).tensors()[0].to(device)
     passes = 2 * job.passes * len(job.images)  # a backward pass beside most of them
     return settle(job.model.to(device), x, wanted=precision, passes=passes, keep=keep)
 

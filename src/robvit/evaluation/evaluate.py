@@ -79,7 +79,7 @@ def evaluate(
     with kept_in(out) as folder:
         device = processes().device
         net = fitted(classifier.net, images).to(device)
-        x = images.take(range(min(PROBED, len(images)))).tensors()[0].to(device)
+        x = images.take(range(min(PROBED, batch, len(images)))).tensors()[0].to(device)
         work = plan.total.work if rules.attacks else 0  # without attacks nothing is searched for
         compute = settle(net, x, wanted=precision, passes=work, keep=folder / "compute.json")
         runner = Runner(classifier, images, rules, plan, folder, data, learned, batch, compute.precision)

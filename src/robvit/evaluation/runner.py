@@ -107,7 +107,8 @@ class Runner:
         broken = [place for place in chosen if not so_far[-1].correct[place]]
         attacks = list(dict.fromkeys(turn.entry.attack for turn in turns))
         size, seed = self.protocol.audit, self.protocol.seeds[0]
-        found = Audit(attacks, size, seed, len(left), len(chosen), broken, sample.strata)
+        tried = 0 if sample.doubt else len(chosen)
+        found = Audit(attacks, size, seed, len(left), tried, broken, sample.strata)
         found = concluded(found, sample.doubt)
         if found.switched:
             self.log(str(found))

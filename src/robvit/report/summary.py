@@ -97,11 +97,10 @@ class ClassRow:
 
 def trial_name(trial: Trial, among: Sequence[Trial]) -> str:
     """The attack's name, with what tells it from its namesakes."""
-    name = f"{trial.attack} on {trial.surrogate}" if trial.surrogate else trial.attack
     same = [t.settings for t in among if (t.attack, t.surrogate) == (trial.attack, trial.surrogate)]
     different = [k for k in trial.settings if any(other.get(k) != trial.settings[k] for other in same)]
     settings = ", ".join(f"{k}={trial.settings[k]}" for k in different)
-    return f"{name} ({settings})" if settings else name
+    return f"{trial.title} ({settings})" if settings else trial.title
 
 
 def attacker_summaries(record: Record) -> list[AttackerSummary]:
