@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from robvit.attacks.core import Model
@@ -43,7 +45,11 @@ class Compiled:
         if self.padded and (missing := bucket(count) - count):
             x = torch.cat([x, x[-1:].detach().expand(missing, *x.shape[1:])])
         try:
-            output: torch.Tensor = self._compiled(x)[:count]
+            with (
+                warnings.catch_warnings()
+            ):  # the compiler looks for a gradient, which a padded batch has none of
+                warnings.filterwarnings("ignore", message="The .grad attribute")
+                output: torch.Tensor = self._compiled(x)[:count]
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(
