@@ -45,9 +45,7 @@ class Compiled:
         if self.padded and (missing := bucket(count) - count):
             x = torch.cat([x, x[-1:].detach().expand(missing, *x.shape[1:])])
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # the compiler looks for a gradient, which a padded batch has none of
+            with warnings.catch_warnings():  # torch looks for a gradient, which a padded batch does not have
                 warnings.filterwarnings("ignore", message="The .grad attribute")
                 output: torch.Tensor = self._compiled(x)[:count]
         except torch._dynamo.exc.TorchDynamoException as error:
