@@ -86,6 +86,9 @@ def robustify(
     inner_steps: int | None = None,
     clean_weight: float | None = None,
     clean_cosine: float | None = None,
+    keep: float | None = None,
+    norms: bool | None = None,
+    loss: Literal["features", "task", "trades"] | None = None,
     minutes: float | None = None,
     split: str | None = None,
     resize: str = "squash",
@@ -96,7 +99,7 @@ def robustify(
     progress: Advance = silent,
     command: str = "",
 ) -> Hardening:
-    """Make a model's features survive attacks, without labels.
+    """Make a model survive attacks; unless told otherwise, without labels.
 
     Interrupted, the same call with the same `out` goes on to the same bits. Options that the method does not
     have are refused.
@@ -126,6 +129,10 @@ def robustify(
     inner_steps: lora, full: steps of the attack inside a training step, 2
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
         the original that they are to keep, by which the weight is chosen
+    keep: lora, full: the share of patch tokens that a step sees, 1; 0.5 costs half
+    norms: lora: whether normalisations and layer scales learn along
+    loss: lora, full: "features", without labels; "task" or "trades": the loss of the head or the model's own
+        classifier on attacked images, or TRADES, which need labels
     minutes: lora, full: plan steps and batch for so long, by a probe of the model on this machine
     split, resize, limit: which part of a named data set, how images are made square, at most how many
     img_size, arch: how a named model is loaded
@@ -152,6 +159,9 @@ def robustify(
         "inner_steps": inner_steps,
         "clean_weight": clean_weight,
         "clean_cosine": clean_cosine,
+        "keep": keep,
+        "norms": norms,
+        "loss": loss,
     }
     published = recipe == "reference"
     if method not in ("tokens", *METHODS):
@@ -160,7 +170,7 @@ def robustify(
         _refuse(of_tuning | {"tuning": tuning, "minutes": minutes}, method, "lora and full")
     else:
         _refuse(of_tokens, method, "tokens")
-        _refuse({"rank": rank} if method == "full" else {}, method, "lora")
+        _refuse({"rank": rank, "norms": norms} if method == "full" else {}, method, "lora")
     net = tokens_verb.open_model(model, head=head, img_size=img_size, arch=arch, published=published)
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
     told: dict[str, Any] = {"out": out, "progress": progress, "command": command}

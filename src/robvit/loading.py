@@ -12,8 +12,8 @@ from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.attention import KEPT, attention_layers, keep_scales
+from robvit.backbones import download, weights, zoo
 from robvit.backbones import validate as checked
-from robvit.backbones import weights, zoo
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
 from robvit.defenses.lora import LoRA
@@ -68,6 +68,7 @@ def load(
     arch: the network of a checkpoint that does not say what it is
     """
     path = zoo.local_file(name)
+    lora = _own_lora(name, lora) if pretrained else lora
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)
     named = arch or (origin.timm_name if path and origin else name)
     if not named:
@@ -111,6 +112,16 @@ def load(
         held = adapters if isinstance(adapters, Adapters) else load_adapters(adapters)
         model = adapted(model, held)
     return model
+
+
+def _own_lora(name: str, lora: LoRA | str | Path | None) -> LoRA | str | Path | None:
+    """The LoRA to merge: the one given or, for an alias that is a tuned network, the one that is bundled."""
+    known = zoo.ALIASES.get(name)
+    if known is None or not known.tuned_from:
+        return lora
+    if lora is not None:
+        raise InputError(f"{name} has a LoRA of its own; load {known.tuned_from} with lora= for another")
+    return download.bundled_path(known)
 
 
 def build_adapted(

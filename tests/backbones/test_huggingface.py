@@ -23,6 +23,7 @@ from robvit.backbones.huggingface import from_huggingface, to_huggingface
 from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.errors import InputError, Unsupported
+from robvit.exporting import export
 
 
 def dinov2_features(state: dict[str, torch.Tensor], config: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
@@ -73,6 +74,35 @@ def test_the_state_of_a_dinov2model_computes_the_same(family: str) -> None:
     assert back.keys() == {name for name in own if not name.startswith("head")}
     assert all(torch.equal(back[name], own[name]) for name in back)
     assert all(re.match(r"embeddings|encoder\.layer\.\d+|layernorm", name) for name in state)
+
+
+@pytest.mark.parametrize("family", ["dinov2", "dinov2-reg"])
+def test_the_real_dinov2model_opens_what_is_baked_and_its_own_state_comes_back(
+    family: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind = "Dinov2WithRegisters" if family == "dinov2-reg" else "Dinov2"
+    plain = Model(small_net(family), name=family).eval()
+    model = changed_lora(plain, norms=True).merge(plain)
+    x = torch.rand(2, 3, 28, 28)
+    out = tmp_path / "baked.safetensors"
+    export(model, out, "huggingface", images=x)
+    with safe_open(out, "pt") as file:
+        config = json.loads(file.metadata()["config"])
+    theirs = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config)).eval()
+    theirs.load_state_dict(load_file(out))  # strict: every name fits
+    with torch.no_grad():
+        answer = theirs(model.normalise(x)).last_hidden_state
+        tokens = model.tokens(x)
+        mine = torch.cat((tokens.prefix, tokens.patch), 1)
+        torch.testing.assert_close(answer, mine, rtol=0, atol=1e-5)
+        for parameter in theirs.parameters():  # the other way: weights that were never timm's
+            parameter.copy_(0.1 * torch.randn(parameter.shape))
+        model.net.load_state_dict(from_huggingface(theirs.state_dict()), strict=False)
+        answer = theirs(model.normalise(x)).last_hidden_state
+        tokens = model.tokens(x)
+        mine = torch.cat((tokens.prefix, tokens.patch), 1)
+        torch.testing.assert_close(answer, mine, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["vit", "clip", "siglip", "eva02", "cait", "swin"])

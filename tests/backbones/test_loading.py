@@ -10,10 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 import robvit
-from robvit.backbones import weights, zoo
+from helpers.lora import changed_lora
+from robvit.backbones import download, weights, zoo
 from robvit.backbones.heads import HEADS
+from robvit.defenses.lora import LoRA
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
+from robvit.exporting import export
 
 
 @pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust"])
@@ -129,3 +132,34 @@ def test_bad_names_get_near_ones() -> None:
         robvit.load("nowhere/model.safetensors")
     with pytest.raises(InputError, match="normalise must be"):
         robvit.load("robvit-mini", normalise="clip")
+
+
+def test_a_name_may_stand_for_bundled_factors_on_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mini = robvit.load("robvit-mini")
+    tuned = zoo.Known("mini-tuned", "robvit_mini", "mini", "MIT", 0.8, tuned_from="robvit-mini")
+    monkeypatch.setitem(zoo.ALIASES, "mini-tuned", tuned)
+    monkeypatch.setattr(download, "BUNDLED", tmp_path)
+    (tmp_path / "robvit-mini.safetensors").symlink_to(
+        Path(download.__file__).parent / "bundled/robvit-mini.safetensors"
+    )
+    lora = changed_lora(mini)
+    lora.save(tmp_path / "mini-tuned.lora.safetensors")
+    model = robvit.load("mini-tuned")
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model(x), lora.merge(mini)(x))
+    assert (model.name, model.original_fingerprint) == ("mini-tuned", mini.fingerprint())
+    assert (download.on_disk(tuned), weights.verify(tuned)[0].passed) == ("bundled", True)
+    saved = tmp_path / "baked.safetensors"
+    export(model, saved, "timm", images=x, arch=weights.architecture("mini-tuned"))
+    assert torch.equal(robvit.load(str(saved), arch="mini-tuned")(x), model(x))  # not merged a second time
+    with pytest.raises(InputError, match="has a LoRA of its own; load robvit-mini"):
+        robvit.load("mini-tuned", lora=lora)
+
+
+def test_bundled_factors_are_there_and_small() -> None:
+    for known in zoo.ALIASES.values():
+        if known.tuned_from:
+            assert download.bundled_path(known).stat().st_size <= 3_000_000
+            assert LoRA.load(download.bundled_path(known)).fingerprint

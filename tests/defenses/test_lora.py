@@ -17,7 +17,8 @@ from helpers.lora import changed_lora
 from helpers.networks import SMALL_NETS, small_net
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
-from robvit.defenses.lora import LoRA, linear_layers, lora_of, trainable
+from robvit.defenses.lora import LoRA
+from robvit.defenses.low_rank import linear_layers, lora_of, trainable
 from robvit.errors import InputError, Unsupported, WrongBackbone
 
 FAMILIES = [name for name in SMALL_NETS if name != "levit-conv"]  # convolutions, no linear layers

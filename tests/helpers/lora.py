@@ -9,7 +9,8 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.data.dataset import Listing
-from robvit.defenses.lora import LoRA, lora_of, trainable
+from robvit.defenses.lora import LoRA
+from robvit.defenses.low_rank import Whole, lora_of, trainable
 
 
 def images(count: int = 24, labels: list[int] | None = None) -> ImageDataset:
@@ -21,9 +22,12 @@ def images(count: int = 24, labels: list[int] | None = None) -> ImageDataset:
     )
 
 
-def changed_lora(model: Model, rank: int = 3, blocks: int | None = None) -> LoRA:
-    """Factors that do change something."""
-    _, factors = trainable(model, rank, 8.0, blocks=blocks)
+def changed_lora(model: Model, rank: int = 3, blocks: int | None = None, norms: bool = False) -> LoRA:
+    """Factors that do change something, with normalisations that do so too if wanted."""
+    _, factors = trainable(model, rank, 8.0, blocks=blocks, norms=norms)
     for part in factors.children():
-        nn.init.normal_(part.up, std=0.05)
+        if isinstance(part, Whole):
+            part.value.data += 0.1 * torch.randn(part.value.shape, generator=torch.Generator().manual_seed(0))
+        else:
+            nn.init.normal_(part.up, std=0.05)
     return lora_of(factors, 8.0, model.fingerprint(), {"eps": 1 / 255})

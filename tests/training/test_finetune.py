@@ -9,25 +9,30 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
 import robvit
 from helpers.lora import images
+from helpers.networks import small_net
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.cli import app
-from robvit.data import open_data
-from robvit.defenses.lora import linear_layers, trainable
+from robvit.data import ImageDataset, open_data
+from robvit.data.dataset import Listing
+from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
 from robvit.record import Record
-from robvit.training.features import FeatureLearner, Features
+from robvit.training.features import MOST_ADDED, FeatureLearner, Features
 from robvit.training.finetune import finetune
 from robvit.training.finetune_plan import Cost, fitted, planned
 from robvit.training.fit import Fit
-from robvit.training.tuning import Tuning, learner_parts, split, without_labels
-from robvit.training.validation import Scores
+from robvit.training.inner_attack import InnerAttack
+from robvit.training.losses import make_loss
+from robvit.training.tuning import Tuning, learner_parts, make_learner, split, without_labels
+from robvit.training.validation import Scores, judge
 
 FEW: dict[str, Any] = {"steps": 4, "batch": 4, "held_out": 2, "validations": 2, "judge_steps": 3, "rank": 4}
 
@@ -195,7 +200,7 @@ def test_the_guard_doubts_what_only_short_attacks_leave_in_place(mini: Model) ->
     inner = Tuning().recipe(100).inner
     assert loss.short_attack(inner) == (2, 0.75)
     assert "masked" in loss.doubt(Scores(1.0, 0.9, 0.5), 0)
-    assert loss.short_attack(inner) == (3, 0.75)
+    assert loss.short_attack(inner) == (3, 0.5)
 
 
 @pytest.mark.parametrize("distance", ["squared", "cosine"])
@@ -260,3 +265,144 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
         refused = CliRunner().invoke(app, [*command, "--method", method, option, "4"])
         assert refused.exit_code == 2
         assert f"{option} is for" in refused.output
+
+
+def passes_of_a_step(mini: Model, **settings: Any) -> dict[str, list[Any]]:
+    """What the learner and the original are asked in one step: whether each pass is recorded for gradients,
+    how many tokens it sees, and whether factors are open to gradients then."""
+    tuning = Tuning(rank=2, eps=2 / 255, **settings)
+    learner = make_learner(mini, tuning)
+    recipe = tuning.recipe(100)
+    loss = make_loss(recipe.loss, learner, images(), recipe.loss_settings)
+    assert isinstance(loss, Features)
+    seen: dict[str, list[Any]] = {"original": [], "learner": []}
+    for name, one in (("original", loss.original.args[0]), ("learner", learner)):
+        open_to = next(learner.trained.parameters())
+
+        def note(_: Any, args: Any, __: Any, name: str = name, p: Any = open_to) -> None:
+            seen[name].append((torch.is_grad_enabled(), args[0].shape[1], p.requires_grad))
+
+        one.model[0].net.blocks[0].register_forward_hook(note)
+    attack = InnerAttack(recipe.inner, 2 / 255, 1 / 255, seed=3)
+    loss(learner, torch.rand(4, 3, 32, 32), torch.zeros(4), attack).backward()
+    return seen
+
+
+def test_a_step_wastes_no_pass(mini: Model) -> None:
+    seen = passes_of_a_step(mini)
+    assert seen["original"] == [(False, 65, True)]  # once, without gradients
+    # Two of the attack, in which factors get no gradients, and one that they learn from.
+    assert seen["learner"] == [(True, 65, False), (True, 65, False), (True, 65, True)]
+    kept = passes_of_a_step(mini, keep=0.25, clean_weight=1.0)
+    assert [tokens for _, tokens, _ in kept["original"]] == [17]
+    assert [tokens for _, tokens, _ in kept["learner"]] == [17] * 4  # and the clean term
+
+
+def test_the_original_and_the_learner_keep_the_same_tokens(mini: Model) -> None:
+    learner = FeatureLearner(*trainable(mini, 2, 2.0))
+    x = torch.rand(3, 3, 32, 32)
+
+    class Fixed:
+        more, seed = 0, 1
+
+        def __call__(self, *_: Any) -> torch.Tensor:
+            return x
+
+    values = [
+        float(Features(learner, images(), keep=keep)(learner, x, torch.zeros(3), Fixed()).detach())  # type: ignore[arg-type]
+        for keep in (1.0, 0.3)
+    ]
+    assert values == [0, 0]
+    assert learner(x).shape[1] == 65  # nothing is left behind
+    with pytest.raises(InputError, match="keep must be above 0"):
+        Features(learner, images(), keep=0)
+    with pytest.raises(RobvitError, match="plain ViTs"):
+        Features(FeatureLearner(*trainable(Model(small_net("cait")), 2, 2.0)), images(), keep=0.5)
+
+
+def test_keeping_every_token_changes_no_bit_and_half_of_them_teaches_too(mini: Model) -> None:
+    whole, same, half = (
+        finetune(mini, images(), **FEW, **more) for more in ({}, {"keep": 1.0}, {"keep": 0.5})
+    )
+    assert whole.model.identity() == same.model.identity() != half.model.identity()
+    assert half.model.features(torch.rand(1, 3, 32, 32)).shape[1] == 65
+
+
+class Hiding(nn.Module):
+    """Features that move only on a narrow way between small and large perturbations of a grey image: two
+    large steps jump over it to where nothing moves, and many small ones find it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        eps = 8 / 255
+        shift = (x - 0.5).flatten(1).mean(1) / eps  # (B,) from -1 to 1
+        angle = 3 * (0.3 - (shift - 0.3).abs()).clamp(min=0)
+        return torch.stack((angle.cos(), angle.sin()), dim=1)[:, None]
+
+
+def test_the_guard_adds_steps_until_its_attack_finds_what_was_hidden() -> None:
+    grey = ImageDataset(Listing(["a", "b"], torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)), [0, 1])
+    loss = Features(Hiding(), grey)
+    recipe = Tuning(eps=8 / 255, judge_steps=20).recipe(100)
+    doubts = []
+    for _ in range(MOST_ADDED + 1):
+        seen = judge(Hiding(), loss, grey, recipe, Accelerator(cpu=True))
+        doubts.append(loss.doubt(seen, 0))
+        if not doubts[-1]:
+            break
+    assert "one step more, and shorter ones" in doubts[0]
+    assert doubts[-1] == ""  # the longer attack of shorter steps is not fooled
+    assert 1 <= loss.added == len(doubts) - 1 <= MOST_ADDED
+    steps, size = loss.short_attack(recipe.inner)
+    assert steps * size == pytest.approx(2 * 0.75)
+
+
+def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
+    record = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255).record
+    assert record.metrics["inner steps added"] == 2
+    still = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255, add_steps=False).record
+    assert still.metrics["inner steps added"] == 0
+    assert {record.findings[0].status, still.findings[0].status} <= {"amber", "red"}
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("loss", ["task", "trades"])
+def test_with_labels_the_heads_loss_is_learned(tmp_path: Path, mini: Model, method: str, loss: str) -> None:
+    torch.manual_seed(0)
+    head = LinearHead(2 * mini.width, 2, mini.fingerprint())
+    settings = {**FEW, "method": method, "loss": loss}
+    made = finetune(mini.replace(head=head), images(labels=[0, 1] * 12), out=tmp_path, **settings)
+    assert made.model.head is not None
+    assert torch.equal(made.model.head.linear.weight, head.linear.weight)
+    assert "accuracy, tuned, clean" in made.record.metrics
+    assert "Labels were used." in made.record.notes
+    name = "robvit-mini" if method == "lora" else str(tmp_path / "model.safetensors")
+    factors = tmp_path / "lora.safetensors" if method == "lora" else None
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(robvit.load(name, lora=factors, head=head)(x), made.model(x))
+
+
+def test_a_supervised_loss_needs_labels_and_their_classes(mini: Model) -> None:
+    with pytest.raises(InputError, match="needs a data set with labels, got none"):
+        finetune(mini, images(), **FEW, loss="task")
+    with pytest.raises(InputError, match="data's 2 classes, robvit-mini has 10"):
+        finetune(mini, images(labels=[0, 1] * 12), **FEW, loss="trades")
+    with pytest.raises(InputError, match="keep is for the loss features"):
+        Tuning(loss="task", keep=0.5)
+    with pytest.raises(InputError, match="loss must be features, task or trades"):
+        Tuning(loss="far")
+
+
+def test_normalisations_learn_along_and_are_kept_in_the_file(tmp_path: Path, mini: Model) -> None:
+    settings = {**FEW, "norms": True, "lr": 1e-2}
+    made = finetune(mini, images(), out=tmp_path, **settings)
+    assert made.lora is not None
+    assert set(made.lora.whole) == {
+        n for n, _ in mini.net.named_parameters() if "norm" in n and not n.startswith("fc_norm")
+    }
+    assert not torch.equal(made.lora.whole["norm.weight"], mini.net.get_parameter("norm.weight"))
+    loaded = robvit.load("robvit-mini", lora=tmp_path / "lora.safetensors")
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(loaded(x), made.model(x))
+    assert "parameters of normalisations" in str(made.lora)
+    with pytest.raises(InputError, match="norms is for the method lora"):
+        Tuning(method="full", norms=True)

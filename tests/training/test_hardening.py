@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import robvit
 from helpers.lora import images
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
+from robvit.budget import Budget
 from robvit.errors import InputError
-from robvit.record import Record
+from robvit.record import Record, Trial
+from robvit.training.expectation import expected
 
 TUNED: dict[str, Any] = {
     "steps": 1,
@@ -101,3 +104,34 @@ def test_tuning_learns_from_the_training_split_unless_told_otherwise(mini: Model
     ]
     assert [facts["count"] + facts["held out"] for facts in seen] == [6, 6, 3]
     assert seen[0]["digest"] == seen[1]["digest"]
+
+
+def test_before_it_starts_it_says_what_is_recorded(mini: Model, tmp_path: Path) -> None:
+    tuning = robvit.Tuning()
+    places = (tmp_path / "none", tmp_path)
+    assert "nothing is recorded for robvit-mini at 32 pixels" in expected(mini, tuning, places)
+    made = robvit.robustify(mini, images(), method="lora", **TUNED).record
+    correct = [True] * 3 + [False]
+    trial = Trial("apgd_ce", Budget("linf", 1 / 255), {}, correct, [0] * 4, [0.0] * 4)
+    facts = {"name": "robvit-mini", "fingerprint": made.model["tuned fingerprint"]}
+    verdict = Record("evaluate", facts, {"count": 4}, [trial])
+    for name, record in (("tuning", made), ("verdict", verdict)):
+        (tmp_path / name).mkdir()
+        record.save(tmp_path / "record.json")
+        packed = gzip.compress((tmp_path / "record.json").read_bytes())
+        (tmp_path / name / "record.json.gz").write_bytes(packed)
+    (tmp_path / "verdict" / "broken.json.gz").write_bytes(b"no gzip")
+    told = expected(mini, tuning, places)
+    assert "75% (30% to 95%) at linf 1/255" in told
+    assert "(1 steps of 4 images, eps 1/255)" in told
+    assert "nothing is recorded" in expected(mini, robvit.Tuning(method="full"), places)
+
+
+@pytest.mark.slow
+def test_a_plan_is_within_a_factor_of_the_truth(mini: Model) -> None:
+    heard: list[str] = []
+    how = robvit.Tuning(held_out=4, judge_steps=5)
+    made = robvit.robustify(mini, images(64), method="lora", minutes=0.25, tuning=how, log=heard.append)
+    assert 15 / 3 < made.record.metrics["seconds"] < 15 * 3
+    assert "planned for 0.25 minutes" in heard[0]
+    assert "recorded for robvit-mini" in heard[1]

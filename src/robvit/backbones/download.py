@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robvit import fetch
-from robvit.backbones.zoo import Known, RegistryFile
+from robvit.backbones.zoo import Known, RegistryFile, resolve
 from robvit.errors import CannotFetch, WeightsUnavailable
 from robvit.files import cache_dir
 
@@ -22,13 +22,18 @@ def cache_path(known: Known) -> Path:
     return cache_dir("weights", f"{known.alias}.safetensors")
 
 
+BUNDLED = Path(__file__).parent / "bundled"
+
+
 def bundled_path(known: Known) -> Path:
-    """Where the weights that are part of robvit lie."""
-    return Path(__file__).parent / "bundled" / f"{known.alias}.safetensors"
+    """Where the weights, or the LoRA, that are part of robvit lie."""
+    return BUNDLED / f"{known.alias}{'.lora' if known.tuned_from else ''}.safetensors"
 
 
 def on_disk(known: Known) -> str:
     """Which of robvit itself, its cache or the hub's cache holds the weights, or nothing; nothing is read."""
+    if known.tuned_from:
+        return on_disk(resolve(known.tuned_from))
     if known.bundled:
         return "bundled" if bundled_path(known).is_file() else ""
     if known.registry and cache_path(known).is_file():

@@ -69,6 +69,8 @@ def state_dict(name: str) -> Found:
     if path := zoo.local_file(name):
         return read_local(path)
     known = zoo.resolve(name)
+    if known.tuned_from:  # what a bundled LoRA is merged into
+        return state_dict(known.tuned_from)
     misses = []
     for source in (_bundled, _cached, _hub, _package):
         try:
@@ -111,6 +113,7 @@ def read_local(path: Path) -> Found:
 
 def verify(known: Known) -> list[Check]:
     """Check the weights of a model that are on this machine; nothing is fetched."""
+    known = zoo.resolve(known.tuned_from) if known.tuned_from else known
     for source in (_bundled, _cached, _hub_cached):
         try:
             if found := source(known):

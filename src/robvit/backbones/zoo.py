@@ -45,6 +45,8 @@ class Known:
     `params` counts millions; `options` go to `timm.create_model` beside the name; `hub` is the
     repository on the model hub, empty where it has none; `bundled` weights are part of robvit. Files
     that go by this alias take pixels `raw`, without mean and deviation, if their authors trained so.
+    `tuned_from` is the alias whose weights a bundled LoRA of this name, ALIAS.lora.safetensors, is merged
+    into.
     """
 
     alias: str
@@ -58,6 +60,7 @@ class Known:
     registry: RegistryFile | None = None
     bundled: bool = False
     raw: bool = False
+    tuned_from: str = ""
 
 
 _DINOV2_SMALL = RegistryFile(

@@ -16,6 +16,7 @@ from robvit.cli import app as playground
 from robvit.cli import (
     attack,
     bake,
+    card,
     certify,
     compare,
     data,
@@ -56,6 +57,7 @@ for _command in (
     doctor.doctor,
     explain.explain,
     report.report,
+    card.card,
     reproduce.reproduce,
     export.export,
     bake.bake,

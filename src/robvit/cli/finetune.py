@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from robvit.cli.options import choice
 from robvit.cli.shell import typed
 
 if TYPE_CHECKING:
@@ -20,12 +21,21 @@ Minutes = Annotated[
     float | None,
     typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),
 ]
+TuningLoss = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        **choice("features", "task", "trades"),
+        help="features: no labels. task, trades: the loss of --head or the model's classifier, or TRADES.",
+        rich_help_panel=PANEL,
+    ),
+]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         help="Any other setting: blocks=4, clean_weight=0.5, clean_cosine=0.97, distance=cosine, step=0.75, "
-        "judge_steps=20, add_steps=true, or a key of the recipe such as ema=0.99.",
+        "keep=0.5, norms=true, judge_steps=20, add_steps=false, or a key of the recipe such as ema=0.99.",
         rich_help_panel=PANEL,
     ),
 ]

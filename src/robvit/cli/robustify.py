@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.cli.checks import check_attack, check_data, check_model, check_out
-from robvit.cli.finetune import Minutes, Rank, Setting, tune
+from robvit.cli.finetune import Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.options import (
     Architecture,
     DataSpec,
@@ -56,7 +56,8 @@ Share = Annotated[
     float, typer.Option(help="Share of images attacked so; the rest are stored.", rich_help_panel=BEYOND)
 ]
 Head = Annotated[
-    Path | None, typer.Option(help="A linear head of `robvit train head`.", rich_help_panel=BEYOND)
+    Path | None,
+    typer.Option(help="A (linear) head of `robvit train head`.", rich_help_panel=BEYOND),
 ]
 Task = Annotated[
     float, typer.Option(help="Share of the head's loss; above 0 it learns along.", rich_help_panel=BEYOND)
@@ -103,6 +104,7 @@ def robustify(
     pool: Pool = 1,
     rank: Rank = None,
     minutes: Minutes = None,
+    loss: TuningLoss = None,
     setting: Setting = None,
     split: TrainSplit = None,
     img_size: ImageSize = None,
@@ -123,7 +125,8 @@ def robustify(
     """Make a frozen backbone's features survive attacks, without labels.
 
     By default a few secret tokens are learned, which hold against attacks on the public model; --method lora
-    and full tune the network itself, which holds when the attacker has it.
+    and full tune the network itself, which holds when the attacker has it; with labels and a head also for
+    its task (--loss).
 
     Attacked images are kept in the cache, so another run with other tokens is many times faster.
     Interrupted, the same command resumes where it stopped. Whoever has the images and the seed can
@@ -136,16 +139,16 @@ def robustify(
     check_data(data)
     check_out(out)
     if method != "tokens":
-        _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers, head=head)
+        _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers)
         _refuse("tokens", method, start=start, attack=attack, adaptive=adaptive or None, task=task or None)
         _refuse("tokens", method, pool=None if pool == 1 else pool)
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
-        options |= {"steps": steps, "batch": batch, "seed": seed}
-        place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
+        options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
+        place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
         place |= {"img_size": img_size, "arch": arch}
         tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
         return
-    _refuse("lora and full", method, rank=rank, minutes=minutes, set=setting)
+    _refuse("lora and full", method, rank=rank, minutes=minutes, loss=loss, set=setting)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress

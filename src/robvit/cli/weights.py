@@ -102,6 +102,8 @@ def verify(
 
 
 def _comes_from(known: Known) -> str:
+    if known.tuned_from:
+        return f"robvit, on {known.tuned_from}"
     places = ["robvit"] if known.bundled else []
     if known.hub:
         places.append("hub")

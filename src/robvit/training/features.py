@@ -8,15 +8,19 @@ Legend for shapes: B batch, T tokens, D width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from robvit.attacks import losses as objectives
+from robvit.attacks.core import per_image_uniform
+from robvit.backbones.families import grid_of
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.errors import InputError
+from robvit.errors import InputError, Unsupported
 from robvit.processes import mean_of_all
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import LOSSES, Fare
@@ -48,6 +52,20 @@ class FeatureLearner(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.model[0].features(x)
 
+    @contextmanager
+    def keeping(self, places: torch.Tensor) -> Iterator[None]:
+        """Only the patch tokens at `places` (B N) enter the first block; all others are dropped before."""
+        net: Any = self.model[0].net
+        prefix: int = net.num_prefix_tokens
+
+        def drop(_: nn.Module, __: Any, tokens: torch.Tensor) -> torch.Tensor:
+            width = tokens.shape[-1]
+            patches = tokens[:, prefix:].gather(1, places[..., None].expand(-1, -1, width))
+            return torch.cat((tokens[:, :prefix], patches), dim=1)
+
+        with net.patch_drop.register_forward_hook(drop):
+            yield
+
     def train(self, mode: bool = True) -> FeatureLearner:
         self.model[0].eval()
         return super().train(False)
@@ -56,6 +74,14 @@ class FeatureLearner(nn.Module):
         self.model[0]._apply(fn, recurse)
         super()._apply(fn, recurse)
         return self
+
+
+class TaskLearner(FeatureLearner):
+    """The same with labels: its output is the logits (B K) of the network's classifier or head."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model[0](x)
+        return logits
 
 
 @LOSSES.add("features")
@@ -70,7 +96,11 @@ class Features(Fare):
 
     Where the training's own attack moves held-out features (in 1 - cosine) less than `reach` times as far as
     one of many steps, gradients may be masked: that is a doubt, and with `add_steps` the training's attack
-    has one step more from then on. (An untuned DINOv2-small gives 0.6 for two steps at 1/255.)
+    has one step more from then on, and shorter ones. (An untuned DINOv2-small gives 0.6 for two steps at
+    1/255.)
+
+    With `keep` below one a step sees only this share of the patch tokens, drawn anew for every image and the
+    same for both networks, at that share of the cost; held-out images are always judged whole.
     """
 
     added: torch.Tensor
@@ -85,7 +115,8 @@ class Features(Fare):
         clean_weight: float = 0.0,
         clean_cosine: float | None = None,
         reach: float = 0.5,
-        add_steps: bool = False,
+        add_steps: bool = True,
+        keep: float = 1.0,
     ) -> None:
         super().__init__(model, images)
         if distance not in DISTANCES:
@@ -94,6 +125,11 @@ class Features(Fare):
             raise InputError(f"clean_weight must be 0 or more, got {clean_weight:g}")
         if clean_cosine is not None and not 0 < clean_cosine < 1:
             raise InputError(f"clean_cosine must lie between 0 and 1, such as 0.97, got {clean_cosine:g}")
+        if not 0 < keep <= 1:
+            raise InputError(f"keep must be above 0 and at most 1, such as 0.5, got {keep:g}")
+        if keep < 1 and not (isinstance(model, FeatureLearner) and model.model[0].family.plain_walk):
+            raise Unsupported("keep drops patch tokens of plain ViTs, and this network is none; leave it out")
+        self.keep = keep
         self.attack_loss = DISTANCES[distance]
         self.clean_cosine, self.reach, self.add_steps = clean_cosine, reach, add_steps
         start = clean_weight if clean_cosine is None else clean_weight or 1.0
@@ -104,32 +140,54 @@ class Features(Fare):
         return -objectives.cosine(output, target)
 
     def short_attack(self, inner: Inner) -> tuple[int, float]:
-        return inner.steps + int(self.added), inner.relative_step
+        steps = inner.steps + int(self.added)
+        return steps, inner.relative_step * inner.steps / steps
 
-    def doubt(self, seen: Scores, classes: int) -> str:
+    def apart(self, seen: Scores) -> str:
+        """How far short and long attacks part, in words, or nothing if they stay together."""
         short, long = 1 - seen.one_step, 1 - seen.robust
         if long < STILL or short >= self.reach * long:
+            return ""
+        return (
+            f"gradients may be masked: the training's attack moves features by {short:.3f} (1 - cosine), "
+            f"a longer one by {long:.3f}, and {self.reach:.0%} of that are expected"
+        )
+
+    def doubt(self, seen: Scores, classes: int) -> str:
+        if not (apart := self.apart(seen)):
             return ""
         answer = "use more inner steps or a smaller eps"
         if self.add_steps and self.added < MOST_ADDED:
             self.added += 1
-            answer = "the inner attack has one step more from here on"
-        return (
-            f"gradients may be masked: the training's attack moves features by {short:.3f} (1 - cosine), "
-            f"a longer one by {long:.3f}, and {self.reach:.0%} of that are expected; {answer}"
-        )
+            answer = "from here on the inner attack has one step more, and shorter ones"
+        return f"{apart}; {answer}"
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
         attack.more = int(self.added)
-        target = self.original(x)
-        value = self._distance(model(attack(model, x, target, self.attack_loss)), target)
-        if self.weight:
-            clean = model(x)
-            value = value + float(self.weight) * self._distance(clean, target)
-            self._adjust(clean.detach(), target)
+        with self._kept(model, x, attack):
+            target = self.original(x)
+            value = self._distance(model(attack(model, x, target, self.attack_loss)), target)
+            if self.weight:
+                clean = model(x)
+                value = value + float(self.weight) * self._distance(clean, target)
+                self._adjust(clean.detach(), target)
         return value
+
+    @contextmanager
+    def _kept(self, model: nn.Module, x: torch.Tensor, attack: InnerAttack) -> Iterator[None]:
+        """Both networks see the same share of the patch tokens of each image (B 3 H W)."""
+        if self.keep == 1:
+            yield
+            return
+        original = self.original.args[0]
+        assert isinstance(model, FeatureLearner)
+        rows, columns = grid_of(model.model[0].net, x)
+        count = max(1, round(self.keep * rows * columns))
+        places = per_image_uniform(x, attack.seed, "keep", rows * columns).argsort(1)[:, :count]
+        with model.keeping(places), original.keeping(places):
+            yield
 
     @torch.no_grad()
     def _adjust(self, clean: torch.Tensor, target: torch.Tensor) -> None:

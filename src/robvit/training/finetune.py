@@ -18,18 +18,20 @@ from torch import nn
 from robvit.backbones import weights
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.defenses.lora import LoRA, lora_of
+from robvit.defenses.lora import LoRA
+from robvit.defenses.low_rank import lora_of
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Record
 from robvit.training import checkpoint
+from robvit.training.expectation import expected
 from robvit.training.features import FeatureLearner
 from robvit.training.finetune_plan import planned
 from robvit.training.finetune_record import make_record
 from robvit.training.fit import Fit
 from robvit.training.splits import Splits
-from robvit.training.tuning import METHODS, Tuning, learner_parts, split, without_labels
+from robvit.training.tuning import METHODS, Tuning, chosen_images, make_learner, split
 from robvit.training.validation import Scores, judge
 
 SECONDS = "seconds.txt"  # spent so far, of all runs together
@@ -59,10 +61,12 @@ def finetune(
 ) -> Finetuned:
     """Tune a copy of a model so that its attacked features stay at the original's clean ones.
 
+    With the loss "task" or "trades", labels and the model's classifier or head decide instead.
+
     Interrupted, the same call with the same `out` goes on to the same bits.
 
     model: without tokens and adapters; it is left as it is
-    data: a data set, whose labels are not looked at, or images (N 3 H W) in [0,1]
+    data: a data set, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
     tuning: how; `settings` are those of `Tuning`, and win
     minutes: plan steps and batch for so long, by a probe of the model on this machine
     out: the folder for lora.safetensors or model.safetensors, the run's state and record.json
@@ -72,13 +76,17 @@ def finetune(
     command: what the record says the tuning was started by
     """
     tuning = replace(tuning or Tuning(), **settings)
-    images = without_labels(data, model.input_size[0])
+    images = chosen_images(data, model, tuning)
     main = processes().is_main_process
     log = log if main else silent
     with kept_in(out) as folder:
         if minutes is not None:
             tuning = planned(model, images, tuning, minutes, folder)
-            log(f"planned for {minutes:g} minutes: {tuning.steps} steps of {tuning.batch} images")
+            log(
+                f"planned for {minutes:g} minutes: {tuning.steps} steps of {tuning.batch} images at "
+                f"{model.input_size[0]} pixels, {tuning.inner_steps} inner steps or, if the guard asks, more"
+            )
+        log(expected(model, tuning))
         clock = Stopwatch(folder / SECONDS, progress)
         result = _run(model, split(images, tuning), tuning, folder, log=log, clock=clock)
         result.record.command = command
@@ -91,16 +99,17 @@ def finetune(
 def _run(
     model: Model, splits: Splits, tuning: Tuning, folder: Path, *, log: Log, clock: Stopwatch
 ) -> Finetuned:
-    twin, trained = learner_parts(model, tuning)
+    learner = make_learner(model, tuning)
     about = {
         "backbone": model.identity(),
         "method": tuning.method,
         "rank": tuning.rank,
         "alpha": tuning.alpha,
         "blocks": tuning.blocks,
+        "norms": tuning.norms,
     }
     fit = Fit(
-        FeatureLearner(twin, trained),
+        learner,
         splits,
         tuning.recipe(len(splits.train)),
         folder=folder / "training",
@@ -109,17 +118,18 @@ def _run(
         progress=clock,
     )
     fit.run()
-    tuned, factors = _result(model, twin, trained, tuning, splits)
+    tuned, factors = _result(model, learner, tuning, splits)
     seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
     record = make_record(model, tuned, factors, fit, seen, asdict(tuning), clock.seconds)
     return Finetuned(tuned, factors, record)
 
 
 def _result(
-    model: Model, twin: Model, trained: nn.Module, tuning: Tuning, splits: Splits
+    model: Model, learner: FeatureLearner, tuning: Tuning, splits: Splits
 ) -> tuple[Model, LoRA | None]:
     """The result as it is shipped: factors rounded and merged, or the tuned weights."""
     if tuning.method == "full":
+        twin = learner.model[0]
         twin.original_fingerprint = model.original_fingerprint or model.fingerprint()
         return twin.requires_grad_(False).eval(), None
     settings = asdict(tuning) | {
@@ -129,15 +139,15 @@ def _result(
         "images": len(splits.train),
         "model": model.name,
     }
-    assert isinstance(trained, nn.ModuleDict)
-    factors = lora_of(trained, tuning.alpha, model.fingerprint(), settings)
+    assert isinstance(learner.trained, nn.ModuleDict)
+    factors = lora_of(learner.trained, tuning.alpha, model.fingerprint(), settings)
     return factors.merge(model), factors
 
 
 def _seen(model: Model, fit: Fit) -> Scores:
     """How a model's features do on the held-out images."""
     still = copy.deepcopy(model).requires_grad_(False)
-    learner = FeatureLearner(still, nn.Module()).to(fit.accelerator.device)
+    learner = type(fit.model)(still, nn.Module()).to(fit.accelerator.device)
     return judge(learner, fit.loss, fit.splits.validation, fit.recipe, fit.accelerator)
 
 

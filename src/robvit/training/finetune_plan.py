@@ -15,10 +15,9 @@ from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import mean_of_all, processes
-from robvit.training.features import FeatureLearner
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
-from robvit.training.tuning import Tuning, learner_parts, split
+from robvit.training.tuning import Tuning, make_learner, split
 
 PLAN = "plan.json"
 PROBED = 8  # images in the probe's step
@@ -96,18 +95,22 @@ def probe(model: Model, images: ImageDataset, tuning: Tuning) -> Cost:
     device = processes().device
     train = split(images, tuning).train
     recipe = tuning.recipe(len(train))
-    learner = FeatureLearner(*learner_parts(model, tuning)).to(device)
+    learner = make_learner(model, tuning).to(device)
     loss = make_loss(recipe.loss, learner, train, recipe.loss_settings).to(device)
     trained = [p for p in learner.parameters() if p.requires_grad]
-    x = torch.stack([train[i % len(train)][0] for i in range(PROBED)]).to(device)
+    some = [train[i % len(train)] for i in range(PROBED)]
+    x = torch.stack([image for image, _ in some]).to(device)
+    y = torch.tensor([label for _, label in some], device=device)
     seconds = 0.0
     for part in (x[:2], x):  # the first is slow, as first times are
         start = time.perf_counter()
         attack = InnerAttack(recipe.inner, recipe.inner.eps, tuning.step * recipe.inner.eps, seed=0)
-        torch.autograd.grad(loss(learner, part, torch.zeros(len(part)), attack), trained)
+        torch.autograd.grad(loss(learner, part, y[: len(part)], attack), trained)
         seconds = (time.perf_counter() - start) / len(part)
-    clean = tuning.clean_weight > 0 or tuning.clean_cosine is not None
-    passes = 1 + 2 * tuning.inner_steps + 3 * (1 + clean)  # a way back to the weights counts two
+    clean = tuning.clean_weight > 0 or tuning.clean_cosine is not None or tuning.loss == "trades"
+    passes = (
+        (not tuning.supervised) + 2 * tuning.inner_steps + 3 * (1 + clean)
+    )  # a way back to the weights counts two
     judging = 2 * (tuning.inner_steps + tuning.judge_steps) + 4
     seconds = float(mean_of_all(torch.tensor(seconds, device=device))) / processes().num_processes
-    return Cost(seconds, seconds / passes * judging)
+    return Cost(seconds, seconds / passes * judging / tuning.keep)

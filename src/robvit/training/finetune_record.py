@@ -8,12 +8,17 @@ from typing import Any
 from robvit.backbones.model import Model
 from robvit.defenses.lora import LoRA
 from robvit.record import Curve, Finding, Record
+from robvit.training.features import Features
 from robvit.training.fit import Fit
 from robvit.training.validation import Scores
 
 NOTE = (
     "Cosines of held-out images' features with the original's clean ones, by the attack that the tuning uses "
     "and by a longer one. Judge accuracy by AutoAttack: these attacks are too weak for a verdict."
+)
+WITH_LABELS = (
+    "Accuracy on held-out images, by an attack of one step and by a longer one. AutoAttack decides what is "
+    "published: these attacks are too weak for a verdict."
 )
 
 
@@ -26,16 +31,27 @@ def make_record(
     settings: dict[str, Any],
     seconds: float,
 ) -> Record:
-    """All that is known of a tuning; `seen` holds the original's and the tuned model's cosines."""
+    """All that is known of a tuning; `seen` holds the original's and the tuned model's scores."""
     validation, state = fit.splits.validation, fit.state
     names = {
         "clean": "clean",
         "one_step": f"attack of {fit.loss.short_attack(fit.recipe.inner)[0]} steps",
         "robust": f"attack of {fit.recipe.judge_steps} steps",
     }
-    cosines = {f"cosine, {who}, {names[key]}": asdict(one)[key] for who, one in seen.items() for key in names}
+    measure = fit.loss.measure
+    means = {
+        f"{measure}, {who}, {names[key]}": asdict(one)[key] for who, one in seen.items() for key in names
+    }
+    added = int(fit.loss.added) if isinstance(fit.loss, Features) else 0
     steps = state.history["step"]
     lines = {text: _points(steps, state.history[key]) for key, text in names.items()}
+    if fit.loss.needs_labels:
+        title = "Held-out images", "step", measure
+        notes = [WITH_LABELS, "Labels were used."]
+    else:
+        title = "Held-out features", "step", "cosine with the original's clean features"
+        notes = [NOTE, "No labels were used."]
+    notes.append("This is no secret: an attacker may have all of it.")
     loss = {"loss": _points(steps, state.history["loss"])}
     return Record(
         kind="robustify",
@@ -43,6 +59,7 @@ def make_record(
             "name": model.name,
             "fingerprint": model.fingerprint(),
             "identity": tuned.identity(),
+            "tuned fingerprint": tuned.fingerprint(),
             "input": list(model.input_size),
             "result": "model" if factors is None else str(factors),
             "settings": settings,
@@ -50,21 +67,23 @@ def make_record(
         },
         data=fit.splits.train.facts() | {"held out": len(validation), "held out digest": validation.digest()},
         trials=[],
-        metrics=cosines | {"seconds": seconds, "best step": float(state.best_step)},
+        metrics=means
+        | {"seconds": seconds, "best step": float(state.best_step), "inner steps added": float(added)},
         history=state.history,
         curves=[
-            Curve("Held-out features", "step", "cosine with the original's clean features", lines, NOTE),
+            Curve(*title, lines, notes[0]),
             Curve("Tuning", "step", "loss", loss),
         ],
         findings=[_finding(fit, seen["tuned"])],
-        notes=[NOTE, "No labels were used. This is no secret: an attacker may have all of it."],
+        notes=notes,
     )
 
 
 def _finding(fit: Fit, tuned: Scores) -> Finding:
     """Whether short and long attacks part: red for the result, amber if they did on the way."""
     apart = f"{tuned.one_step:.3f} under the tuning's own attack, {tuned.robust:.3f} under a longer one"
-    if last := fit.loss.doubt(tuned, 0):
+    loss = fit.loss
+    if last := loss.apart(tuned) if isinstance(loss, Features) else loss.doubt(tuned, fit.classes):
         return Finding("masked gradients", "red", last)
     if fit.state.doubts:
         return Finding("masked gradients", "amber", f"{apart}; on the way: {'; '.join(fit.state.doubts)}")

@@ -20,7 +20,7 @@ class InnerAttack:
 
     It remembers what it made, so that a loss computed `again` meets the same images. `replay` counts
     how often the batch has been trained on before, `part` which of its parts this is. A loss may ask for
-    `more` steps than the settings say.
+    `more` steps than the settings say, which are shorter by as much: the way stays as long.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class InnerAttack:
         self, model: Model, x: torch.Tensor, target: torch.Tensor, loss: str | AttackLoss
     ) -> torch.Tensor:
         inner = self.settings.model_copy(update={"steps": self.settings.steps + self.more})
+        step_size = self.step_size * self.settings.steps / inner.steps if self.more else self.step_size
         if self.threat.eps == 0:
             return x.detach()
         if inner.attack == "ascent":
@@ -66,7 +67,7 @@ class InnerAttack:
                 target,
                 self.threat,
                 steps=inner.steps,
-                step_size=self.step_size,
+                step_size=step_size,
                 start=inner.start,
                 project=inner.project,
                 loss=loss,
@@ -75,7 +76,7 @@ class InnerAttack:
         takes = ATTACKS.info(inner.attack).defaults
         ours = {
             "steps": inner.steps,
-            "step_size": self.step_size,
+            "step_size": step_size,
             "loss": loss,
             "seed": self.seed,
             "early_stop": False,

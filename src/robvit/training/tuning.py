@@ -13,15 +13,18 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.data.dataset import Listing
-from robvit.defenses import lora
+from robvit.defenses import low_rank
 from robvit.errors import InputError, check_images
 from robvit.files import tensors_sha256
+from robvit.training.features import FeatureLearner, TaskLearner
 from robvit.training.recipe import Recipe, changed, make_recipe
 from robvit.training.splits import Splits
 
 METHODS = {"lora": "lora.safetensors", "full": "model.safetensors"}  # and the file each one leaves
 LEARNING_RATES = {"lora": 1e-3, "full": 1e-4}
-OF_THE_LOSS = ("distance", "clean_weight", "clean_cosine", "reach", "add_steps")
+SUPERVISED = {"task": "pgd_at", "trades": "trades"}  # the loss with labels, as the recipes call it
+ONLY_FEATURES = {"clean_weight": 0.0, "clean_cosine": None, "keep": 1.0}
+OF_THE_LOSS = ("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep")
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,17 @@ class Tuning:
     start. Times are in steps of `batch` images: the learning rate and eps grow from zero over the shares
     `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
     times by an attack of `judge_steps`; the weights that did best are kept. `distance`, `clean_weight`,
-    `clean_cosine`, `reach` and `add_steps` are those of the loss `Features`. `changes` reach any key of the
-    recipe ("ema", "augment.flip", "accumulation").
+    `clean_cosine`, `reach`, `add_steps` and `keep` are those of the loss `Features`. With `loss` "task" or
+    "trades" labels and the model's own classifier or head take the features' place: its loss on attacked
+    images, or TRADES with `beta`. With `norms` the normalisations and layer scales learn along with LoRA's
+    factors (FullLoRA-AT, 2401.01752). `changes` reach any key of the recipe ("ema", "augment.flip").
     """
 
     method: str = "lora"
     rank: int = 16
     alpha: float = 16.0  # of alpha / rank, so that a learning rate serves every rank
     blocks: int | None = None
+    norms: bool = False
     eps: float = 1 / 255
     norm: str = "linf"
     inner_steps: int = 2
@@ -50,6 +56,8 @@ class Tuning:
     lr: float | None = None
     warmup: float = 0.05
     eps_warmup: float = 0.1
+    loss: str = "features"
+    beta: float = 6.0
     distance: str = "squared"
     clean_weight: float = 0.0
     clean_cosine: float | None = None
@@ -57,25 +65,44 @@ class Tuning:
     validations: int = 5
     judge_steps: int = 10
     reach: float = 0.5
-    add_steps: bool = False
+    add_steps: bool = True
+    keep: float = 1.0
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(f"method must be {' or '.join(METHODS)}, got {self.method!r}")
+        if self.loss != "features" and self.loss not in SUPERVISED:
+            raise InputError(f"loss must be features, {' or '.join(SUPERVISED)}, got {self.loss!r}")
+        if self.norms and self.method == "full":
+            raise InputError("norms is for the method lora: full tunes normalisations anyway; leave it out")
+        if self.supervised and (wrong := [n for n in ONLY_FEATURES if getattr(self, n) != ONLY_FEATURES[n]]):
+            raise InputError(f"{wrong[0]} is for the loss features, the loss is {self.loss}; leave it out")
         if not self.eps > 0:
             raise InputError(f"eps must be above 0, such as 1/255, got {self.eps:g}; nothing is attacked")
         for name in ("steps", "batch", "inner_steps", "judge_steps", "held_out", "validations"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
+    @property
+    def supervised(self) -> bool:
+        """Whether labels and a classifier say what is right, rather than the original's features."""
+        return self.loss in SUPERVISED
+
+    def _loss(self) -> dict[str, Any]:
+        if self.supervised:
+            return {
+                "loss": SUPERVISED[self.loss],
+                "loss_settings": {"beta": self.beta} if self.loss == "trades" else {},
+            }
+        return {"loss": "features", "loss_settings": {name: getattr(self, name) for name in OF_THE_LOSS}}
+
     def recipe(self, count: int) -> Recipe:
         """The recipe of the common loop for so many images; its times are in epochs of them."""
         epoch = self.batch / count  # what one step is
         content = {
-            "loss": "features",
-            "loss_settings": {name: getattr(self, name) for name in OF_THE_LOSS},
+            **self._loss(),
             "inner": {"norm": self.norm, "eps": self.eps, "steps": self.inner_steps, "step": self.step},
             "eps_warmup": self.eps_warmup * self.steps * epoch,
             "batch": self.batch,
@@ -95,17 +122,42 @@ class Tuning:
 def learner_parts(model: Model, tuning: Tuning) -> tuple[Model, nn.Module]:
     """A copy of the model that learns, and the part of it that is trained."""
     if tuning.method == "lora":
-        return lora.trainable(model, tuning.rank, tuning.alpha, blocks=tuning.blocks, seed=tuning.seed)
+        return low_rank.trainable(
+            model, tuning.rank, tuning.alpha, blocks=tuning.blocks, norms=tuning.norms, seed=tuning.seed
+        )
     twin = copy.deepcopy(model).eval().requires_grad_(False)
     chosen: list[nn.Module] = [twin.net]
     if tuning.blocks is not None:
-        chosen = list(lora.first_blocks(twin, tuning.blocks).values())
+        chosen = list(low_rank.first_blocks(twin, tuning.blocks).values())
     wanted = [p.requires_grad_() for part in chosen for p in part.parameters()]
     # A classifier has no part in the features; several processes would wait for its gradient for ever.
-    features = twin.features(torch.zeros(1, 3, *model.input_size, device=wanted[0].device))
-    for p, grad in zip(wanted, torch.autograd.grad(features.sum(), wanted, allow_unused=True), strict=True):
+    x = torch.zeros(1, 3, *model.input_size, device=wanted[0].device)
+    output = twin(x) if tuning.supervised else twin.features(x)
+    for p, grad in zip(wanted, torch.autograd.grad(output.sum(), wanted, allow_unused=True), strict=True):
         p.requires_grad_(grad is not None)
     return twin, twin.net
+
+
+def make_learner(model: Model, tuning: Tuning) -> FeatureLearner:
+    """What learns: a copy of the model whose output is its features or, with labels, its logits."""
+    kind = TaskLearner if tuning.supervised else FeatureLearner
+    return kind(*learner_parts(model, tuning))
+
+
+def chosen_images(data: ImageDataset | torch.Tensor, model: Model, tuning: Tuning) -> ImageDataset:
+    """Images of the model's size: without labels or, for a supervised loss, with those it needs."""
+    size = model.input_size[0]
+    if not tuning.supervised:
+        return without_labels(data, size)
+    if not isinstance(data, ImageDataset) or data.kind != "labels":
+        got = data.kind if isinstance(data, ImageDataset) else "a tensor"
+        raise InputError(f"the loss {tuning.loss} needs a data set with labels, got {got}; or take features")
+    if model.classes != len(data.classes):
+        raise InputError(
+            f"the loss {tuning.loss} needs a classifier for the data's {len(data.classes)} classes, "
+            f"{model.name} has {model.classes}; give a head of theirs (`robvit train head`)"
+        )
+    return data.resized(size, data.resize)
 
 
 def without_labels(data: ImageDataset | torch.Tensor, size: int) -> ImageDataset:

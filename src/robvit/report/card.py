@@ -1,0 +1,155 @@
+"""A model card in Markdown, from the record of a tuning and the records of what judged its result.
+
+Nothing here is a new measurement: every number comes from a record, and what no record says is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from robvit.errors import InputError
+from robvit.record import Record
+from robvit.report.summary import Share, attacker_summaries, headlines
+
+TUNED = "tuned fingerprint"
+# The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
+AUTO_ATTACK = {"apgd_ce": 100, "apgd_t": 100, "fab_t": 100, "square": 5000}
+
+
+def model_card(records: Sequence[Record], *, name: str = "") -> str:
+    """The card of a tuned model as Markdown.
+
+    records: that of `robvit robustify --method lora | full`, and those of evaluations of its result and of
+        the original, which stands beside it for comparison
+    name: what the model is called; the backbone's name with "-robust" if left out
+    """
+    tunings = [r for r in records if r.kind == "robustify" and "settings" in r.model]
+    if len(tunings) != 1:
+        raise InputError(
+            f"a card is made from the record of one tuning (`robvit robustify --method lora`) and those of "
+            f"its evaluations, got {len(tunings)} tunings among {len(records)} records"
+        )
+    tuning = tunings[0]
+    judged = [r for r in records if r is not tuning]
+    for record in judged:
+        _belongs(record, tuning)
+    title = name or f"{tuning.model['name']}-robust"
+    parts = [
+        f"# {title}",
+        _summary(tuning),
+        "## How it was made",
+        _table(("", ""), _making(tuning)),
+        "## How it was judged",
+        _judged(judged, tuning),
+        "## What its held-out images said",
+        _table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
+        "## Limits",
+        "\n".join(f"- {line}" for line in _limits(tuning, judged)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _belongs(record: Record, tuning: Record) -> None:
+    """Refuse the record of another network: a card tells of one."""
+    known = {tuning.model.get(TUNED), tuning.model["fingerprint"]}
+    if record.model.get("fingerprint") not in known:
+        raise InputError(
+            f"the record of {record.model.get('name')} ({record.created}) judges weights "
+            f"{str(record.model.get('fingerprint'))[:12]}, neither this tuning's result nor its original"
+        )
+
+
+def _is_original(record: Record, tuning: Record) -> bool:
+    return bool(record.model.get("fingerprint") == tuning.model["fingerprint"])
+
+
+def _summary(tuning: Record) -> str:
+    settings = tuning.model["settings"]
+    labels = "with labels" if settings.get("loss", "features") != "features" else "without labels"
+    return (
+        f"{tuning.model['name']} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
+        f"({settings['norm']}) by someone who has all of it. Heads that were learned on the original's "
+        "features fit. It is no secret."
+    )
+
+
+def _making(tuning: Record) -> list[tuple[str, str]]:
+    settings, data, model = tuning.model["settings"], tuning.data, tuning.model
+    images = f"{data.get('spec') or 'images'}, {data['count']} of them, digest `{str(data['digest'])[:12]}`"
+    rows = [
+        ("backbone", f"{model['name']}, weights `{model['fingerprint'][:12]}`"),
+        ("result", f"{model['result']}, weights `{str(model.get(TUNED, ''))[:12]}`"),
+        ("image size", "x".join(map(str, model["input"]))),
+        ("data", images),
+        ("objective", settings.get("loss", "features")),
+        ("eps", f"{_eps(settings['eps'])} ({settings['norm']})"),
+        ("inner attack", f"{settings['inner_steps']} steps of {settings['step']:g} eps"),
+        ("steps", f"{settings['steps']} of {settings['batch']} images"),
+        ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
+        ("made", tuning.created),
+    ]
+    return [*rows, ("command", f"`{tuning.command}`")] if tuning.command else rows
+
+
+def _judged(records: list[Record], tuning: Record) -> str:
+    if not records:
+        return "No record of an evaluation was given, so nothing is claimed."
+    rows = []
+    for record in records:
+        who = "original" if _is_original(record, tuning) else "tuned"
+        data = f"{record.data.get('spec') or record.data.get('name', '')}"
+        rules = str(record.protocol.get("name", record.kind))
+        found = headlines(record, attacker_summaries(record)) if record.trials else []
+        rows += [
+            (who, data, rules, line.threat, str(line.worst.total), _percent(line.clean), _percent(line.worst))
+            for line in found
+        ]
+        rows += [
+            (who, data, rules, what, str(record.data.get("count", "")), "", f"{value:.3f}")
+            for what, value in record.metrics.items()
+            if not found
+        ]
+    head = ("network", "data", "protocol", "threat or measure", "n", "clean", "worst case")
+    note = "Accuracy with its 95 % interval; an image counts only if it stays correct under every attack."
+    return f"{_table(head, rows)}\n\n{note}"
+
+
+def _limits(tuning: Record, records: list[Record]) -> list[str]:
+    own = [r for r in records if not _is_original(r, tuning)]
+    lines = []
+    if not any(_is_auto_attack(record) for record in own):
+        lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
+    sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
+    lines.append(
+        f"Judged on {', '.join(sets) or 'nothing'} at {tuning.model['input'][0]} pixels and nothing else."
+    )
+    lines.append(f"Tuned against {_eps(tuning.model['settings']['eps'])}; larger budgets break more.")
+    lines += [f"{f.check}: {f.evidence}" for f in tuning.findings if f.status in ("amber", "red")]
+    lines += [note for note in tuning.notes if note.startswith(("No labels", "Labels"))]
+    return lines
+
+
+def _is_auto_attack(record: Record) -> bool:
+    """Whether AutoAttack's attacks at full length attacked in the white box, or its audited form did."""
+    own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
+    whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
+    audited = "audited" in str(record.protocol.get("name"))
+    return audited or whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
+
+
+def _percent(one: Share | None) -> str:
+    return "" if one is None else f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%})"
+
+
+def _eps(value: Any) -> str:
+    levels = 255 * float(value)
+    return f"{levels:g}/255" if abs(levels - round(levels, 3)) < 1e-6 else f"{value:g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])

@@ -1,0 +1,69 @@
+"""The model card: figures of records and nothing else, what is missing is said, other weights are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import robvit
+from helpers.lora import images
+from robvit.budget import Budget
+from robvit.cli import app
+from robvit.errors import InputError
+from robvit.record import Record, Trial
+from robvit.report.card import model_card
+
+
+@pytest.fixture(scope="module")
+def tuning() -> Record:
+    how = robvit.Tuning(steps=1, batch=4, rank=2, held_out=2, validations=1, judge_steps=1, eps=2 / 255)
+    return robvit.robustify("robvit-mini", images(), method="lora", tuning=how, command="a | b").record
+
+
+def judged(tuning: Record, fingerprint: str = "", **steps: int) -> Record:
+    correct = [True] * 15 + [False] * 5
+    trials = [Trial("clean", None, {}, [True] * 18 + [False] * 2, [0] * 20, [0.0] * 20)]
+    trials += [
+        Trial(name, Budget("linf", 1 / 255), {"steps": count}, correct, [0] * 20, [0.0] * 20)
+        for name, count in steps.items()
+    ]
+    model = {"name": "m", "fingerprint": fingerprint or tuning.model["tuned fingerprint"]}
+    data = {"spec": "cifar10", "count": 20, "digest": "d", "names": [str(i) for i in range(20)]}
+    return Record("evaluate", model, data, trials, protocol={"name": "p@1"})
+
+
+def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Record) -> None:
+    original = judged(tuning, tuning.model["fingerprint"], pgd=10)
+    card = model_card([judged(tuning, apgd_ce=50, apgd_t=30), tuning, original])
+    assert card.startswith("# robvit-mini-robust\n")
+    for words in (
+        "| eps | 2/255 (linf) |",
+        "| image size | 32x32 |",
+        r"| command | `a \| b` |",
+        "22 of them",
+        "| tuned | cifar10 | p@1 | linf 1/255 | 20 | 90.0% (69.9% to 97.2%) | 75.0% (53.1% to 88.8%) |",
+        "| original | cifar10 |",
+        "AutoAttack has not judged it",
+        "Judged on cifar10 at 32 pixels and nothing else.",
+        "No labels were used.",
+        f"| cost | {tuning.metrics['seconds'] / 60:.1f} minutes |",
+    ):
+        assert words in card, words
+    full = judged(tuning, apgd_ce=100, apgd_t=100, fab_t=100, square=5000)
+    assert "AutoAttack has not judged" not in model_card([tuning, full], name="x")
+    assert "nothing is claimed" in model_card([tuning])
+
+
+def test_records_of_other_weights_or_without_a_tuning_are_refused(tuning: Record, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither this tuning's result nor its original"):
+        model_card([tuning, judged(tuning, "0" * 64, pgd=1)])
+    with pytest.raises(InputError, match="got 0 tunings among 1 records"):
+        model_card([judged(tuning, pgd=1)])
+    tuning.save(tmp_path / "record.json")
+    done = CliRunner().invoke(app, ["card", str(tmp_path), "--out", str(tmp_path / "card.md"), "--name", "x"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "card.md").read_text().startswith("# x\n")
+    again = CliRunner().invoke(app, ["card", str(tmp_path), "--out", str(tmp_path / "card.md")])
+    assert "already there" in str(again.exception)
