@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from helpers.lora import changed_lora
+from robvit.backbones import download, zoo
 from robvit.cli import app
+from robvit.loading import load
+from robvit.record import Record
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -46,3 +50,22 @@ def test_the_demo_runs_on_the_real_backbone(tmp_path: Path) -> None:
     assert "dinov2-small" in done.stdout
     for name in ("record.json", "sheet.png", "report.html", "tokens.safetensors", "head.safetensors"):
         assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_the_demo_shows_bundled_tuned_weights_beside_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = zoo.Known("mini-tuned", "robvit_mini", "mini", "MIT", 0.8, tuned_from="robvit-mini")
+    monkeypatch.setitem(zoo.ALIASES, "mini-tuned", tuned)
+    lora = tmp_path / "mini-tuned.lora.safetensors"
+    changed_lora(load("robvit-mini")).save(lora)
+    place = download.bundled_path
+    monkeypatch.setattr(download, "bundled_path", lambda known: lora if known is tuned else place(known))
+    small = ["--head", "40", "--learn", "16", "--judge", "2", "--steps", "1", "--attack-steps", "1"]
+    done = CliRunner().invoke(app, ["demo", "--model", "robvit-mini", *small, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "Tuned weights stand beside it" in done.output
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert record.scenarios()[-2:] == ["tuned weights", "tuned weights, attacker has them"]
+    judged = {trial.scenario for trial in record.trials if not trial.control}
+    assert judged == {"trained tokens", "trained tokens, attacker knows them"}

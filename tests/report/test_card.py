@@ -18,7 +18,9 @@ from robvit.report.card import model_card
 
 @pytest.fixture(scope="module")
 def tuning() -> Record:
-    how = robvit.Tuning(steps=1, batch=4, rank=2, held_out=2, validations=1, judge_steps=1, eps=2 / 255)
+    how = robvit.Tuning(
+        steps=3, batch=4, lr=1e-2, rank=2, held_out=2, validations=1, judge_steps=1, eps=2 / 255
+    )
     return robvit.robustify("robvit-mini", images(), method="lora", tuning=how, command="a | b").record
 
 

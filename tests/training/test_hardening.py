@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -16,7 +17,7 @@ from helpers.lora import images
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.budget import Budget
-from robvit.errors import InputError
+from robvit.errors import InputError, Unsupported
 from robvit.record import Record, Trial
 from robvit.training.expectation import expected
 
@@ -135,3 +136,12 @@ def test_a_plan_is_within_a_factor_of_the_truth(mini: Model) -> None:
     assert 15 / 3 < made.record.metrics["seconds"] < 15 * 3
     assert "planned for 0.25 minutes" in heard[0]
     assert "recorded for robvit-mini" in heard[1]
+
+
+def test_a_network_without_linear_layers_and_a_folder_of_one_image_are_refused(tmp_path: Path) -> None:
+    convolutions = Model(timm.create_model("resnet10t"), name="resnet10t")
+    with pytest.raises(Unsupported, match="resnet10t has no linear layers"):
+        robvit.robustify(convolutions, torch.rand(4, 3, 176, 176), method="lora", **TUNED)
+    Image.new("RGB", (32, 32)).save(tmp_path / "one.png")
+    with pytest.raises(InputError, match="two images or more, one of them to judge on, got 1"):
+        robvit.robustify("robvit-mini", tmp_path, method="lora", **TUNED)

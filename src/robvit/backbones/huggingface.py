@@ -1,6 +1,9 @@
 """DINOv2 between timm's names and Hugging Face's `Dinov2Model`; nothing of that library is needed.
 
-net = Dinov2Model(Dinov2Config(**config)); net.load_state_dict(state)
+net = Dinov2Model.from_pretrained(None, config=Dinov2Config(**config), state_dict=state)
+
+The names are those of published checkpoints. transformers from version 5 calls the parts of attention otherwise
+inside, and `from_pretrained` renames them; either form is read here.
 """
 
 from __future__ import annotations
@@ -38,6 +41,13 @@ _BLOCK_NAMES = (
     ("ls1.gamma", "layer_scale1.lambda1"),
     ("ls2.gamma", "layer_scale2.lambda1"),
 )
+# What a Dinov2Model in memory calls its attention since version 5: the names of published checkpoints.
+_INSIDE = {
+    "attention.q_proj.": "attention.attention.query.",
+    "attention.k_proj.": "attention.attention.key.",
+    "attention.v_proj.": "attention.attention.value.",
+    "attention.o_proj.": "attention.output.dense.",
+}
 
 
 def to_huggingface(model: Model) -> tuple[Tensors, dict[str, Any]]:
@@ -84,6 +94,8 @@ def from_huggingface(state: Tensors) -> Tensors:
             continue
         if block := re.match(r"encoder\.layer\.(\d+)\.(.+)$", name):
             rest = block[2]
+            for inside, published in _INSIDE.items():
+                rest = rest.replace(inside, published)
             if part := re.match(r"attention\.attention\.(query|key|value)\.(\w+)$", rest):
                 three.setdefault(f"blocks.{block[1]}.attn.qkv.{part[2]}", {})[part[1]] = tensor
                 continue
@@ -123,8 +135,9 @@ def huggingface_lines(path: str | Path) -> list[str]:
     kind = "Dinov2WithRegisters" if "num_register_tokens" in config else "Dinov2"
     settings = ", ".join(f"{name}={value!r}" for name, value in config.items())
     return [
-        f"net = transformers.{kind}Model(transformers.{kind}Config({settings}))",
-        f"net.load_state_dict(safetensors.torch.load_file({str(path)!r}))",
+        f"config = transformers.{kind}Config({settings})",
+        f"state = safetensors.torch.load_file({str(path)!r})",
+        f"net = transformers.{kind}Model.from_pretrained(None, config=config, state_dict=state)",
     ]
 
 

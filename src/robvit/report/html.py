@@ -24,6 +24,7 @@ from robvit.errors import InputError
 from robvit.files import written_whole
 from robvit.record import LEVELS, Curve, Finding, Record, Table
 from robvit.report import charts
+from robvit.report.defences import defence_table
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery
 from robvit.report.summary import (
@@ -68,6 +69,8 @@ def write_report(
     parts = [
         _part(f"r{i}", record, galleries[i] if galleries else (), room) for i, record in enumerate(records)
     ]
+    if (side_by_side := defence_table(records)) is not None:
+        parts[0]["tables"].insert(0, side_by_side)
     parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
     values = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
     page = _environment().get_template("page.html").render(**values, style=_static("page.css"), **_script())
