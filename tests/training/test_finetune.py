@@ -203,10 +203,13 @@ def test_the_guard_doubts_what_only_short_attacks_leave_in_place(mini: Model) ->
     assert loss.short_attack(inner) == (3, 0.5)
 
 
+@pytest.mark.parametrize("share", [None, 0.5])
 @pytest.mark.parametrize("distance", ["squared", "cosine"])
-def test_the_loss_is_the_distance_from_the_originals_clean_features(mini: Model, distance: str) -> None:
+def test_the_loss_is_the_distance_from_the_originals_clean_features(
+    mini: Model, distance: str, share: float | None
+) -> None:
     learner = FeatureLearner(*trainable(mini, 2, 2.0))
-    loss = Features(learner, images(), distance=distance, clean_weight=0.5)
+    loss = Features(learner, images(), distance=distance, clean_weight=0.5, class_weight=share)
     x, target = torch.rand(3, 3, 32, 32), None
     target = mini.features(x).detach()
     for part in learner.trained.children():
@@ -220,9 +223,10 @@ def test_the_loss_is_the_distance_from_the_originals_clean_features(mini: Model,
             return moved
 
     def dist(a: torch.Tensor) -> torch.Tensor:
+        each = (a - target).square().sum(-1)
         if distance == "cosine":
-            return (1 - F.cosine_similarity(a, target, dim=-1)).mean()
-        return (a - target).square().sum(-1).mean()
+            each = 1 - F.cosine_similarity(a, target, dim=-1)
+        return each.mean() if share is None else (each[:, 0].mean() + each[:, 1:].mean()) / 2
 
     expected = dist(learner(moved)) + 0.5 * dist(learner(x))
     torch.testing.assert_close(loss(learner, x, torch.zeros(3), Fixed()), expected)  # type: ignore[arg-type]

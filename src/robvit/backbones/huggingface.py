@@ -2,8 +2,8 @@
 
 net = Dinov2Model.from_pretrained(None, config=Dinov2Config(**config), state_dict=state)
 
-The names are those of published checkpoints. transformers from version 5 calls the parts of attention otherwise
-inside, and `from_pretrained` renames them; either form is read here.
+The names are those of published checkpoints. transformers from version 5 calls the parts of attention
+otherwise inside, and `from_pretrained` renames them; either form is read here.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torch import nn
 
 from robvit.attacks import losses as objectives
 from robvit.attacks.core import per_image_uniform
+from robvit.attacks.losses import Loss as AttackLoss
 from robvit.backbones.families import grid_of
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
@@ -99,12 +100,16 @@ class Features(Fare):
     has one step more from then on, and shorter ones. (An untuned DINOv2-small gives 0.6 for two steps at
     1/255.)
 
+    Every token counts alike; with `class_weight` the class token has this share of the distance, and all
+    patch tokens together the rest.
+
     With `keep` below one a step sees only this share of the patch tokens, drawn anew for every image and the
     same for both networks, at that share of the cost; held-out images are always judged whole.
     """
 
     added: torch.Tensor
     weight: torch.Tensor
+    attack_loss: str | AttackLoss
 
     def __init__(
         self,
@@ -117,6 +122,7 @@ class Features(Fare):
         reach: float = 0.5,
         add_steps: bool = True,
         keep: float = 1.0,
+        class_weight: float | None = None,
     ) -> None:
         super().__init__(model, images)
         if distance not in DISTANCES:
@@ -130,7 +136,13 @@ class Features(Fare):
         if keep < 1 and not (isinstance(model, FeatureLearner) and model.model[0].family.plain_walk):
             raise Unsupported("keep drops patch tokens of plain ViTs, and this network is none; leave it out")
         self.keep = keep
-        self.attack_loss = DISTANCES[distance]
+        if class_weight is not None and not 0 <= class_weight <= 1:
+            raise InputError(f"class_weight must lie in 0..1, such as 0.5, got {class_weight:g}")
+        if class_weight and isinstance(model, FeatureLearner) and not model.model[0].has_class_token:
+            raise Unsupported(f"{model.model[0].name} has no class token to weigh; leave class_weight out")
+        self.class_weight = class_weight
+        self.cosine = distance == "cosine"
+        self.attack_loss = DISTANCES[distance] if class_weight is None else self._weighted
         self.clean_cosine, self.reach, self.add_steps = clean_cosine, reach, add_steps
         start = clean_weight if clean_cosine is None else clean_weight or 1.0
         self.register_buffer("weight", torch.tensor(start, dtype=torch.float64))
@@ -199,6 +211,17 @@ class Features(Fare):
         self.weight.mul_(torch.exp(RATE * short.clamp(-5, 5))).clamp_(*WEIGHTS)
 
     def _distance(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if self.attack_loss == "cosine":
-            return 1 + objectives.cosine(output, target).mean()
-        return objectives.embedding_l2(output, target).mean()
+        """The mean over the batch (B T D) of what the attack climbs; 0 where nothing moved."""
+        each = self._plain if self.class_weight is None else self._weighted
+        value = each(output, target).mean()
+        return 1 + value if self.cosine else value
+
+    def _plain(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (objectives.cosine if self.cosine else objectives.embedding_l2)(output, target)
+
+    def _weighted(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        assert self.class_weight is not None
+        of_class = self._plain(output[:, :1], target[:, :1])
+        return self.class_weight * of_class + (1 - self.class_weight) * self._plain(
+            output[:, 1:], target[:, 1:]
+        )

@@ -214,7 +214,7 @@ class Fare(_Embedding):
 
     needs_labels = False
     needs_classifier = False
-    attack_loss = "embedding_l2"
+    attack_loss: str | AttackLoss = "embedding_l2"
     measure = "cosine"
 
     def __init__(self, model: nn.Module, images: ImageDataset) -> None:
