@@ -7,14 +7,14 @@ from PIL import Image
 
 from robvit.data import ImageDataset
 from robvit.drawing.grid import Tile, draw_grid, tiled
-from robvit.drawing.images import heat, photo
+from robvit.drawing.images import photo, signed
 from robvit.drawing.sheet import sheet
 from robvit.record import Table
 
 SHOWN, ACROSS = 12, 6
 CAPTION = (
-    "Bright: a patch there might change the label, since some pair of windows that drops the place gives "
-    "another one. Dark: none can. An image that is dark all over is certified."
+    "Red: a patch there might change the label, since some pair of windows that drops the place gives "
+    "another one. White: none can. An image without red is certified."
 )
 
 
@@ -27,13 +27,13 @@ def places_table(places: list[list[bool]], per_axis: int) -> Table:
 
 
 def draw_places(images: ImageDataset, places: list[list[bool]], per_axis: int) -> Image.Image:
-    """The first images, bright where a patch might succeed."""
+    """The first images, red where a patch might succeed."""
     tiles = []
     for i in range(min(SHOWN, len(images))):
         unsafe = ~torch.tensor(places[i]).view(per_axis, -1)
         under = photo(images[i][0])
-        map_ = heat(unsafe.float(), share=1.0).resize(under.size, Image.Resampling.NEAREST)
+        red = signed(unsafe.float(), 1.0).resize(under.size, Image.Resampling.NEAREST)
         safe = int((~unsafe).sum())
         note = "certified" if safe == unsafe.numel() else f"{safe} of {unsafe.numel()} windows"
-        tiles.append(Tile(Image.blend(map_, under, 0.5), note))
+        tiles.append(Tile(Image.blend(red, under, 0.55), note))
     return sheet("Where a patch could succeed", CAPTION, [draw_grid(tiled(tiles, ACROSS))])
