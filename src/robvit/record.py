@@ -242,6 +242,16 @@ class Record:
             lines.append(f"{name}{row.share:>8.1%}   {row.low:.1%} to {row.high:.1%}")
         return "\n".join(lines)
 
+    def to_dataframe(self) -> Any:
+        """The table as a pandas DataFrame, shares in per cent; needs pandas, which robvit does not install."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("a DataFrame needs pandas: pip install pandas, or use rows()") from None
+        rows = [row._asdict() for row in self.rows()]
+        shares = ("share", "low", "high")
+        return pandas.DataFrame([{k: 100 * v if k in shares else v for k, v in row.items()} for row in rows])
+
     def save(self, path: str | Path) -> None:
         """Write the record as JSON, whole or not at all."""
         write_json(path, asdict(self))

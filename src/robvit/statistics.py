@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MIN_IMAGES = 3  # one or two may always be bad luck
 
@@ -41,6 +42,16 @@ def paired_interval(
     middle = (first - second) / total
     half = z * math.sqrt((first + second) - (first - second) ** 2 / total) / total
     return (only_first - only_second) / count, max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction of several p-values: each as large as it must be for all tests together to hold."""
+    order = sorted(range(len(p)), key=p.__getitem__)
+    adjusted, most = [0.0] * len(p), 0.0
+    for rank, place in enumerate(order):
+        most = max(most, min(1.0, (len(p) - rank) * p[place]))
+        adjusted[place] = most
+    return adjusted
 
 
 def lowest_share(hits: int, count: int, alpha: float) -> float:

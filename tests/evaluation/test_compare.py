@@ -19,11 +19,11 @@ from robvit.data import open_data
 from robvit.data.imagenet import labels_by_id, variant_labels
 from robvit.errors import InputError, RobvitError
 from robvit.evaluation.classifiers import check_fit, open_classifier
-from robvit.evaluation.compare import compare, differences
+from robvit.evaluation.compare import compare, compare_all, differences
 from robvit.evaluation.corruptions import ALEXNET_ERRORS
 from robvit.evaluation.protocol import Protocol
 from robvit.record import Budget, Record, Trial
-from robvit.statistics import mcnemar, paired_interval
+from robvit.statistics import holm, mcnemar, paired_interval
 
 
 def record(*outcomes: str, names: str = "abcdef") -> Record:
@@ -214,3 +214,20 @@ def test_a_record_tells_a_worst_case_from_the_least_mean() -> None:
     assert made.robust_accuracy() == 2 / 6
     control = replace(made.trials[1], correct=[False] * 6, control=True)
     assert replace(made, trials=[*made.trials, control]).robust_accuracy() == 2 / 6
+
+
+def test_holms_correction_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_several_records_are_compared_in_pairs_and_corrected_together() -> None:
+    records = [record("RRRRRR"), record("......"), record("RRR...")]
+    found = compare_all(records)
+    assert {(one.first, one.second) for one in found} == {(0, 1), (0, 2), (1, 2)}
+    alone = {pair.what: pair.p for pair in compare(*records[:2])}
+    for one in found:
+        assert one.adjusted >= one.pair.p
+        if (one.first, one.second) == (0, 1):
+            assert one.pair.p == alone[one.pair.what]

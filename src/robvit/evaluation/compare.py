@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 from robvit.errors import InputError
 from robvit.record import Record
-from robvit.statistics import mcnemar, paired_interval
+from robvit.statistics import holm, mcnemar, paired_interval
 
 
 class Pair(NamedTuple):
@@ -46,6 +48,22 @@ def compare(a: Record, b: Record) -> list[Pair]:
     if not pairs:
         raise InputError("the records have no attack in common; judge both models by the same protocol")
     return pairs
+
+
+class Contrast(NamedTuple):
+    """Two of several records, by their numbers, on one line they share; `adjusted` is Holm's p-value."""
+
+    first: int
+    second: int
+    pair: Pair
+    adjusted: float
+
+
+def compare_all(records: Sequence[Record]) -> list[Contrast]:
+    """Every pair of records on every line they share; p-values are corrected for all of them together."""
+    found = [(i, j, pair) for (i, a), (j, b) in combinations(enumerate(records), 2) for pair in compare(a, b)]
+    adjusted = holm([pair.p for _, _, pair in found])
+    return [Contrast(*one, p) for one, p in zip(found, adjusted, strict=True)]
 
 
 def differences(a: Record, b: Record) -> list[str]:

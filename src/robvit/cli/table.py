@@ -1,0 +1,25 @@
+"""`robvit table`: records as CSV, Markdown or LaTeX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from robvit.cli.checks import check_record
+
+
+def table(
+    records: Annotated[list[Path], typer.Argument(help="Files record.json, or the folders that hold them.")],
+    style: Annotated[
+        Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How it is written.")
+    ] = "text",
+) -> None:
+    """Print one table of several records: accuracy under each attack with its 95 % interval."""
+    for place in records:
+        check_record(place)
+    from robvit.evaluation.compare import open_record
+    from robvit.report.tables import formatted
+
+    typer.echo(formatted([open_record(place) for place in records], style), nl=False)
