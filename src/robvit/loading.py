@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ USUAL_SIZE = {"dinov2": 224}
 
 
 def load(
-    name: str,
+    name: str | nn.Module,
     *,
     pretrained: bool = True,
     tokens: RobustTokens | TokenPool | str | Path | None = None,
@@ -43,6 +44,8 @@ def load(
     num_classes: int | None = None,
     drop_path: float = 0.0,
     normalise: Literal["model", "imagenet", "none"] | Statistics = "model",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     pos_embed: Literal["timm", "hub"] = "timm",
     arch: str | None = None,
 ) -> Model:
@@ -50,7 +53,8 @@ def load(
 
     Tokens, head, adapters and LoRA are objects or files, and are refused if they belong to other weights.
 
-    name: an alias (`robvit models`), any timm name, or the path of a checkpoint
+    name: an alias (`robvit models`), any timm name, the path of a checkpoint, or a network of your own, which
+        is taken as it is
     pretrained: whether to load weights, or start from random ones
     tokens: robustness tokens, or a pool, of which every call draws a set: attack that with `eot`
     head: a head on frozen features
@@ -63,10 +67,18 @@ def load(
     drop_path: stochastic depth, for training
     normalise: the network's own statistics unless you know better; the published robust XCiT checkpoints,
         given as a file with arch="xcit-s12" and its like, take "none"
+    mean, std: the same as numbers for each channel, both together
     pos_embed: how positions are interpolated to another size: as timm does, or as the DINOv2 hub does
         ("hub"), which the published tokens were trained with
     arch: the network of a checkpoint that does not say what it is
     """
+    if (mean is None) != (std is None):
+        raise InputError("mean and std belong together; give both, or normalise=")
+    if mean is not None and std is not None:
+        normalise = (tuple(mean), tuple(std))
+    if isinstance(name, nn.Module):
+        model = wrap(name, normalise, img_size)
+        return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
     path = zoo.local_file(name)
     lora = _own_lora(name, lora) if pretrained else lora
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)
@@ -85,17 +97,47 @@ def load(
     size = img_size or trained.get("img_size") or USUAL_SIZE.get(known.family)
     size = tuple(size) if isinstance(size, list) else size
     classes = trained.get("num_classes") if num_classes is None else num_classes
+    if classes is None and path and tensors is not None:
+        classes = checked.classes_in(tensors)
     patch_size = patch_size or trained.get("patch_size")
     net = build_adapted(known, img_size=size, patch_size=patch_size, num_classes=classes, drop_path=drop_path)
     if tensors is not None:
         _fill(net, tensors, name, pos_embed, keep_head=num_classes is None)
     if path and normalise == "model":
         normalise = trained.get("normalise") or ("none" if known.raw else "model")
-    mean, std = _statistics(net, normalise)
+    own = _statistics(net, normalise)
     size = img_size or trained.get("img_size")
     size = (size, size) if isinstance(size, int) else size and tuple(size)
     original = trained.get("original") or ""
-    model = Model(net, name=name, mean=mean, std=std, input_size=size, original=original).eval()
+    model = Model(net, name=name, mean=own[0], std=own[1], input_size=size, original=original).eval()
+    return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
+
+
+def wrap(
+    net: nn.Module, normalise: Literal["model", "imagenet", "none"] | Statistics, img_size: Size | None
+) -> Model:
+    """A network of anybody's as a model on pixels; if it is not timm's, its normalisation must be told."""
+    if isinstance(net, Model):
+        raise InputError(f"{net.name} is a model of robvit's already; use it as it is, or model.replace(...)")
+    if normalise == "model" and not getattr(net, "pretrained_cfg", None):
+        raise InputError(
+            f"nothing tells how {type(net).__name__} wants its pixels normalised; give mean= and std=, "
+            'or normalise="none" if it does so itself'
+        )
+    mean, std = _statistics(net, normalise)
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return Model(net, mean=mean, std=std, input_size=size).eval()
+
+
+def _with_parts(
+    model: Model,
+    *,
+    tokens: RobustTokens | TokenPool | str | Path | None,
+    head: FeatureHead | str | Path | None,
+    lora: LoRA | str | Path | None,
+    adapters: Adapters | str | Path | None,
+) -> Model:
+    """The model with what it is to carry, each checked against its weights."""
     if lora is not None:
         model = (lora if isinstance(lora, LoRA) else LoRA.load(lora)).merge(model)
     if head is not None:

@@ -243,9 +243,9 @@ class Record:
         return "\n".join(lines)
 
     def to_dataframe(self) -> Any:
-        """The table as a pandas DataFrame, shares in per cent; needs pandas, which robvit does not install."""
+        """The table as a pandas DataFrame, shares in per cent; pandas is yours to install."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
         except ImportError:
             raise InputError("a DataFrame needs pandas: pip install pandas, or use rows()") from None
         rows = [row._asdict() for row in self.rows()]

@@ -33,6 +33,10 @@ class Build(BaseModel):
     original: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")  # fingerprint it was tuned from
 
 
+# What timm calls the last layer of its networks.
+CLASSIFIERS = ("head", "head.fc", "fc", "classifier")
+
+
 def unwrapped(value: Any, path: Path) -> Tensors:
     """The tensors inside a training script's checkpoint, without DataParallel's prefix."""
     for _ in WRAPPERS:  # not for ever: a pickled dictionary may hold itself
@@ -102,3 +106,12 @@ def load_strict(
             f"the weights of {name} do not fit {type(model).__name__}: {' '.join(lines)[:400]}; "
             "expected the same architecture and size"
         ) from None
+
+
+def classes_in(tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """How many classes the classifier of a checkpoint tells apart; None where it cannot be seen."""
+    for name in CLASSIFIERS:
+        weight = tensors.get(f"{name}.weight")
+        if weight is not None and weight.ndim == 2:
+            return len(weight)
+    return None
