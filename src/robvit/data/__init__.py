@@ -7,6 +7,7 @@
 A data set is one function in `catalog.py`, a corruption one in `corruptions.py`.
 """
 
+from robvit.data.arrays import from_arrays, from_items
 from robvit.data.catalog import DATASETS
 from robvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from robvit.data.dataset import ImageDataset
@@ -23,6 +24,8 @@ __all__ = [
     "ImageError",
     "SkippedImages",
     "corrupt",
+    "from_arrays",
+    "from_items",
     "open_data",
     "read_image",
 ]

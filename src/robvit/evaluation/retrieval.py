@@ -138,11 +138,9 @@ def average_precision(relevant: torch.Tensor) -> torch.Tensor:
 def _gallery_images(
     gallery: Data | None, data: Data, queries: ImageDataset, limit: int | None
 ) -> ImageDataset:
-    if isinstance(gallery, ImageDataset):
-        found = gallery
-    elif gallery is not None:
-        found = open_data(gallery, limit=limit)
-    elif isinstance(data, ImageDataset):
+    if gallery is not None:
+        found = judged_images(gallery, Subset(count=None), split=None, limit=limit)
+    elif not isinstance(data, str | Path):
         raise InputError("a gallery is needed beside images of your own; give gallery=")
     else:
         try:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from robvit.data import ImageDataset, open_data
+from torch.utils.data import DataLoader, Dataset
+
+from robvit.data import ImageDataset, from_arrays, from_items, open_data
 from robvit.errors import DataError, InputError
 from robvit.evaluation.protocol import Subset
 
-Data = str | Path | ImageDataset
+Arrays = tuple[Any, Any]  # images and labels, as `from_arrays` takes them
+Data = str | Path | ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays
 
 
 def judged_images(data: Data, subset: Subset, *, split: str | None, limit: int | None) -> ImageDataset:
     """The images a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared."""
     most = min([n for n in (subset.count, limit) if n is not None], default=None)
+    if not isinstance(data, str | Path):
+        data = as_dataset(data)
     if isinstance(data, ImageDataset):
         images = _drawn(data, most, subset.seed)
     else:
@@ -25,6 +31,19 @@ def judged_images(data: Data, subset: Subset, *, split: str | None, limit: int |
             f"{images.digest()[:12]}; names, labels and order must agree"
         )
     return images
+
+
+def as_dataset(data: ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays) -> ImageDataset:
+    """Images that a program holds as a data set of ours."""
+    if isinstance(data, ImageDataset):
+        return data
+    if isinstance(data, tuple) and len(data) == 2:
+        return from_arrays(*data)
+    if isinstance(data, DataLoader) or hasattr(data, "__getitem__"):
+        return from_items(data)
+    raise InputError(
+        f"data must be a name, a folder, (images, labels), a dataset or a loader, got {type(data).__name__}"
+    )
 
 
 def public_images(
@@ -38,6 +57,8 @@ def public_images(
 
     def some(count: int) -> ImageDataset:
         source = data if public is None else public
+        if not isinstance(source, str | Path):
+            source = as_dataset(source)
         if isinstance(source, ImageDataset):
             if public is None:
                 raise InputError("attackers who learn need images of their own; give public=")

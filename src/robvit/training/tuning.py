@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from robvit.backbones.model import Model
-from robvit.data import ImageDataset
-from robvit.data.dataset import Listing
+from robvit.data import ImageDataset, from_arrays
 from robvit.defenses import low_rank
-from robvit.errors import InputError, check_images
-from robvit.files import tensors_sha256
+from robvit.errors import InputError
 from robvit.training.features import FeatureLearner, TaskLearner
 from robvit.training.recipe import Recipe, changed, make_recipe
 from robvit.training.splits import Splits
@@ -169,10 +167,7 @@ def without_labels(data: ImageDataset | torch.Tensor, size: int) -> ImageDataset
     if isinstance(data, ImageDataset):
         bare = replace(data.listing, labels=None, masks=None, mask_values=None, classes=[], class_map=None)
         return replace(data, listing=bare).resized(size, data.resize)
-    check_images(data)
-    levels = (data.detach().cpu() * 255).round().to(torch.uint8)
-    names = [f"{i} {tensors_sha256({'x': one})[:16]}" for i, one in enumerate(levels)]
-    return ImageDataset(Listing(names, levels), list(range(len(names)))).resized(size)
+    return from_arrays(data).resized(size)
 
 
 def split(images: ImageDataset, tuning: Tuning) -> Splits:
