@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit oldest newest clean
 
 demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -53,8 +53,11 @@ gallery: .venv/weights  ## the figures in docs/gallery, from bundled images
 beating: .venv/ready  ## kill long commands at random points, fifty times, and compare what they end with
 	$(BIN)/python scripts/beating.py --kills 50
 
-fuzz: .venv/ready  ## loaders under damaged files, more and other ones than the tests try
-	ROBVIT_FUZZ=2000 $(BIN)/python -m pytest -q tests/safety/test_fuzz.py
+load: .venv/ready  ## robvit serve among 200 silent connections and bombs, on loopback: nobody else notices
+	$(BIN)/python scripts/load.py
+
+fuzz: .venv/ready  ## damaged files, arguments and requests for FUZZ_SECONDS (600); findings go to runs/fuzz
+	$(BIN)/python scripts/fuzz.py
 
 sbom: .venv/ready  ## the software bill of materials: sbom.json, CycloneDX
 	$(BIN)/python scripts/sbom.py sbom.json

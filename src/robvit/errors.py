@@ -8,7 +8,7 @@
     |- WeightsUnavailable  no source has the weights
     |- CannotFetch         a file from elsewhere that did not come, or is another one
     |- DataError           a data set that is empty, broken or of another layout
-    |  |- ImageError       an image that cannot be decoded right (robvit.data.decode)
+    |  |- ImageError       an image that cannot be decoded right (robvit.decoding)
     |  |- NoSplits         a folder without splits, of which one was asked for (robvit.data.folders)
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,17 +76,27 @@ def one_at_a_time(path: str | Path, *, wait: bool = True) -> Iterator[None]:
             return
 
 
-def _opened(lock: Path) -> IO[str]:
+def _opened(lock: Path) -> IO[bytes]:
+    """The lock's file, made if there is none; a link there is not followed, and no file is changed."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        return lock.open("w")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = open(os.open(lock, flags, 0o666), "rb")  # noqa: PTH123, SIM115  a descriptor; closed by the caller
+        if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+            return handle
+        handle.close()
+        raise CannotWrite(f"{lock} is no file that locks; remove it, or choose another place")
     except OSError as error:
+        if isinstance(error, CannotWrite):
+            raise
+        if error.errno == errno.ELOOP:
+            raise CannotWrite(f"{lock} is a link, which no lock follows; remove it") from error
         raise CannotWrite(f"{lock.parent} cannot be written to ({error}); choose another place") from error
 
 
 def _names(path: Path, descriptor: int) -> bool:
     """Whether the path still leads to the open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -26,10 +27,12 @@ from robvit.app.compute import SWEEP_EPS
 from robvit.app.models import KNOWN, OFF, SECRET, playground_models
 from robvit.app.request import AttackRequest, InputImage, Result, Step
 from robvit.app.script import python_script
-from robvit.app.session import Limits, Playground, TimeLimit
+from robvit.app.session import Limits, Playground, TimeLimit, VisitorLeft
+from robvit.app.visitors import Visitors
 from robvit.cli import app as commands
 from robvit.data import open_data
-from robvit.data.decode import ImageError, read_image
+from robvit.data.decode import read_image
+from robvit.decoding import ImageError
 from robvit.drawing.images import encoded, pixels
 from robvit.errors import InputError, RobvitError, UnknownName, WrongBackbone
 
@@ -254,24 +257,50 @@ def test_dinov2_without_a_head_shows_features(cat: InputImage) -> None:
     assert last.predictions[0].cosine[1] < 0.9
 
 
+JOINING = b'{"session_hash": "me"}'
+
+
 class Door:
     """A gate with nothing behind it, and what it says to a request."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...] = gate.LOOPBACK) -> None:
-        self.gate = gate.Gate(self.inside, hosts=hosts, max_upload=1000, folder=folder)
+        self.places: list[tuple[str, str]] = []
+        self.visitors = Visitors(lambda: self.places, waiting=10)
+        self.gate = gate.Gate(
+            self.inside, hosts=hosts, max_upload=1000, folder=folder, visitors=self.visitors
+        )
 
-    async def inside(self, scope: object, receive: object, send: gate.Send) -> None:
+    async def inside(self, scope: object, receive: gate.Receive, send: gate.Send) -> None:
+        self.heard = b""
+        if scope["method"] == "POST":
+            while (message := await receive())["type"] == "http.request":
+                self.heard += message["body"]
+                if not message["more_body"]:
+                    break
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def ask(self, path: str, method: str = "GET", host: str = "localhost:7860", **more: str) -> int:
+    def ask(
+        self,
+        path: str,
+        method: str = "GET",
+        host: str = "localhost:7860",
+        body: tuple[bytes, ...] = (JOINING,),
+        client: str = "127.0.0.1",
+        **more: str,
+    ) -> int:
         sent: list[dict[str, object]] = []
+        pieces = [{"type": "http.request", "body": piece, "more_body": True} for piece in body]
+        pieces[-1]["more_body"] = False
 
         async def send(message: dict[str, object]) -> None:
             sent.append(message)
 
+        async def receive() -> dict[str, object]:
+            return pieces.pop(0)
+
         headers = [(b"host", host.encode())] + [(k.encode(), v.encode()) for k, v in more.items()]
-        scope = {"type": "http", "path": path, "method": method, "headers": headers}
-        asyncio.run(self.gate(scope, lambda: None, send))
+        scope = {"type": "http", "path": path, "method": method, "headers": headers, "query_string": b""}
+        asyncio.run(self.gate({**scope, "client": (client, 1)}, receive, send))
         self.headers = dict(sent[0]["headers"])
         return sent[0]["status"]
 
@@ -315,6 +344,58 @@ def test_the_gate_bounds_what_comes_in(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "kept.png").write_bytes(bytes(600))
     assert door.ask("/gradio_api/upload", "POST", **{length: "1000"}) == 507
     assert door.ask("/gradio_api/upload", "POST", **{length: "900"}) == 200
+
+
+def test_the_gate_counts_bytes_itself_and_refuses_a_second_length(tmp_path: Path) -> None:
+    door, upload = Door(tmp_path), "/gradio_api/upload"
+    said = {"content-length": "10"}
+    assert door.ask(upload, "POST", body=(bytes(500), bytes(500)), **said) == 200
+    assert door.heard == bytes(1000)
+    assert door.ask(upload, "POST", body=(bytes(500), bytes(501)), **said) == 413
+    assert door.ask(upload, "POST", **said, **{"transfer-encoding": "chunked"}) == 400
+    assert door.ask(upload, "POST", **{"transfer-encoding": "chunked"}) == 400
+    assert door.ask(upload, "POST", **said, **{"Content-Length": "10"}) == 411
+
+
+def test_nobody_fills_the_queue_alone(tmp_path: Path) -> None:
+    door, said = Door(tmp_path), {"content-length": "22"}
+
+    def join(session: bytes = b'"me"', client: str = "192.0.2.7") -> int:
+        body = b'{"session_hash": %s}' % session
+        return door.ask("/gradio_api/queue/join", "POST", body=(body[:5], body[5:]), client=client, **said)
+
+    assert join() == 200
+    assert door.heard == JOINING
+    door.places = [("me", "192.0.2.7")] * 3
+    assert join() == 429
+    assert join(b'"you"') == 200
+    door.places += [("you", "192.0.2.7")] * 2
+    assert join(b'"another"') == 429  # five of ten places
+    assert join(b'"another"', client="192.0.2.8") == 200
+    assert join(b'"another"', client="127.0.0.1") == 200  # a proxy, or a room full of people at one machine
+    for nobody in (b"null", b'""', b"7", b'"' + b"x" * 65 + b'"', b"["):
+        assert join(nobody) == 400
+
+
+def test_work_that_nobody_listens_to_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    visitors, ended = Visitors(list, waiting=1), []
+
+    def work() -> Iterator[int]:
+        try:
+            yield from range(3)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(VisitorLeft):
+        next(visitors.while_listening("nobody", work()))
+    with visitors.listening("someone"):
+        assert list(visitors.while_listening("someone", work())) == [0, 1, 2]
+    updates = visitors.while_listening("someone", work())
+    assert next(updates) == 0  # who lost the connection a moment ago may come back
+    monkeypatch.setattr("robvit.app.visitors.GRACE", -1.0)
+    with pytest.raises(VisitorLeft):
+        next(updates)
+    assert ended == [True, True]  # work that never began has nothing to end
 
 
 def test_the_command_refuses_what_is_not_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

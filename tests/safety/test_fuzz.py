@@ -1,6 +1,6 @@
 """Loaders under damaged bytes and strange values: what comes out is a result or an error of ours.
 
-`ROBVIT_FUZZ=5000 pytest tests/test_fuzz.py` tries more, and others every time.
+`ROBVIT_FUZZ=5000 pytest tests/safety/test_fuzz.py` tries more; `make fuzz` tries more targets, for longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
@@ -24,20 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from helpers.fuzz_files import FILES, YAMLS
 from helpers.report_samples import rich_record
-from robvit.backbones.heads import LinearHead, load_head
-from robvit.backbones.weights import read_local
 from robvit.data.archives import unpickle
 from robvit.data.decode import read_image
-from robvit.defenses.pool import TokenPool, load_tokens
-from robvit.defenses.tokens import RobustTokens, import_published
-from robvit.defenses.tora.io import load_adapters, save_adapters
-from robvit.defenses.tora.modules import Adapters, AdapterShape
 from robvit.errors import RobvitError
 from robvit.evaluation.compare import compare, differences, open_record
-from robvit.evaluation.protocol import find
 from robvit.report.html import write_report
-from robvit.training.recipe import load_recipe
 
 MORE = os.environ.get("ROBVIT_FUZZ")
 fuzzed = settings(
@@ -59,34 +51,6 @@ def damaged(data: bytes, wounds: list[tuple[float, int, bytes]]) -> bytes:
         at = int(place * len(data))
         data = data[:at] + put + data[at + gone :]
     return data
-
-
-def _tokens(path: Path) -> None:
-    RobustTokens(torch.randn(1, 2, 8), "ab", "key", {"steps": 3}).save(path)
-
-
-def _pool(path: Path) -> None:
-    TokenPool((RobustTokens(torch.randn(1, 2, 8)), RobustTokens(torch.randn(1, 2, 8)))).save(path)
-
-
-def _published(path: Path) -> None:
-    torch.save({"rtokens": torch.randn(1, 2, 8)}, path)
-
-
-def _checkpoint(path: Path) -> None:
-    torch.save({"state_dict": {"a": torch.randn(2, 2), "b": torch.randn(3)}, "epoch": 3}, path)
-
-
-FILES: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
-    "tokens": ("x.safetensors", _tokens, load_tokens),
-    "pool": ("x.safetensors", _pool, load_tokens),
-    "published tokens": ("x.pt", _published, import_published),
-    "head": ("x.safetensors", LinearHead(8, 3, "ab").save, load_head),
-    "adapters": ("x.safetensors", lambda p: save_adapters(Adapters(AdapterShape(8, 2, 3)), p), load_adapters),
-    "checkpoint": ("x.pt", _checkpoint, read_local),
-    "safe checkpoint": ("x.safetensors", _tokens, read_local),
-    "record": ("x.json", rich_record(count=4).save, open_record),
-}
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -162,12 +126,6 @@ def test_a_record_with_strange_values_is_shown_or_refused(tmp_path: Path) -> Non
             record.table()
 
     trial()
-
-
-YAMLS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
-    "protocol": ("robvit.evaluation", "protocols/rob-tokens@1.yaml", find),
-    "recipe": ("robvit.training", "recipes/xcit-light.yaml", load_recipe),
-}
 
 
 @pytest.mark.parametrize("kind", YAMLS)

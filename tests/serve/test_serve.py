@@ -3,90 +3,38 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import robvit
 from helpers.networks import small_net
+from helpers.serving import Slow, ask, metric, png, served, until
 from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import Unsupported
 from robvit.serve.batching import Batcher, Closed, QueueFull
-from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
-from robvit.serve.server import is_loopback, listen, server
-from robvit.serve.service import Limits, Service
+from robvit.serve.hosts import is_loopback
+from robvit.serve.predictor import Predictor, PreparedImage
+from robvit.serve.server import listen
 
 PNG = {"Content-Type": "image/png"}
-Reply = tuple[int, dict[str, str], bytes]
-
-
-def ask(url: str, data: bytes | None = None, **headers: str) -> Reply:
-    """Status, headers and body of a request."""
-    request = urllib.request.Request(url, data, {**(PNG if data is not None else {}), **headers})  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
-            return reply.status, dict(reply.headers), reply.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, dict(error.headers), error.read()
-
-
-def png(image: torch.Tensor) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
-    return file.getvalue()
-
-
-@contextmanager
-def served(predictor: Any, bearer: str = "", **limits: Any) -> Iterator[str]:
-    """The address of a service that runs in a thread of this process."""
-    sock = listen("127.0.0.1", 0)
-    running = server(Service(predictor, Limits(**limits), bearer))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        running.should_exit = True
-        thread.join()
-        sock.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that must come about."""
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-
-
-def metric(url: str, name: str) -> float:
-    text = ask(f"{url}/metrics")[2].decode()
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text, flags=re.MULTILINE)
-    return float(found[1]) if found else 0.0
 
 
 @pytest.fixture(scope="module")
@@ -103,23 +51,6 @@ def images() -> torch.Tensor:
 def url(mini: Model) -> Iterator[str]:
     with served(Predictor(mini), max_bytes=20_000, max_batch=4, max_wait=0.002) as address:
         yield address
-
-
-class Slow:
-    """Stands in for a model that answers when it is told to."""
-
-    model = Model(small_net("vit"), name="slow")
-    classes = ("no", "yes")
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def prepare(self, data: bytes, max_pixels: int) -> PreparedImage:
-        return PreparedImage(torch.zeros(1))
-
-    def __call__(self, images: list[PreparedImage]) -> list[ModelOutput]:
-        assert self.go.wait(60)
-        return [ModelOutput(torch.zeros(1, 2), torch.tensor([0.0, 1.0])) for _ in images]
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -377,7 +308,7 @@ def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
 
 def test_a_failure_inside_stays_inside(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
-    slow.prepare = lambda data, max_pixels: 1 / 0
+    slow.prepare = lambda data: 1 / 0
     with served(slow) as address:
         status, _, body = ask(f"{address}/predict", b"x")
         assert (status, b"division" in body) == (500, False)

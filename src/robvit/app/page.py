@@ -16,6 +16,7 @@ from robvit.app.models import KNOWN, OFF, SECRET, PlaygroundModel
 from robvit.app.request import AttackRequest, InputImage, Result
 from robvit.app.script import python_script
 from robvit.app.session import Playground, VisitorLeft
+from robvit.app.visitors import Visitors
 from robvit.data import open_data
 from robvit.drawing.images import encoded, pixels
 from robvit.errors import InputError, RobvitError
@@ -28,7 +29,7 @@ _CLICKED = """element.addEventListener('click', event => {
   if (button) trigger('click', {index: Number(button.dataset.index)});
 });"""
 TOOLTIPS = {
-    "upload": "An image of your own: PNG, JPEG, WebP, GIF, BMP, TIFF or PPM. Its middle is used.",
+    "upload": "An image of your own: PNG, JPEG, WebP, GIF or BMP. Its middle is used.",
     "attack": "Attack the chosen image with these settings.",
     "sweep": "Attack the chosen image at 1, 2, 4, 8 and 16 grey levels, one after the other.",
     "stop": "Stop what is running for you.",
@@ -63,7 +64,7 @@ class Parts(NamedTuple):
     code: gr.Code
 
 
-def build(playground: Playground) -> gr.Blocks:
+def build(playground: Playground, visitors: Visitors) -> gr.Blocks:
     """The page with its controls; what a visitor chooses is kept in that visitor's session alone."""
     images = bundled_images()
     page: gr.Blocks = gr.Blocks(title="robvit playground", analytics_enabled=False, delete_cache=OLD)
@@ -72,7 +73,7 @@ def build(playground: Playground) -> gr.Blocks:
             "# robvit playground\nAttack a Vision Transformer and see what it takes to fool it, "
             "with and without robustness tokens."
         )
-        _connect(playground, images, _lay_out(playground, images))
+        _connect(playground, visitors, images, _lay_out(playground, images))
     page.queue(max_size=playground.limits.waiting, default_concurrency_limit=1, api_open=False)
     return page
 
@@ -104,7 +105,7 @@ def _lay_out(playground: Playground, images: list[InputImage]) -> Parts:
     return Parts(thumbs, chosen, upload, attack, sweep, stop, controls, note, result, curve, script, code)
 
 
-def _connect(playground: Playground, images: list[InputImage], parts: Parts) -> None:
+def _connect(playground: Playground, visitors: Visitors, images: list[InputImage], parts: Parts) -> None:
     """The events. Attacks and sweeps share one queue, since the models work for one request at a time."""
     image, code = gr.State(images[0]), gr.State("")
     shared: dict[str, Any] = {"api_visibility": "private"}
@@ -123,16 +124,16 @@ def _connect(playground: Playground, images: list[InputImage], parts: Parts) -> 
         model = playground.models[name]
         return _tokens(model), _attacks(model), model.note
 
-    def attacking(*given: Any) -> Iterator[tuple[Any, ...]]:
+    def attacking(visit: gr.Request, *given: Any) -> Iterator[tuple[Any, ...]]:
         request = _request(*given)
         code = python_script(playground.model(request), request)
-        for update in playground.attack(request):
+        for update in visitors.while_listening(visit.session_hash, playground.attack(request)):
             ready = isinstance(update, Result)
             html = draw.result(update) if isinstance(update, Result) else draw.step(update, request)
             yield html, "", code, gr.update(interactive=ready), gr.update(visible=False)
 
-    def sweeping(*given: Any) -> Iterator[str]:
-        for update in playground.sweep(_request(*given)):
+    def sweeping(visit: gr.Request, *given: Any) -> Iterator[str]:
+        for update in visitors.while_listening(visit.session_hash, playground.sweep(_request(*given))):
             yield draw.sweep(update)
 
     def show(code: str) -> Any:

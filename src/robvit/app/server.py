@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from robvit.app.gate import LOOPBACK, Gate, check_address
 from robvit.app.page import TOOLTIPS, build
 from robvit.app.session import Playground
+from robvit.app.visitors import Visitors, queue_places
 
 OVERHEAD = 10_000  # bytes that an upload has around the file
 SESSIONS = 256  # visitors whose image is kept, at most some hundred kilobytes each
@@ -52,8 +53,15 @@ def opened(
         os.environ["GRADIO_TEMP_DIR"] = name  # read when the page is built and at every upload
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         max_upload = playground.limits.upload_bytes + OVERHEAD
-        gate = Middleware(Gate, hosts=LOOPBACK if local else (), max_upload=max_upload, folder=folder)
-        page = build(playground)
+        visitors = Visitors(lambda: queue_places(page), playground.limits.waiting)
+        page = build(playground, visitors)
+        gate = Middleware(
+            Gate,
+            hosts=LOOPBACK if local else (),
+            max_upload=max_upload,
+            folder=folder,
+            visitors=visitors,
+        )
         try:
             page.launch(
                 server_name=host,
@@ -81,6 +89,7 @@ def opened(
             yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
         finally:
             page.close(verbose=False)
+            playground.decoder.close()
 
 
 def _checks(password: str) -> Callable[[str, str], bool]:

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from robvit.app.compute import run_attack, run_sweep
 from robvit.app.models import PlaygroundModel
 from robvit.app.request import AttackRequest, InputImage, Result, Step, Sweep
-from robvit.data.decode import ImageError, fit, read_image
+from robvit.data.decoder import Decoder, DecoderBusy
+from robvit.decoding import ImageError
 from robvit.drawing.images import encoded
 from robvit.errors import InputError, RobvitError
 from robvit.registry import unknown
@@ -60,6 +62,11 @@ class Playground:
     limits: Limits = field(default_factory=Limits)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Decodes uploads, in processes of its own."""
+        return Decoder(max_pixels=self.limits.upload_pixels)
+
     def model(self, request: AttackRequest) -> PlaygroundModel:
         """The model of a request; whatever is not allowed is refused."""
         if request.model not in self.models:
@@ -80,9 +87,10 @@ class Playground:
         if len(data) > self.limits.upload_bytes:
             most = self.limits.upload_bytes // 1_000_000
             raise ImageError(f"it has {len(data) / 1e6:.1f} MB, at most {most} MB are taken; make it smaller")
-        pixels = read_image(data, max_pixels=self.limits.upload_pixels)
-        side = min(KEPT_SIDE, *pixels.shape[-2:])
-        return InputImage(encoded(fit(pixels, side, "crop").permute(1, 2, 0).numpy()))
+        try:
+            return InputImage(encoded(self.decoder.decode(data, KEPT_SIDE, "crop", enlarge=False)))
+        except DecoderBusy:
+            raise ImageError("many large images are being read; try again, or a smaller one") from None
 
     def attack(self, request: AttackRequest) -> Iterator[Step | Result]:
         """The attack step by step, then its result."""

@@ -96,19 +96,24 @@ def architecture(name: str, arch: str | None = None) -> str:
 
 def read_local(path: Path) -> Found:
     """The tensors of a checkpoint, free of the wrappings of training scripts; names are left as they are."""
-    facts: Mapping[str, str] = {}
-    content: Any
-    if path.suffix.lower() == ".safetensors":
-        content, facts = read_tensors(path, "a checkpoint of plain tensors")
-    else:
-        content = read_pickled(path, "a checkpoint of plain tensors")
-    tensors = unwrapped(content, path)
+    tensors, facts = _plain_tensors(path)
     licence = facts.get("licence", "as its author says")
     checksum = tensors_sha256(tensors)
     build = build_of(facts, tensors, path)
     return tensors, Origin(
         str(path), facts.get("timm_name", ""), "local", "a local file", licence, path, checksum, build
     )
+
+
+def _plain_tensors(path: Path) -> tuple[Tensors, Mapping[str, str]]:
+    """The tensors of a checkpoint from anywhere, and what stands beside them; nothing in it is run."""
+    facts: Mapping[str, str] = {}
+    content: Any
+    if path.suffix.lower() == ".safetensors":
+        content, facts = read_tensors(path, "a checkpoint of plain tensors")
+    else:
+        content = read_pickled(path, "a checkpoint of plain tensors")
+    return unwrapped(content, path), facts
 
 
 def verify(known: Known) -> list[Check]:
@@ -233,14 +238,15 @@ def _hub(known: Known) -> Found | None:
     import timm
 
     path = download.hub_file(known)
-    # timm's own loading, so that its filters bring foreign names into shape.
-    overlay = {"file": str(path)}
     try:
+        # timm's filters bring foreign names into shape, but only our readers open the file: timm would
+        # unpickle some, and for some networks expects another format than the hub's.
+        overlay = {"state_dict": _plain_tensors(path)[0]}
         model = timm.create_model(
             known.timm_name, pretrained=True, pretrained_cfg_overlay=overlay, **known.options
         )
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise WeightsUnavailable(f"timm cannot load {path} of the hub's cache: {error}") from None
+    except (InputError, RuntimeError) as error:
+        raise WeightsUnavailable(f"{path} of the hub's cache cannot be loaded: {error}") from None
     tensors: Tensors = model.state_dict()
     return tensors, _origin(known, "hub", f"{known.hub} on the model hub", path, tensors)
 

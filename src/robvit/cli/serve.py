@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,12 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Where to listen; only this machine unless you say so.")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that requests may use for this machine, beside localhost and --host; repeat it."
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     bearer_file: Annotated[
         Path | None, typer.Option(help="A file with a key that requests must bring as a bearer token.")
@@ -74,14 +81,15 @@ def serve(
             "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
         )
     from robvit.loading import load
+    from robvit.serve.hosts import is_loopback
     from robvit.serve.predictor import Predictor
-    from robvit.serve.server import is_loopback, listen, run
+    from robvit.serve.server import listen, run
     from robvit.serve.service import Limits, Service
 
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
-    service = Service(Predictor(net, resize), limits, key)
+    service = Service(Predictor(net, resize), limits, key, host=host, allowed_hosts=tuple(allow_host or ()))
     at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     if not is_loopback(host):
         who = "with the key, which travels in the clear," if key else "without any key"
@@ -100,6 +108,10 @@ def _key(file: Path) -> str:
     """The key in a file; it is never shown."""
     from robvit.errors import InputError
 
+    if os.name == "posix" and file.stat().st_mode & 0o002:
+        raise InputError(
+            f"anyone may write {file}, so its key may be anyone's; make a new one, and chmod 600 the file"
+        )
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

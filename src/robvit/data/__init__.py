@@ -11,8 +11,9 @@ from robvit.data.arrays import from_arrays, from_items
 from robvit.data.catalog import DATASETS
 from robvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from robvit.data.dataset import ImageDataset
-from robvit.data.decode import ImageError, read_image
+from robvit.data.decode import read_image
 from robvit.data.opening import SkippedImages, open_data
+from robvit.decoding import ImageError
 from robvit.errors import IGNORE
 
 __all__ = [

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 from robvit.data.corruptions import corrupt, parse_corruption
 from robvit.data.decode import (
     RESIZE_MODES,
-    ImageError,
     MaskValues,
     check_image,
     fit,
@@ -25,6 +24,7 @@ from robvit.data.decode import (
 )
 from robvit.data.sampling import balanced_order, name_seed
 from robvit.data.shapes import SIDE, Scene, Scenes
+from robvit.decoding import ImageError
 from robvit.errors import DataError, InputError
 
 Stored: TypeAlias = Path | bytes | torch.Tensor | Scene

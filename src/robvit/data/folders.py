@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from robvit.data.dataset import Listing
-from robvit.data.decode import SUFFIXES, ImageError, MaskValues, read_mask_values
+from robvit.data.decode import SUFFIXES, MaskValues, read_mask_values
+from robvit.decoding import ImageError
 from robvit.errors import IGNORE, DataError
 from robvit.progress import progress
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from robvit.data.dataset import Listing
-from robvit.data.decode import ImageError
 from robvit.data.folders import EVALUATION_SPLITS, SPLITS
+from robvit.decoding import ImageError
 from robvit.errors import DataError
 
 _LABEL_COLUMNS = ("label", "labels")

@@ -1,6 +1,6 @@
 """Many requests, one worker: inputs are gathered into batches, and each request gets its own result.
 
-Each request occupies one queue slot before any work is done for it; when all slots are occupied, the next
+Each request occupies one queue slot from the moment it has arrived; when all slots are occupied, the next
 request is rejected at once. So neither memory nor waiting time grows with the load.
 """
 
@@ -51,14 +51,18 @@ class Batcher(Generic[Input, Result]):
         """Whether the worker is running."""
         return self._thread.is_alive()
 
+    def check(self) -> None:
+        """Raise what `slot` would raise now."""
+        if self._closed:
+            raise Closed
+        if self._occupied >= self.slots:
+            raise QueueFull
+
     @contextmanager
     def slot(self) -> Iterator[None]:
         """Occupy a slot; raises QueueFull at once if there is none."""
         with self._changed:
-            if self._closed:
-                raise Closed
-            if self._occupied >= self.slots:
-                raise QueueFull
+            self.check()
             self._occupied += 1
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -89,6 +90,4 @@ def resident_bytes() -> dict[str, float]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         return {}
-    import resource
-
-    return {"robvit_resident_bytes": float(pages * resource.getpagesize())}
+    return {"robvit_resident_bytes": float(pages * mmap.PAGESIZE)}

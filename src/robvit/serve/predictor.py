@@ -9,7 +9,8 @@ import torch
 
 from robvit.backbones.model import Model
 from robvit.backbones.parts import PlacedTokens
-from robvit.data.decode import RESIZE_MODES, fit, read_image
+from robvit.data.decode import RESIZE_MODES
+from robvit.data.decoder import Decoder
 from robvit.errors import InputError, Unsupported
 
 
@@ -30,7 +31,10 @@ class ModelOutput:
 
 
 class Predictor:
-    """A model that is applied to lists of prepared images; of a pool, every image draws its own set."""
+    """A model that is applied to lists of prepared images; of a pool, every image draws its own set.
+
+    Images are decoded in other processes, which `open` starts and `close` ends.
+    """
 
     def __init__(self, model: Model, resize: str = "squash") -> None:
         if resize not in RESIZE_MODES:
@@ -42,11 +46,23 @@ class Predictor:
             raise Unsupported("a prediction here is one class an image; a segmentation head is not served")
         self.model, self.resize, self.size = model.eval(), resize, rows
         self.classes = list(getattr(model.head, "names", []))
+        self._decoder: Decoder | None = None
         self([PreparedImage(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm
 
-    def prepare(self, data: bytes, max_pixels: int) -> PreparedImage:
+    def open(self, max_pixels: int, waiting: int) -> None:
+        """Start the processes that decode; of large images, `waiting` may wait for their turn."""
+        self._decoder = Decoder(max_pixels=max_pixels, waiting=waiting)
+        self._decoder.open()
+
+    def close(self) -> None:
+        """End the processes that decode, whatever they are at."""
+        if self._decoder is not None:
+            self._decoder.close()
+
+    def prepare(self, data: bytes) -> PreparedImage:
         """An encoded image, decoded and resized, with its tokens; raises ImageError if it is no image."""
-        pixels = fit(read_image(data, max_pixels=max_pixels), self.size, self.resize)
+        assert self._decoder is not None
+        pixels = torch.from_numpy(self._decoder.decode(data, self.size, self.resize)).permute(2, 0, 1)
         pool = self.model.pool
         return PreparedImage(pixels.float() / 255, pool.draw() if pool else None)
 

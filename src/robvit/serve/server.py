@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
-from contextlib import suppress
 
 import uvicorn
 
 from robvit.errors import InputError
+from robvit.serve.connections import BoundedConnection
 from robvit.serve.service import Service
 
-SPARE = 64  # connections beyond the queue slots: for health checks, and for answering 429
 SHUTDOWN_SECONDS = 30  # seconds that accepted requests have after the signal to stop
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host's address."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=256)
+        return socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise InputError(f"cannot listen at {host} port {port}: {error}; choose another --port") from None
 
 
 def server(service: Service) -> uvicorn.Server:
-    """The service in uvicorn, told to be quiet and to refuse connections that would only pile up."""
+    """The service in uvicorn, told to be quiet, with connections that cannot pile up."""
     return uvicorn.Server(
         uvicorn.Config(
             service.app(),
-            http="h11",
+            http=BoundedConnection,
             loop="asyncio",
             ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=service.limits.queue + SPARE,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )

@@ -5,6 +5,7 @@
     GET  /healthz     the process works                      422  not an image that can be decoded
     GET  /readyz      a queue slot is free                   429  the queue is full; try again later
     GET  /metrics     counts, for Prometheus                 503  shutting down
+                                                             421  asked by another name
 
 No answer, log or count says which tokens were drawn, or shows any of their values.
 """
@@ -27,13 +28,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from robvit.data.decode import ImageError
+from robvit.data.decoder import DecoderBusy
+from robvit.decoding import ImageError
+from robvit.serve.arriving import Arriving
 from robvit.serve.batching import Batcher, Closed, QueueFull
+from robvit.serve.hosts import answers_to
 from robvit.serve.metrics import Metrics, resident_bytes
 from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
 
 RAW = "application/octet-stream"
 LATER = {"Retry-After": "1"}
+LARGE_SHARE = 4  # large images may hold one queue slot in so many, so that they do not fill the queue
+ARRIVING_IMAGES = 8  # of the largest size, that may lie half received in memory
+PROBES = ("/healthz", "/readyz")  # answered under any name and without a key; they tell nothing
 log = logging.getLogger("robvit.serve")
 
 Render = Callable[[ModelOutput, Request], Response]
@@ -62,15 +69,26 @@ class Refused(Exception):
 class Service:
     """One model behind HTTP."""
 
-    def __init__(self, predictor: Predictor, limits: Limits, bearer: str = "") -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        limits: Limits,
+        bearer: str = "",
+        *,
+        host: str = "127.0.0.1",
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         self.limits = limits
+        self._host, self._allowed_hosts = host, tuple(name.lower() for name in allowed_hosts)
         self.metrics = Metrics()
         self._predictor, self._bearer = predictor, bearer
         self._batcher: Batcher[PreparedImage, ModelOutput] = Batcher(
             self._predict, max_batch=limits.max_batch, max_wait=limits.max_wait, slots=limits.queue
         )
-        # One thread: images are decoded one at a time, so that big ones cannot add up in memory.
-        self._decoder = ThreadPoolExecutor(1, "robvit-images")
+        # Each thread waits for another process to decode; no more wait than there are slots.
+        self._preparing = ThreadPoolExecutor(limits.queue, "robvit-images")
+        self._rendering = ThreadPoolExecutor(1, "robvit-answers")
+        self._arriving = Arriving(limits.timeout, ARRIVING_IMAGES * limits.max_bytes)
         self._gauges = {"robvit_queue_slots": float(limits.queue)}
 
     def app(self) -> Starlette:
@@ -89,9 +107,12 @@ class Service:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._predictor.open(self.limits.max_pixels, max(1, self.limits.queue // LARGE_SHARE))
         yield
+        self._predictor.close()  # nobody waits for it any more: all were answered, or their time was up
         await asyncio.to_thread(self._batcher.close)
-        self._decoder.shutdown()
+        self._preparing.shutdown(cancel_futures=True)
+        self._rendering.shutdown()
 
     def _predict(self, images: list[PreparedImage]) -> list[ModelOutput]:
         self.metrics.observe("robvit_batch_size", len(images))
@@ -105,6 +126,7 @@ class Service:
         async def counted(request: Request) -> Response:
             request.state.body = request.stream()
             try:
+                self._check_host(route, request)
                 response = await handle(request)
             except Refused as refused:
                 await self._discard(request)
@@ -133,15 +155,19 @@ class Service:
             self._check_key(request)
             start = time.monotonic()
             try:
+                self._batcher.check()
+                data = await self._body(request)
                 with self._batcher.slot():
-                    output = await self._output(await self._body(request))
+                    output = await self._output(data)
                     response = await asyncio.get_running_loop().run_in_executor(
-                        self._decoder, render, output, request
+                        self._rendering, render, output, request
                     )
             except QueueFull:
                 raise Refused(
                     429, f"all {self.limits.queue} queue slots are occupied; try again", LATER
                 ) from None
+            except DecoderBusy:
+                raise Refused(429, "too many large images wait already; try again", LATER) from None
             except Closed:
                 raise Refused(503, "the service is shutting down", LATER) from None
             self.metrics.observe("robvit_request_seconds", time.monotonic() - start)
@@ -152,9 +178,7 @@ class Service:
     async def _output(self, data: bytes) -> ModelOutput:
         loop = asyncio.get_running_loop()
         try:
-            image = await loop.run_in_executor(
-                self._decoder, self._predictor.prepare, data, self.limits.max_pixels
-            )
+            image = await loop.run_in_executor(self._preparing, self._predictor.prepare, data)
         except ImageError as error:
             raise Refused(422, str(error)) from None
         return await asyncio.wrap_future(self._batcher.submit(image))
@@ -169,15 +193,17 @@ class Service:
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > most:
             raise too_large
-        data = bytearray()
         try:
-            async with asyncio.timeout(self.limits.timeout):
+            async with self._arriving.receiving() as data:
                 async for chunk in request.state.body:
                     data += chunk
                     if len(data) > most:
                         raise too_large
+                    self._arriving.make_room()
         except TimeoutError:
-            text = f"the image took more than {self.limits.timeout:g} seconds to arrive"
+            text = (
+                f"the image took more than {self.limits.timeout:g} seconds to arrive, or others wanted room"
+            )
             raise Refused(408, text, {"Connection": "close"}) from None
         return bytes(data)
 
@@ -195,11 +221,17 @@ class Service:
         except (TimeoutError, ClientDisconnect):
             return
 
+    def _check_host(self, route: str, request: Request) -> None:
+        header = request.headers.get("host", "")
+        if route not in PROBES and not answers_to(header, self._host, self._allowed_hosts):
+            raise Refused(421, "this service does not answer to that name; --allow-host adds one")
+
     def _check_key(self, request: Request) -> None:
         if not self._bearer:
             return
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {self._bearer}".encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode(), self._bearer.encode())
+        if scheme.lower() != "bearer" or not right:
             raise Refused(
                 401, "this needs the header Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"}
             )
