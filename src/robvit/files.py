@@ -12,7 +12,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -35,6 +35,19 @@ def cache_dir(*parts: str) -> Path:
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "robvit"
     return root.joinpath(*parts)
+
+
+def given_path(text: str | Path) -> Path:
+    """A path that someone gave, with ~ written out; what no file can be called is refused."""
+    try:
+        path = Path(text).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, or nobody's home
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        shown = str(text)[:60].encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"{shown!r} cannot be a path ({reason}); check it") from None
+    return path
 
 
 @contextmanager

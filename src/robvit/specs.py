@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from robvit.files import given_path
 from robvit.registry import unknown
 
 CORRUPTION = "corruption"  # the option that every dataset has
@@ -40,7 +41,7 @@ def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
             if option not in (allowed := [*known[name], CORRUPTION]):
                 raise unknown(f"option of {name}", option, allowed)
         return Spec(name, place, options)
-    path = Path(text).expanduser()
+    path = given_path(text)
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return Spec(FOLDER, text, {})
     raise unknown("data set", name, list(known), "Or give a folder of images.")

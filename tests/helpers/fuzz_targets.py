@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
+import robvit
 from helpers.fuzz_files import FILES, YAMLS
 from helpers.report_samples import rich_record
 from helpers.serving import served
@@ -32,6 +33,7 @@ from robvit.report.html import write_report
 from robvit.serve.predictor import Predictor
 from robvit.specs import parse_spec
 
+SOURCE = str(Path(robvit.__file__).parents[1])
 CLI = Path(__file__).with_name("fuzz_cli.py")
 
 
@@ -164,7 +166,13 @@ def _cli(folder: Path) -> Target:
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=room,
-        env={**os.environ, "HOME": str(room), "ROBVIT_CACHE": str(room), "HF_HUB_OFFLINE": "1"},
+        env={
+            **os.environ,
+            "HOME": str(room),
+            "ROBVIT_CACHE": str(room),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": SOURCE,
+        },
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -213,10 +213,11 @@ def local_file(name: str) -> Path | None:
     """The file a name means, or nothing if it is not a path; a path without a file is refused."""
     if not is_path(name):
         return None
-    path = Path(name).expanduser()
+    path = Path(name)
     try:
+        path = path.expanduser()
         there = path.is_file()
-    except (OSError, ValueError):  # longer than any file's name, say
+    except (OSError, ValueError, RuntimeError):  # longer than any file's name, or in nobody's home
         there = False
     if not there:
         raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")

@@ -15,6 +15,7 @@ from robvit.backbones import zoo
 from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
+from robvit.files import given_path
 from robvit.registry import unknown
 from robvit.settings import check_setting, parse_settings
 from robvit.specs import CORRUPTION, FOLDER, parse_spec
@@ -44,26 +45,26 @@ def check_model(name: str | None, arch: str | None = None, **files: Path | None)
 
 def check_file(path: Path | None, what: str) -> None:
     """Refuse a file that is not there."""
-    if path is not None and not path.expanduser().is_file():
+    if path is not None and not given_path(path).is_file():
         raise InputError(f"no {what} at {path}; {MAKERS.get(what, 'check the path')}")
 
 
 def check_record(place: Path) -> Path:
     """The record in a folder, or the file itself, which must be there."""
-    path = place / "record.json" if place.is_dir() else place
+    path = place / "record.json" if given_path(place).is_dir() else place
     check_file(path, "record")
     return path
 
 
 def check_out(folder: Path | None) -> None:
     """Refuse a file where a folder shall be."""
-    if folder is not None and folder.exists() and not folder.is_dir():
+    if folder is not None and given_path(folder).exists() and not folder.is_dir():
         raise InputError(f"--out must be a folder, {folder} is a file; choose another")
 
 
 def free_place(path: Path, force: bool) -> Path:
     """The path, unless something is there that was not given up with --force."""
-    if path.exists() and not force:
+    if given_path(path).exists() and not force:
         raise InputError(f"{path} is already there; choose another --out, or replace it with --force")
     return path
 
@@ -81,7 +82,7 @@ def check_data(spec: str | None) -> None:
         check_corruption(options[CORRUPTION])
     if ":PATH" not in known[name]["example"] or not place:
         return
-    path = Path(place).expanduser()
+    path = given_path(place)
     if not path.is_dir() and not (name == FOLDER and path.is_file()):
         what = "is a file" if path.exists() else "does not exist"
         raise DataError(f"expected a folder of images, got {path}, which {what}")
@@ -95,7 +96,7 @@ def check_corruption(text: str) -> None:
 
 def check_image(spec: str) -> None:
     """Refuse what is neither an image's file nor DATA:NUMBER."""
-    if Path(spec).expanduser().is_file():
+    if given_path(spec).is_file():
         return
     data, _, number = spec.rpartition(":")
     if not data or not number.isdecimal():

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -19,7 +18,7 @@ from robvit.data import cifar, folders, forms, hub, imagenet, shapes
 from robvit.data.dataset import Listing
 from robvit.data.decode import SUFFIXES, MaskValues
 from robvit.errors import IGNORE, DataError, InputError
-from robvit.files import read_text
+from robvit.files import given_path, read_text
 from robvit.registry import Registry
 
 
@@ -100,7 +99,7 @@ def cifar100(place: str, split: str | None) -> Listing:
 )
 def folder(place: str, split: str | None) -> Listing:
     """Class folders, or images without labels; files called by WordNet ids are labelled as ImageNet."""
-    path = Path(place).expanduser()
+    path = given_path(place)
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return Listing([path.name], [path])
     root = folders.split_folder(folders.existing_folder(place), split)

@@ -10,6 +10,7 @@ from robvit.data.dataset import Listing
 from robvit.data.decode import SUFFIXES, MaskValues, read_mask_values
 from robvit.decoding import ImageError
 from robvit.errors import IGNORE, DataError
+from robvit.files import given_path
 from robvit.progress import progress
 
 # A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
@@ -25,7 +26,7 @@ class NoSplits(DataError):
 
 def existing_folder(path: str | Path) -> Path:
     """The folder of that name, which must be there."""
-    folder = Path(path).expanduser()
+    folder = given_path(path)
     if not str(path):
         raise DataError("this data set needs a folder after the colon, as in imagenet:PATH")
     if not folder.is_dir():

@@ -23,7 +23,7 @@ from robvit.data.dataset import ImageDataset, Listing
 from robvit.data.sampling import balanced_order
 from robvit.data.shapes import Scenes
 from robvit.errors import DataError, InputError
-from robvit.files import read_text
+from robvit.files import given_path, read_text
 from robvit.progress import progress
 from robvit.specs import CORRUPTION, parse_spec
 
@@ -83,7 +83,7 @@ def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None
         return list(subset)
     if str(subset) == imagenet.ROBUSTBENCH:
         return imagenet.robustbench_list()
-    path = Path(subset).expanduser()
+    path = given_path(subset)
     if not path.is_file():
         raise DataError(f"expected {imagenet.ROBUSTBENCH} or a file with one image name a line, got {subset}")
     names = [line.strip() for line in read_text(path, "a list of names").splitlines() if line.strip()]

@@ -22,7 +22,7 @@ from robvit.budget import check_budget, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
-from robvit.files import YAML_BYTES, parse_yaml, read_text
+from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.settings import check_setting, is_fraction
 from robvit.threat import Threat
@@ -215,7 +215,7 @@ def find(protocol: str | Path | Protocol) -> Protocol:
     text = str(protocol)
     if text in names():
         return _read(_folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8"), text)
-    path = Path(text).expanduser()
+    path = given_path(text)
     if path.suffix not in (".yaml", ".yml"):
         raise unknown("protocol", text, names(), "Or give the path of a .yaml file.")
     return _read(read_text(path, "a protocol", YAML_BYTES), text)

@@ -21,7 +21,7 @@ from robvit.budget import check_budget, parse_number
 from robvit.data.augment import Augment
 from robvit.defenses.tora.modules import check_trades
 from robvit.errors import InputError
-from robvit.files import YAML_BYTES, parse_yaml, read_text
+from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
 
 Number = Annotated[float, BeforeValidator(lambda v: parse_number(v) if isinstance(v, str) else v)]
@@ -261,7 +261,7 @@ def _content(name: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{' is based on '.join([*above, str(name)])}, which has no end")
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
+        if not given_path(path).is_file():
             raise InputError(f"no recipe at {path}; give a YAML file, or a name of `robvit train recipes`")
         text = read_text(path, "a recipe", YAML_BYTES)
     elif str(name) in names():
