@@ -24,7 +24,9 @@ TESTS = (
     "attacks/test_contract",
     "defenses/test_tokens",
     "backbones/test_heads",
+    "backbones/test_hub_files",
     "data/test_decode",
+    "data/test_decoder",
     "report/test_report",
     "evaluation/test_evaluate",
     "defenses/test_robustify",
@@ -48,15 +50,22 @@ def wanted(which: str) -> list[str]:
     )
 
 
-def main(which: str) -> int:
-    """Make the environment where there is none, run the tests, and say with what."""
+def environment(which: str) -> Path:
+    """The Python of an environment with these versions, made where there is none or it was not finished."""
     place = ROOT / f".venv-{which}"
-    python = place / "bin/python"
-    if not python.exists():
-        venv.create(place, with_pip=True)
+    python, finished = place / "bin/python", place / "finished"
+    if not finished.exists():
+        venv.create(place, with_pip=True, clear=True)
         install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "hatchling"]
         subprocess.run([*install, *wanted(which)], check=True)
         subprocess.run([*install, "--no-deps", "-e", ROOT], check=True)
+        finished.touch()
+    return python
+
+
+def main(which: str) -> int:
+    """Run the tests with these versions, and say which they are."""
+    python = environment(which)
     subprocess.run([python, "-m", "pip", "list", "--disable-pip-version-check"], check=True)
     files = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
     # Old versions warn of what newer ones have mended; a warning is no failure here.

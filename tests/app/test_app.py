@@ -277,6 +277,8 @@ class Door:
                 self.heard += message["body"]
                 if not message["more_body"]:
                     break
+            else:
+                raise ConnectionError("the visitor left")
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     def ask(

@@ -9,10 +9,12 @@ import copy
 import io
 import json
 import os
+import random
 import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,28 @@ def test_yaml_with_strange_values_is_read_or_refused(kind: str, tmp_path: Path) 
             read(path)
 
     trial()
+
+
+def test_the_fuzzer_tells_what_is_found_from_what_is_refused(tmp_path: Path) -> None:
+    spec = spec_from_file_location("fuzz", Path(__file__).parents[2] / "scripts/fuzz.py")
+    assert spec is not None
+    assert spec.loader is not None
+    fuzz = module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+
+    def ends(error: type[BaseException] | None) -> Any:
+        def feed(content: bytes) -> None:
+            if error is not None:
+                raise error("as planted")
+
+        target = fuzz.Target("planted", ("bytes",), lambda kind, rng: b"good", feed)
+        return fuzz.one_try(target, random.Random(0))
+
+    assert ends(None)[0] == "read"
+    assert ends(RobvitError)[0] == "refused"
+    for error in (KeyError, MemoryError, RecursionError, SystemExit):
+        how, content, trace = ends(error)
+        assert how == "found"
+        fuzz.keep(tmp_path, "planted", content, trace)
+    assert "as planted" in next(tmp_path.glob("*.txt")).read_text()
+    assert len(list(tmp_path.glob("*.input"))) == 1  # all came from one place

@@ -96,10 +96,12 @@ class Gate:
         """Let a request through, as long as it has no more bytes than it may."""
         path, started = scope["path"].rstrip("/"), False
 
+        too_large = Refused(413, f"That is too large; at most {receive.most:,} bytes are taken.")
+
         async def sending(message: MutableMapping[str, Any]) -> None:
             nonlocal started
             if receive.exceeded and not started:
-                raise Refused(413, f"That is too large; at most {receive.most:,} bytes are taken.")
+                raise too_large
             started = True
             await _with_security_headers(send)(message)
 
@@ -111,6 +113,10 @@ class Gate:
                 taken = await self._take_place(scope, receive)
             with self.visitors.listening(_session(scope)) if path == LISTEN else nullcontext():
                 await self.app(scope, taken, sending)
+        except Exception:
+            if receive.exceeded and not started:  # the server saw its visitor leave
+                raise too_large from None
+            raise
         finally:
             self._arriving -= promised
 
