@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -143,7 +142,7 @@ def test_who_reads_no_answer_is_let_go(connect: Connect, monkeypatch: pytest.Mon
 
 def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
     slowly = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\nonly this"
-    with served(Predictor(mini), queue=2) as address:
+    with served(Predictor(mini), queue=2, timeout=2) as address:
         for _ in range(20):
             connect(address, slowly)
         for _ in range(5):
@@ -153,7 +152,7 @@ def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
 
 def test_half_received_images_share_a_bounded_room(connect: Connect, mini: Model) -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
-    with served(Predictor(mini), max_bytes=10_000) as address:
+    with served(Predictor(mini), max_bytes=10_000, timeout=5) as address:
         first, *_ = [connect(address, head + bytes(9_000)) for _ in range(9)]
         assert first.recv(12) == b"HTTP/1.1 408"
         assert ask(f"{address}/predict", IMAGE)[0] == 200
@@ -192,8 +191,7 @@ def test_the_end_waits_for_no_decoder_and_answers_what_was_accepted(
             start = time.monotonic()
         assert time.monotonic() - start < 20
         assert honest.result(30)[0] == 200
-        with pytest.raises((OSError, http.client.HTTPException)):
-            stuck.result(30)
+        assert stuck.result(30)[0] == 503
 
 
 def test_a_page_elsewhere_cannot_ask_under_its_own_name() -> None:

@@ -131,6 +131,8 @@ class Service:
             except Refused as refused:
                 await self._discard(request)
                 response = _error(refused.status, refused.text, refused.headers)
+            except asyncio.CancelledError:  # by the server, when the time to end is up
+                response = _error(503, "the service is shutting down", LATER)
             except ClientDisconnect:
                 response = _error(400, "the connection closed before the whole image was received")
             except Exception:
