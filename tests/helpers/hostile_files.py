@@ -31,7 +31,9 @@ from robvit.data import cifar, open_data
 from robvit.data.archives import member, opened_tar, unpickle
 from robvit.defenses.pool import load_tokens
 from robvit.defenses.tokens import import_published
+from robvit.defenses.tora.io import FORMAT as ADAPTER_FORMAT
 from robvit.defenses.tora.io import load_adapters
+from robvit.defenses.tora.modules import AdapterShape
 from robvit.evaluation.compare import open_record
 from robvit.evaluation.protocol import find
 from robvit.fetch import read_member
@@ -225,16 +227,7 @@ _said("colours of text", "normalise", timm_name="robvit_mini", build='{"normalis
 
 TOKENS = {"fingerprint": "", "key_id": "k", "settings": {}, "layers": [0]}
 HEAD = {"kind": "linear", "classes": 10, "fingerprint": "f", "names": []}
-ADAPTERS = {
-    "width": 8,
-    "depth": 2,
-    "classes": 3,
-    "tuning": "tora",
-    "bottleneck": 2,
-    "trades": [0.5],
-    "fingerprint": "f",
-    "settings": {},
-}
+ADAPTERS = {**AdapterShape(8, 2, 3, trades=(0.5,))._asdict(), "fingerprint": "f", "settings": {}}
 
 
 def _file(
@@ -336,7 +329,7 @@ def _adapters(name: str, flaw: str, **about: Any) -> None:
         flaw,
         load_adapters,
         {"trades": torch.zeros(1), "place": torch.zeros(())},
-        format="robvit-adapters-1",
+        format=ADAPTER_FORMAT,
         about={**ADAPTERS, **about},
     )
 
@@ -348,7 +341,7 @@ _adapters("nothing to do", "is damaged", width=0)
 _adapters("a tuning nobody knows", "tuning must be", tuning="evil")
 _adapters("trade-offs in words", "is damaged", trades=["a"])
 _adapters("weights of another shape", "do not fit")
-_file("adapters: no facts", "must tell", load_adapters, {"x": torch.zeros(1)}, format="robvit-adapters-1")
+_file("adapters: no facts", "must tell", load_adapters, {"x": torch.zeros(1)}, format=ADAPTER_FORMAT)
 _file(
     "state: facts that are no JSON",
     "can be read",
