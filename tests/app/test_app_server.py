@@ -288,9 +288,8 @@ def test_a_password_a_full_queue_and_nothing_left_behind(tmp_path: Path, enter: 
     with served(tmp_path, held=True, password=PASSWORD, waiting=2) as running:
         stranger = enter(httpx.Client(base_url=running.address, trust_env=False))
         assert stranger.get("/config").status_code == 401
-        assert (
-            stranger.post(f"{API}/queue/join", json={"fn_index": 0, "session_hash": "x"}).status_code == 401
-        )
+        joining = {"data": [], "fn_index": 0, "session_hash": "x"}
+        assert stranger.post(f"{API}/queue/join", json=joining).status_code == 401
         assert stranger.post(f"{API}/upload", files={"files": ("a.png", b"x")}).status_code == 401
         assert stranger.post("/login", data={"username": "me", "password": "wrong"}).status_code == 400
         visitors = [enter(Visitor(running.address, f"v{i}", PASSWORD)) for i in range(6)]
