@@ -21,6 +21,12 @@ from robvit.threat import Threat
 LONG = 1e9  # passes that nobody would call short
 
 
+@pytest.fixture(autouse=True)
+def _multiplies_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor with bf16 in hardware, so that the tests are the same on every machine."""
+    monkeypatch.setattr("robvit.attacks.compute._multiplies_faster", lambda *_: True)
+
+
 class Paced(nn.Module):
     """A linear classifier that takes its time in some ways of computing, and errs in others."""
 
@@ -67,6 +73,13 @@ def test_the_fastest_sound_way_is_taken(model: Paced, precision: str, warnings: 
     assert found.warnings == warnings
     assert found.notes() == [] or "fp32 was used" in found.notes()[0]
     assert getattr(model, "fused_attn", True)  # as it was
+
+
+def test_low_precision_is_not_tried_where_products_are_slow_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robvit.attacks.compute._multiplies_faster", lambda *_: False)
+    found = probe(Paced(slow="fp32", broken="nan"), some(), "auto", LONG)
+    assert (found.precision, found.warnings) == ("fp32", [])
+    assert probe(Paced(slow="fused", fused=True), some(), "auto", LONG).precision == "fp32/plain"
 
 
 def test_a_wish_is_followed_unless_the_model_breaks_in_it() -> None:

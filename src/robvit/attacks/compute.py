@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from robvit.attacks.core import Model, frozen, gradient
-from robvit.attacks.precision import PLAIN, Autocast, check_precision, fused_layers
+from robvit.attacks.precision import DTYPES, PLAIN, Autocast, check_precision, fused_layers
 from robvit.attacks.sanity import AttackWarning, PrecisionUnavailable, PrecisionUnsound
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
@@ -31,6 +31,7 @@ SHORT = 30.0  # seconds of work below which nothing is probed
 LONGEST = 6.0  # seconds after which no further choice is tried
 GAIN = 1.2  # a choice must be so many times as fast to be taken
 PROBED = 4  # images in a pass that is timed
+SIDE = 256  # of the matrices whose products are timed
 LEAD = 0.05  # of the logits' range: answers that are nearer to a tie may differ in low precision
 Key = tuple[str, str, tuple[int, ...]]  # what was wanted, on which device, for which images
 SETTLED: WeakKeyDictionary[nn.Module, dict[Key, Compute]] = WeakKeyDictionary()  # found by this process
@@ -166,7 +167,7 @@ def _fastest(model: Model, x: torch.Tensor, names: set[str]) -> str:
     start = time.monotonic()
     own = _step_seconds(model, x)
     best, seconds = "fp32", own / GAIN
-    for precision in _choices(model, x.device.type):
+    for precision in _choices(model, x.device):
         if time.monotonic() - start > LONGEST:
             break
         first = time.monotonic()
@@ -180,13 +181,24 @@ def _fastest(model: Model, x: torch.Tensor, names: set[str]) -> str:
     return best
 
 
-def _choices(model: Model, device: str) -> list[str]:
+def _choices(model: Model, device: torch.device) -> list[str]:
+    """What is worth a try: low precision only where the device multiplies matrices faster in it."""
     low = "bf16"
-    if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         low = "fp16"
-    if not fused_layers(model):
-        return [low]
-    return [low + PLAIN, low, "fp32" + PLAIN]
+    fused = bool(fused_layers(model))
+    found = [low + PLAIN, low] if fused else [low]
+    return (found if _multiplies_faster(low, device) else []) + (["fp32" + PLAIN] if fused else [])
+
+
+def _multiplies_faster(precision: str, device: torch.device) -> bool:
+    """Whether matrix products are faster than in fp32; passes in a slow precision would take too long to try."""
+    a = torch.ones(SIDE, SIDE, device=device)
+    b = a.to(DTYPES[precision])
+    try:
+        return GAIN * _quickest(lambda: b @ b, device.type) < _quickest(lambda: a @ a, device.type)
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _flaw(model: Model, x: torch.Tensor, precision: str) -> type[AttackWarning] | None:
