@@ -192,7 +192,7 @@ def _choices(model: Model, device: torch.device) -> list[str]:
 
 
 def _multiplies_faster(precision: str, device: torch.device) -> bool:
-    """Whether matrix products are faster than in fp32; passes in a slow precision would take too long to try."""
+    """Whether matrix products are faster than in fp32: passes in a slow precision would take too long."""
     a = torch.ones(SIDE, SIDE, device=device)
     b = a.to(DTYPES[precision])
     try:
