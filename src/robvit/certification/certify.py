@@ -19,7 +19,7 @@ from robvit.certification.smoothing import Smoothing, certify_embedding, certify
 from robvit.data import ImageDataset
 from robvit.drawing.images import save_png
 from robvit.errors import InputError
-from robvit.evaluation.classifiers import check_fit, model_facts, open_classifier
+from robvit.evaluation.classifiers import aligned, check_fit, model_facts, open_classifier
 from robvit.evaluation.parts import Rows, in_parts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
@@ -79,6 +79,7 @@ def certify(
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
     images = images.resized(net.input_size[0], resize)
     if not embedding:
+        images = aligned(open_classifier(net), images)
         check_fit(open_classifier(net), images)
     run: _Run
     if patch is not None:

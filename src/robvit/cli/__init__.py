@@ -25,6 +25,7 @@ from robvit.cli import (
     evaluate,
     explain,
     export,
+    heads,
     models,
     report,
     reproduce,
@@ -70,6 +71,7 @@ for _command in (
 app.add_typer(weights.app, name="weights")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
+app.add_typer(heads.app, name="heads")
 app.add_typer(tokens.app, name="tokens")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -147,6 +147,12 @@ class ImageDataset(Dataset[Item]):
     def take(self, indices: Iterable[int]) -> ImageDataset:
         """The images at these indices, in this order."""
         return replace(self, indices=[self.indices[i] for i in indices])
+
+    def relabelled(self, numbers: Sequence[int], classes: list[str]) -> ImageDataset:
+        """The same images with label i as numbers[i], of these classes."""
+        assert self.listing.labels is not None
+        labels = [numbers[label] for label in self.listing.labels]
+        return replace(self, listing=replace(self.listing, labels=labels, classes=classes))
 
     def balanced_order(self, seed: int) -> list[int]:
         """All indices in the order in which `open_data` draws: seeded, every beginning class-balanced."""

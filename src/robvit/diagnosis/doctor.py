@@ -18,7 +18,7 @@ from robvit.data import ImageDataset, open_data
 from robvit.diagnosis.checks import CHECKS
 from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
 from robvit.diagnosis.grading import Status, Verdict, run_check
-from robvit.evaluation.classifiers import Classifier, check_fit, model_facts, open_classifier
+from robvit.evaluation.classifiers import Classifier, aligned, check_fit, model_facts, open_classifier
 from robvit.evaluation.evaluate import Judged
 from robvit.locks import alone_in
 from robvit.processes import processes
@@ -120,6 +120,7 @@ def _images(
         names = [f"image {i}" for i in range(len(x))]
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
     images = data if isinstance(data, ImageDataset) else open_data(data, size=classifier.size, limit=limit)
+    images = aligned(classifier, images)
     check_fit(classifier, images)
     return *images.tensors(), images.facts()
 

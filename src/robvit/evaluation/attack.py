@@ -21,7 +21,7 @@ from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.errors import InputError
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
-from robvit.evaluation.classifiers import Classifier, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
@@ -88,7 +88,7 @@ def attack(
     judged = _opened(model)
     source = judged if surrogate is None else _opened(surrogate)
     images = judged_images(data, Subset(), split=split, limit=limit)
-    images = images.resized(_common_size(judged, source) or images.size, resize)
+    images = aligned(judged, images.resized(_common_size(judged, source) or images.size, resize))
     models = [source] if surrogate is None else [source, judged]
     for one in models:
         check_fit(one, images, masks=True)

@@ -168,6 +168,23 @@ def check_fit(classifier: Classifier, images: ImageDataset, *, masks: bool = Fal
     return total
 
 
+def aligned(classifier: Classifier, images: ImageDataset) -> ImageDataset:
+    """The images with their labels in the order of the head's classes, where both have names.
+
+    Images of classes that the head does not know are refused: a number alone would mean another class.
+    """
+    head = getattr(classifier.net, "head", None)
+    known: list[str] = list(getattr(head, "names", None) or [])
+    if not known or images.kind != "labels" or not images.classes or known == images.classes:
+        return images
+    if missing := sorted({images.classes[label] for label in images.labels} - set(known)):
+        raise InputError(
+            f"the head of {classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
+            f"the images have {missing[0]!r}; choose other images, or train a head on these"
+        )
+    return images.relabelled([known.index(name) if name in known else 0 for name in images.classes], known)
+
+
 def fitted(net: nn.Module, images: ImageDataset) -> nn.Module:
     """The network as these images can judge it: where they cover some of its classes only, among those."""
     if images.class_map is None:

@@ -15,7 +15,7 @@ from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
 from robvit.errors import InputError
 from robvit.evaluation.claims import attacker_levels, claims
-from robvit.evaluation.classifiers import Classifier, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.forecast import forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
@@ -70,7 +70,7 @@ def evaluate(
     _check(rules, classifier, published)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
-    images = images.resized(classifier.size or images.size, resize)
+    images = aligned(classifier, images.resized(classifier.size or images.size, resize))
     classes = check_fit(classifier, images)
     learned = public_images(public, data, images, split=split)
     if rules.learns:

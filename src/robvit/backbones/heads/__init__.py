@@ -1,16 +1,19 @@
 """Heads on frozen features; importing them files them in HEADS."""
 
 from robvit.backbones.heads.base import HEADS, FeatureHead, load_head, pooled
-from robvit.backbones.heads.linear import LinearHead
+from robvit.backbones.heads.linear import ClassTokenHead, LinearHead, MeanPatchHead, import_linear
 from robvit.backbones.heads.nearest import NearestHead
 from robvit.backbones.heads.segmentation import SegmentationHead
 
 __all__ = [
     "HEADS",
+    "ClassTokenHead",
     "FeatureHead",
     "LinearHead",
+    "MeanPatchHead",
     "NearestHead",
     "SegmentationHead",
+    "import_linear",
     "load_head",
     "pooled",
 ]

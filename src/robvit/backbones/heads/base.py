@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,11 +109,13 @@ def load_head(path: str | Path) -> FeatureHead:
 
 
 @torch.no_grad()
-def collect(model: Model, batches: Batches, progress: Advance) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pooled features and labels of all images: (n 2D), (n,)."""
+def collect(
+    model: Model, batches: Batches, progress: Advance, pool: Callable[[Tokens], torch.Tensor] = pooled
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pooled features and labels of all images: (n 2D), or of what `pool` gives, and (n,)."""
     features, labels = [], []
     for x, y in batches:
-        features.append(pooled(model.tokens(x)).cpu())
+        features.append(pool(model.tokens(x)).cpu())
         labels.append(y.cpu())
         progress(len(x))
     if not features:
