@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from robvit import plugins
 from robvit.registry import REGISTRIES, unknown
 
 # What is registered, and the folder whose files register it.
@@ -40,6 +41,8 @@ def facts(kind: str) -> dict[str, dict[str, Any]]:
 def check_name(kind: str, name: str, hint: str = "") -> None:
     """Refuse a name that nothing of this kind has, neither in the package nor filed by a running program."""
     if any(registry.kind == kind and name in registry for registry in REGISTRIES):
+        return
+    if kind in plugins.GROUPS and (plugins.is_spec(name) or plugins.is_offered(kind, name)):
         return
     if name not in facts(kind) and not mentioned(name, PACKAGE.joinpath(ROOMS[kind]).rglob("*.py")):
         raise unknown(kind, name, list(facts(kind)), hint)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
-from robvit.errors import UnknownName
+from robvit import plugins
+from robvit.errors import InputError, UnknownName
 
 T = TypeVar("T")
 Info = TypeVar("Info")
@@ -45,12 +46,15 @@ REGISTRIES: list[Registry[Any, Any]] = []  # all there are in this process, in t
 class Registry(Generic[T, Info]):
     """A table of named things, in the order in which they were added.
 
-    `info` makes, from keywords, what an entry tells about its thing: mostly a frozen dataclass.
+    `info` makes, from keywords, what an entry tells about its thing: mostly a frozen dataclass. A name that
+    is not there may be `module:function`, or an entry point of an installed package (`robvit.plugins`):
+    what it leads to is filed under that name, by `adopt` where it is set.
     """
 
     def __init__(self, kind: str, info: Callable[..., Info]) -> None:
         self.kind = kind
         self._info = info
+        self.adopt: Callable[[str, T], None] = self._file
         self._entries: dict[str, Entry[T, Info]] = {}
         REGISTRIES.append(self)
 
@@ -66,11 +70,28 @@ class Registry(Generic[T, Info]):
 
         return file
 
+    def _file(self, name: str, value: T) -> None:
+        self.add(name)(value)
+
     def entry(self, name: str) -> Entry[T, Info]:
         """The thing of that name and what is known about it."""
+        if name not in self._entries and (value := plugins.found(self.kind, name)) is not None:
+            self._bring(name, value)
         if name not in self._entries:
             raise unknown(self.kind, name, list(self._entries))
         return self._entries[name]
+
+    def _bring(self, name: str, value: T) -> None:
+        """File what was found elsewhere; importing it may have filed it already, under its own name."""
+        if name in self._entries:
+            return
+        for entry in self._entries.values():
+            if entry.value is value:
+                self._entries[name] = replace(entry, name=name)
+                return
+        if not callable(value):
+            raise InputError(f"{name} must be a function to be a {self.kind}, got {type(value).__name__}")
+        self.adopt(name, value)
 
     def info(self, name: str) -> Info:
         """What is known about the thing of that name."""

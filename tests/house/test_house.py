@@ -17,7 +17,8 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70
 # What everyone may import: plain data, files and processes; records are read where no torch is.
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
-BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "settings", "specs", "locks"}
+BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
+BASE |= {"specs", "locks"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

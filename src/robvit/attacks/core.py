@@ -16,7 +16,7 @@ from torch import nn
 
 from robvit.errors import InputError, check_images
 from robvit.registry import Registry, unknown
-from robvit.threat import Threat
+from robvit.threat import NORMS, Threat
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 Attack = Callable[..., torch.Tensor]
@@ -124,6 +124,17 @@ def _guarded(body: Attack, kind: str, norms: tuple[str, ...]) -> Attack:
             return body(model, x.detach().clone(), labels, threat, **settings).detach()
 
     return guarded
+
+
+def _adopt(name: str, body: Attack) -> None:
+    """File a plain function of somebody's as an attack within a budget; the certificate checks its norms."""
+    parameters = inspect.signature(body).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    guarded = _guarded(body, "budget", NORMS)
+    ATTACKS.add(name, kind="budget", norms=NORMS, paper="", defaults=defaults)(guarded)
+
+
+ATTACKS.adopt = _adopt
 
 
 def variant(base: str, name: str, about: str, *, paper: str, **defaults: Any) -> Attack:

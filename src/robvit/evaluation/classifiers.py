@@ -9,9 +9,6 @@ The last runs the code of that module, so name only modules you trust.
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit import plugins
 from robvit.attacks.core import modules_of
 from robvit.backbones import validate as checked
 from robvit.backbones import weights
@@ -119,7 +117,7 @@ def open_classifier(
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
         _refuse(given, text)
         return _torchvision(text, arch, img_size)
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+    if plugins.is_spec(text):
         _refuse(given, text)
         return _foreign(_called_for(text), text, img_size)
     return _ours(load(text, arch=arch, img_size=img_size, **own))
@@ -237,17 +235,7 @@ def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifie
 
 def _called_for(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """What `module:function` returns; the module is looked for in the working folder too."""
-    module, _, name = text.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        maker = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise InputError(f"{text}: {error}; run in the folder of {module}, or set PYTHONPATH") from error
-    except AttributeError:
-        raise InputError(f"{text}: module {module} has no {name}") from None
-    found = maker()
+    found = plugins.imported(text)()
     if not callable(found):
         raise InputError(f"{text} must return a callable from images to logits, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from robvit import plugins
 from robvit.attacks import ATTACKS
 from robvit.attacks.audited import refuse_batches
 from robvit.audit import SIZE
@@ -87,7 +88,7 @@ class Attack(Strict):
 
     @model_validator(mode="after")
     def _known(self) -> Attack:
-        if self.attack not in ATTACKS:
+        if self.attack not in ATTACKS and not plugins.is_spec(self.attack):
             raise _strange("attack", self.attack, ATTACKS.names)
         info = ATTACKS.info(self.attack)
         if info.task != "classes":
