@@ -63,6 +63,7 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
         [*SMALL, "--tokens", "T", "--protocol", "secrets.yaml"],
         ["attackers/own-1.safetensors", "attackers/own-2.safetensors", "attackers/recovered.safetensors"],
     ),
+    "certify": ([*SMALL, "--tokens", "T", "--l2", "0.1", "--samples", "2"], []),
     "doctor": ([*SMALL, "--tokens", "T", "--steps", "4", "--restarts", "2", "--queries", "9"], []),
     "explain": (
         [
@@ -117,6 +118,7 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     "report": (["D"], []),
     "compare": (["E", "E"], []),
     "export": ([MINI, "--tokens", "T", "--with-secret", "--format", "timm", "--limit", "2"], [""]),
+    "table": (["E"], []),
     "tokens show": (["T"], []),
     "tokens import": (["published.pt"], [""]),
     "tokens rotate": (
@@ -131,6 +133,8 @@ SERVERS = {"serve": ["metrics", "healthz", "readyz", "predict", "features"], "ap
 # Commands that never meet tokens.
 WITHOUT = {
     "bake",
+    "card",
+    "heads import",
     "models",
     "attacks",
     "weights list",
@@ -143,7 +147,7 @@ WITHOUT = {
     "train recipes",
     "train recipe",
 }
-NO_OUT = {"compare", "tokens show"}  # commands that write nothing
+NO_OUT = {"compare", "table", "tokens show"}  # commands that write nothing
 
 
 def commands() -> dict[str, Any]:

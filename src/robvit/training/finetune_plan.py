@@ -23,6 +23,7 @@ PLAN = "plan.json"
 PROBED = 8  # images in the probe's step
 LEAST_STEPS = 20  # fewer teach nothing
 GOOD_STEPS = 100  # below it smaller batches, and so more steps, are worth more
+FEWER = ((3, 16), (2, 8))  # validations and their images, where judging would take too much of the time
 SPARE = 0.95  # of the time is planned; loading and saving take the rest
 PLANNED = ("steps", "batch", "validations", "held_out")
 
@@ -73,8 +74,8 @@ def fitted(tuning: Tuning, cost: Cost, minutes: float) -> Tuning:
     seconds = SPARE * 60 * minutes
     for batch in (tuning.batch, tuning.batch // 2, tuning.batch // 4):
         made = replace(tuning, batch=max(1, batch), steps=1)
-        for validations, held in ((tuning.validations, tuning.held_out), (3, min(16, tuning.held_out))):
-            made = replace(made, validations=validations, held_out=held)
+        for validations, held in ((tuning.validations, tuning.held_out), *FEWER):
+            made = replace(made, validations=validations, held_out=min(held, tuning.held_out))
             left = seconds - (cost.total(made) - cost.step * made.batch)
             if left > 0.85 * seconds:  # judging shall not take more than the rest
                 break
