@@ -173,6 +173,15 @@ def test_the_record_says_what_was_used_and_why(tmp_path: Path) -> None:
         robvit.attack("robvit-mini", "sample", attack="fgsm", limit=2, precision="fp8")
 
 
+def test_an_attack_that_no_toy_can_stand_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(*_: object) -> None:
+        raise RuntimeError("images must be 32 pixels wide")
+
+    monkeypatch.setattr("robvit.evaluation.attack.passes_of", picky)
+    record = robvit.attack("robvit-mini", "sample", attack="fgsm", limit=2)
+    assert len(record.trials[-1].correct) == 2
+
+
 def test_progress_moves_inside_a_batch() -> None:
     told: list[float] = []
 
