@@ -1,6 +1,6 @@
 """A process that parses arguments and never gets as far as torch: run by `fuzz_targets`.
 
-It first says some good command lines as JSON, then answers each line of arguments with how it ended.
+It first says some good command lines as JSON, then answers each numbered line of arguments with how it ended.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def main() -> None:
     here = Path.cwd()
     for line in sys.stdin:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            answer = ended(json.loads(line))
+            number, arguments = json.loads(line)
+            answer = ended(arguments)
         os.chdir(here)
-        print(json.dumps(answer), file=out, flush=True)
+        print(json.dumps([number, answer]), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -176,13 +177,16 @@ def _cli(folder: Path) -> Target:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    examples = json.loads(process.stdout.readline())
+    examples, numbers = json.loads(process.stdout.readline()), itertools.count()
 
     def feed(arguments: Any) -> None:
         words = [str(word) for word in arguments] if isinstance(arguments, list) else [str(arguments)]
-        process.stdin.write(json.dumps(words) + "\n")
+        number = next(numbers)
+        process.stdin.write(json.dumps([number, words]) + "\n")
         process.stdin.flush()
-        answer = json.loads(process.stdout.readline() or '{"found": "the process ended"}')
+        answered, answer = -1, {}
+        while answered != number:  # one that came too late may still be under way
+            answered, answer = json.loads(process.stdout.readline() or f'[{number}, {{"found": "it ended"}}]')
         if "found" in answer:
             raise Finding(f"{words}\n{answer['found']}")
         if "refused" in answer:
