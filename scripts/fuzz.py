@@ -137,6 +137,7 @@ def one_try(target: Target, rng: random.Random) -> tuple[str, Any, str]:
         str(error).encode("utf-8", "backslashreplace")
         return "refused", content, ""
     except BaseException as error:  # also what ends a program: nothing read from a file may
+        signal.alarm(0)
         if isinstance(error, KeyboardInterrupt):
             raise
         return "found", content, traceback.format_exc()
