@@ -184,7 +184,10 @@ class Hostile:
         order = random.Random(seed)
         while not self.stop.is_set():
             name = order.choice(list(self.bombs))
-            self.seen.bombs[f"{name}: {ask(self.port, '/predict', self.bombs[name])}"] += 1
+            status = ask(self.port, "/predict", self.bombs[name])
+            if status == "ConnectionRefusedError":  # it has stopped listening
+                return
+            self.seen.bombs[f"{name}: {status}"] += 1
 
 
 def row(name: str, seen: Seen, memory: float) -> str:
