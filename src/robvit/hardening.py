@@ -112,7 +112,8 @@ def robustify(
     out: the folder for tokens, factors or weights, the run's state and record.json
     steps, batch, lr: the training's steps, images in a step, learning rate
     eps: the budget of the attacks (L-inf), 8/255 for tokens and 1/255 for tuning if left out
-    seed: decides start and order; left out it is drawn in secret for tokens, and 0 for tuning
+    seed: makes the result repeatable, and so tokens no secret; left out they are drawn in secret, and tuning
+        takes 0
     head: a head on the original's features, which the robust model takes over
     recipe: tokens: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe
     count: tokens: how many enter each layer

@@ -228,7 +228,7 @@ def test_a_seed_left_out_is_another_one_each_time_and_is_kept_in_a_folder(
     out = tmp_path / "out"
     kept = {robvit.robustify(model, images.x, out=out, **quick).sets[0].key_id for _ in range(2)}
     assert len(kept) == 1
-    assert stat.S_IMODE((out / "seed").stat().st_mode) == 0o600
+    assert stat.S_IMODE((out / "secret").stat().st_mode) == 0o600
 
 
 def test_an_attack_that_depends_on_its_batch_must_keep_its_budget_too(

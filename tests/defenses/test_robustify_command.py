@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -91,12 +92,17 @@ def test_a_seed_left_out_is_secret_and_kept(tmp_path: Path) -> None:
     for out in outs:
         assert robvit_(*SMALL, "--steps", 1, "--out", out).exit_code == 0
     first, second = (RobustTokens.load(out / "tokens.safetensors") for out in outs)
-    assert first.settings["seed"] != second.settings["seed"]
+    assert not torch.equal(first.values, second.values)
     for out, tokens in zip(outs, (first, second), strict=True):
-        assert stat.S_IMODE((out / "seed").stat().st_mode) == 0o600
+        assert stat.S_IMODE((out / "secret").stat().st_mode) == 0o600
+        kept = json.loads((out / "secret").read_text())
+        assert all(len(bytes.fromhex(one)) * 8 >= 128 for one in kept.values())
+        assert len(set(kept.values())) == 3
+        assert tokens.origin == "secret"
+        assert "seed" not in tokens.settings
         shown = robvit_("tokens", "show", out / "tokens.safetensors").output
         record = (out / "record.json").read_text() + (out / "report.html").read_text()
-        assert str(tokens.settings["seed"]) not in shown + record
+        assert not any(one in shown + record for one in (*kept.values(), tokens.salt))
     again = robvit_(*SMALL, "--steps", 1, "--out", outs[0])
     assert again.exit_code == 0, again.output
     assert torch.equal(RobustTokens.load(outs[0] / "tokens.safetensors").values, first.values)
@@ -128,7 +134,7 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
 
 
 def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) -> None:
-    done = robvit_(*SMALL, "--steps", 2, "--pool", 2, "--out", tmp_path / "out")
+    done = robvit_(*SMALL, "--steps", 26, "--pool", 2, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     pool = TokenPool.load(tmp_path / "out" / "pool.safetensors")
     record = Record.load(tmp_path / "out" / "record.json")
@@ -137,10 +143,12 @@ def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) 
         ("clean, set 1", "hardened cosine, clean, set 1"),
         ("attacked, set 2", "hardened cosine under attack, set 2"),
     ):
-        assert [step for step, _ in curve.lines[line]] == [1, 2]
-        assert record.metrics[figure] == pytest.approx(sum(value for _, value in curve.lines[line]) / 2)
+        assert [step for step, _ in curve.lines[line]] == [24]
+        assert record.metrics[figure] == curve.lines[line][-1][1]
+        assert all(round(value, 2) == value for _, value in curve.lines[line])
     baseline = record.metrics["un-hardened cosine under attack, set 1"]
-    assert curve.lines["un-hardened, attacked"] == [[1, baseline], [2, baseline]]
+    assert curve.lines["un-hardened, attacked"] == [[24, baseline], [24, baseline]]
+    assert record.model["secret"] is True
     for one in pool:
         assert one.key_id in done.output
         values = [f"{value:.5f}" for value in one.values.flatten()[:50].abs().tolist()]
@@ -173,7 +181,8 @@ def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) 
     assert done.exit_code == 0, done.output
     before, after = (RobustTokens.load(file) for file in (old, out / "tokens.safetensors"))
     assert after.layers == before.layers == (0, 1)
-    assert before.settings["seed"] != after.settings["seed"]
+    assert not torch.equal(before.values, after.values)
+    assert after.origin == "secret"
     assert stat.S_IMODE((out / "tokens.safetensors").stat().st_mode) == 0o600
     table = {(row[0], row[1]): row[2:] for row in Record.load(out / "record.json").tables[0].rows}
     assert len(table) == 9

@@ -43,10 +43,10 @@ def png(image: torch.Tensor) -> bytes:
 
 
 @contextmanager
-def served(predictor: Any, bearer: str = "", **limits: Any) -> Iterator[str]:
+def served(predictor: Any, bearer: str = "", features: bool | None = None, **limits: Any) -> Iterator[str]:
     """The address of a service that runs in a thread of this process."""
     sock = listen("127.0.0.1", 0)
-    running = server(Service(predictor, Limits(**limits), bearer))
+    running = server(Service(predictor, Limits(**limits), bearer, features=features))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]})
     thread.start()
     try:

@@ -213,11 +213,17 @@ class Place:
     def needles(self) -> Needles:
         """Of all tokens that lie anywhere here."""
         found = Needles()
-        seeds = [path.read_text().strip() for path in self.folder.rglob("seed")] + [SEED]
-        found.parts |= {seed.encode(): "a seed" for seed in seeds}
+        kept = [json.loads(path.read_text()) for path in self.folder.rglob("secret")]
+        for part in [SEED, *(part for secret in kept for part in secret.values())]:
+            found.parts[part.encode()] = "what tokens grew from"
+            if part != SEED:
+                found.parts[bytes.fromhex(part)] = "what tokens grew from"
         for path in [*self.folder.rglob("*.safetensors"), *self.folder.rglob("*.state")]:
             tensors, facts = read_tensors(path, "a file")
             if facts.get("format", "").startswith("robvit-token") or "tokens first" in tensors:
+                about = json.loads(facts.get("about", "{}"))
+                for one in about if isinstance(about, list) else [about]:
+                    found.parts |= {one["salt"].encode(): "a salt"} if one.get("salt") else {}
                 for name in tensors.keys() - {"tokens first", "tokens second"}:  # Adam's moments
                     found.add(tensors[name], f"{name} of {path.name}")
         return found
@@ -279,7 +285,7 @@ def test_no_output_of_a_command_holds_tokens(
     ]
     assert command in NO_OUT or changed
     for path in changed:
-        if path in holders or path.name == "seed":
+        if path in holders or path.name == "secret":
             assert path.stat().st_mode & 0o777 == 0o600, path
         else:
             assert needles.found_in(path.read_bytes()) == [], path
@@ -299,7 +305,7 @@ def test_the_search_finds_what_it_looks_for(place: Place) -> None:
         json.dumps(values.tolist()).encode(),
         str(values).encode(),
         str(values.numpy().astype(float).tolist()).encode(),
-        (place.folder / "first/seed").read_bytes(),
+        (place.folder / "first/secret").read_bytes(),
     )
     for data in texts:
         assert needles.found_in(data), data[:80]

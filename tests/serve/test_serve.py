@@ -181,6 +181,18 @@ def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: t
     assert not any(one.key_id.encode() in said for one in sets)
 
 
+def test_features_of_a_model_with_tokens_are_given_only_where_that_is_asked_for(
+    mini: Model, images: torch.Tensor
+) -> None:
+    hardened = mini.replace(tokens=RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()))
+    for model, wish, gives in ((hardened, None, False), (hardened, True, True), (mini, False, False)):
+        with served(Predictor(model), features=wish) as address:
+            status, _, body = ask(f"{address}/features", png(images[0]))
+            assert status == (200 if gives else 404)
+            assert (b"no features" in body) is not gives
+            assert ask(f"{address}/predict", png(images[0]))[0] == 200
+
+
 def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tensor) -> None:
     mark = mini.fingerprint()
     kinds = [

@@ -48,6 +48,7 @@ class Model(nn.Module):
         adapters: Adapted | None = None,
         input_size: tuple[int, int] | None = None,
         original: str = "",
+        salt: str = "",
     ) -> None:
         super().__init__()
         self.net = net
@@ -63,6 +64,9 @@ class Model(nn.Module):
         self.pool: TokenSource | None = source if hasattr(source, "draw") else None
         for one in self.pool.sets if self.pool else ():
             self._placed(one.values, one.layers)
+        # Of secret tokens: a checksum of theirs that everyone could compute would confirm a guess.
+        salts = [getattr(one, "salt", "") for one in (self.pool.sets if self.pool else [tokens])]
+        self._salt = salt or "".join(salts)
         if self.pool is not None:
             source = None
         elif source is not None and not isinstance(source, torch.Tensor):
@@ -89,8 +93,10 @@ class Model(nn.Module):
         adapters: trained parts between the blocks, or None
         name: what the twin is called
         """
+        salt = ""
         if tokens is _KEEP:
             tokens, layers = (self.extra, self.layers) if self.pool is None else (self.pool, layers)
+            salt = self._salt
         twin = Model(
             self.net,
             name=self.name if name is _KEEP else name,
@@ -102,6 +108,7 @@ class Model(nn.Module):
             adapters=self.adapters if adapters is _KEEP else adapters,
             input_size=self._input_size,
             original=self.original_fingerprint,
+            salt=salt,
         )
         return twin.train(self.training)
 
@@ -239,7 +246,10 @@ class Model(nn.Module):
         return fingerprint(self.net)
 
     def identity(self) -> str:
-        """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens."""
+        """SHA-256 of everything that decides the output: weights, positions, statistics, head and tokens.
+
+        That of secret tokens is salted: it names them in records, and confirms no guess of them.
+        """
         state = {**self.state_dict(), "mean": self.mean, "std": self.std}
         if self.extra is not None:
             state["extra"] = self.extra
@@ -247,7 +257,7 @@ class Model(nn.Module):
                 state["layers"] = torch.tensor(self.layers)
         for i, one in enumerate(self.pool.sets if self.pool else ()):
             state |= {f"pool {i}": one.values, f"pool {i} layers": torch.tensor(one.layers)}
-        return tensors_sha256(state)
+        return tensors_sha256(state, self._salt)
 
     def facts(self) -> dict[str, Any]:
         """What a record tells of the model: its name, and what decides its output."""

@@ -64,7 +64,7 @@ Task = Annotated[
 ]
 Pool = Annotated[int, typer.Option(min=1, help="Independent sets to learn.", rich_help_panel=BEYOND)]
 Seed = Annotated[
-    Whole, typer.Option(help="Decides start and order; drawn in secret if left out, else repeatable.")
+    Whole, typer.Option(help="Makes the tokens repeatable, and so no secret; left out, nobody can make them.")
 ]
 
 
@@ -129,8 +129,8 @@ def robustify(
     its task (--loss).
 
     Attacked images are kept in the cache, so another run with other tokens is many times faster.
-    Interrupted, the same command resumes where it stopped. Whoever has the images and the seed can
-    make the same tokens.
+    Interrupted, the same command resumes where it stopped. Tokens grow from the system's randomness;
+    with --seed they can be made again by others, and are marked as no secret.
     """
     for text in attack or ["feature"]:
         name, _, own = text.partition("@")
@@ -202,11 +202,17 @@ def _tell(hardening: Hardening, out: Path) -> None:
     """Say what there is now."""
     for tokens in hardening.sets:
         typer.echo(str(tokens))
-    typer.echo("cosine with the original features in training:")
+    typer.echo("cosine with the original features in training, its last part:")
     for name, value in hardening.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
+    if len(hardening.record.metrics) == len(hardening.sets):
+        typer.echo("  hardened: not told of fewer than 20 steps or one pass, which would tell of the secret")
     place, head = str(hardening.file), "HEAD"
-    typer.echo(f"written: {place} (a secret, for your eyes only), record.json, report.html")
+    is_secret = hardening.record.model["secret"]
+    kind = "a secret, for your eyes only" if is_secret else "no secret, made with a seed"
+    typer.echo(f"written: {place} ({kind}), record.json, report.html")
+    if not is_secret:
+        typer.echo(f"warning: {hardening.record.notes[-1]}")
     if hardening.head is not None:
         head = f"{out}/head.safetensors"
         typer.echo(f"written: {head}, the head that learned along")

@@ -57,6 +57,14 @@ def serve(
     max_pixels: Annotated[
         int, typer.Option(min=1, help="Height times width of an image; more get 422, undecoded.")
     ] = 25_000_000,
+    features: Annotated[
+        bool | None,
+        typer.Option(
+            "--features/--no-features",
+            help="Answer /features; with tokens only if asked for, since few answers give the tokens away.",
+            show_default="on without tokens",
+        ),
+    ] = None,
     img_size: ImageSize = None,
     resize: Resize = "squash",
     arch: Architecture = None,
@@ -65,13 +73,13 @@ def serve(
 ) -> None:
     """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
 
-    POST an image's bytes to /predict or /features; GET /healthz, /readyz and /metrics. Requests are
-    gathered into batches. Each request occupies one queue slot; when none is free it gets 429. On shutdown
-    what was accepted is still answered.
+    POST an image's bytes to /predict or /features (not of a model with tokens, unless --features); GET
+    /healthz, /readyz and /metrics. Requests are gathered into batches. Each request occupies one queue slot;
+    when none is free it gets 429. On shutdown what was accepted is still answered.
     """
     from importlib.util import find_spec
 
-    from robvit.errors import Unsupported
+    from robvit.errors import InputError, Unsupported
 
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
@@ -88,8 +96,15 @@ def serve(
 
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
+    if net.hardened and not features and not net.classes:
+        raise InputError(
+            f"{model} has no classes, and its features would give the tokens away; serve it with a head, "
+            "or say --features if whoever asks may have the tokens"
+        )
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
-    service = Service(Predictor(net, resize), limits, key, host=host, allowed_hosts=tuple(allow_host or ()))
+    service = Service(
+        Predictor(net, resize), limits, key, host=host, allowed_hosts=tuple(allow_host or ()), features=features
+    )
     at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     if not is_loopback(host):
         who = "with the key, which travels in the clear," if key else "without any key"
@@ -99,6 +114,8 @@ def serve(
         )
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
     typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}) at {at}")
+    if net.hardened and features:
+        typer.echo("warning: /features is on, from whose answers the tokens can be recovered")
     typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")
     run(service, sock)
     typer.echo("stopped")

@@ -58,7 +58,7 @@ def import_(
 
 @app.command(cls=Command)
 def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a pool.")]) -> None:
-    """Tell what a token file is for, without showing the tokens or the seed they grew from."""
+    """Tell what a token file is for, and whether it is a secret, without showing tokens or seed."""
     check_file(file, "tokens")
     from robvit.defenses.pool import TokenPool, load_tokens
 
@@ -94,7 +94,7 @@ def rotate(
 ) -> None:
     """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
 
-    The new seed is drawn in secret. New tokens that change clean features too much are refused.
+    What they grow from is drawn in secret. New tokens that change clean features too much are refused.
     """
     check_file(old, "tokens")
     check_model(model, arch, head=head)
@@ -124,7 +124,7 @@ def rotate(
         )
     record = rotation.record
     clean = record.metrics["cosine, clean, new tokens"]
-    typer.echo(f"{rotation.tokens}; clean cosine {clean:.3f}, the bound is {bound}")
+    typer.echo(f"{rotation.tokens}; clean cosine {clean:.2f}, the bound is {bound}")
     for row in (record.tables[0].columns, *record.tables[0].rows):
         typer.echo("".join(f"{Table.cell(value):<28}" for value in row).rstrip())
     typer.echo(record.notes[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from robvit.data.sampling import balanced_order, name_seed
 from robvit.data.shapes import SIDE, Scene, Scenes
 from robvit.decoding import ImageError
 from robvit.errors import DataError, InputError
+from robvit.files import sha256
 
 Stored: TypeAlias = Path | bytes | torch.Tensor | Scene
 Item: TypeAlias = tuple[torch.Tensor, int | torch.Tensor]
@@ -130,12 +132,22 @@ class ImageDataset(Dataset[Item]):
         facts = [self.kind, rows, *filter(None, [self.corruption])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
+    def pixels(self) -> str:
+        """SHA-256 of what is stored of every image, in order, and of its mask: it names the pixels."""
+        digest = hashlib.sha256()
+        for index in self.indices:
+            digest.update(_stored_sha256(self.listing.images[index]))
+            if self.listing.masks is not None:
+                digest.update(_stored_sha256(self.listing.masks[index]))
+        return digest.hexdigest()
+
     def facts(self) -> dict[str, Any]:
         """What a record tells of its images: what was opened, which images, and how they were fitted."""
         return {
             "spec": self.spec,
             "split": self.split,
             "digest": self.digest(),
+            "pixels": self.pixels(),
             "count": len(self),
             "names": self.names,
             "labels": self.labels,
@@ -215,6 +227,22 @@ class ImageDataset(Dataset[Item]):
         except ImageError as error:
             return error.reason
         return ""
+
+
+def _stored_sha256(stored: Stored) -> bytes:
+    """The checksum of one stored image; a file is read once as long as its size and time stay."""
+    if isinstance(stored, Path):
+        found = stored.stat()
+        return _file_sha256(stored, found.st_size, found.st_mtime_ns)
+    if isinstance(stored, torch.Tensor):
+        shape, data = str(tuple(stored.shape)).encode(), stored.contiguous().numpy().tobytes()
+        return hashlib.sha256(shape + data).digest()
+    return hashlib.sha256(stored if isinstance(stored, bytes) else repr(stored).encode()).digest()
+
+
+@functools.lru_cache(maxsize=2**20)
+def _file_sha256(path: Path, size: int, changed: int) -> bytes:
+    return bytes.fromhex(sha256(path))
 
 
 def _stack(items: list[Item]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """What each step of a training learns from: clean and attacked images, clean features, labels.
 
 Attacked images come from the cache, or, where the attacker sees the tokens, from an attack on the
-model as it is hardened now. Everything follows from the recipe's seed, so a resumed run sees the same.
+model as it is hardened now. Everything follows from the secret, or from the recipe's seed where there is
+none, so a resumed run sees the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from robvit.backbones.model import Model
 from robvit.defenses.attack_cache import PER_SHARD, AttackCache, CacheShard, Images, label_tensor
 from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.secret import TokenSecret, permutation, stretched
 from robvit.errors import InputError
 
 
@@ -30,12 +32,19 @@ class Batch(NamedTuple):
 class TokenBatches:
     """The batches of one training."""
 
-    def __init__(self, model: Model, images: Images, recipe: TokenRecipe, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        images: Images,
+        recipe: TokenRecipe,
+        folder: Path | None = None,
+        secret: TokenSecret | None = None,
+    ) -> None:
         if len(images) == 0:
             raise InputError("tokens need images to learn from, got none")
-        self.model, self.images, self.recipe = model, images, recipe
+        self.model, self.images, self.recipe, self.secret = model, images, recipe, secret
         self.caches = [AttackCache(model, images, attack, folder) for attack in recipe.attacks]
-        self.order = order(len(images), recipe)
+        self.order = order(len(images), recipe, secret)
         self.fresh = 0  # the first so many images of each step are attacked afresh
         if recipe.adaptive is not None:
             self.fresh = max(1, round(recipe.adaptive.share * recipe.batch))
@@ -94,9 +103,15 @@ class TokenBatches:
             mine = (turns == turn).nonzero()[:, 0]
             if len(mine):
                 goal = labels[mine] if attack.needs_labels and labels is not None else target[mine]
-                seed = self.recipe.seed + step  # a start of its own in every step
+                seed = self._inner_seed(step)
                 adv[mine] = attack.inner(hardened, x[mine], goal, steps=self.recipe.adaptive.steps, seed=seed)
         return adv
+
+    def _inner_seed(self, step: int) -> int:
+        """A start of its own in every step for the attack on the tokens as they are."""
+        if self.secret is None:
+            return self.recipe.seed + step
+        return int.from_bytes(stretched(self.secret.order, f"inner attack {step}", 7), "big")
 
     def _turn(self, step: int, position: int) -> int:
         """Which attack's version of an image is taken: another one in each pass over the images.
@@ -118,10 +133,13 @@ class TokenBatches:
         )
 
 
-def order(count: int, recipe: TokenRecipe) -> list[list[int]]:
+def order(count: int, recipe: TokenRecipe, secret: TokenSecret | None = None) -> list[list[int]]:
     """Which images each step takes: passes over all of them, each in an order of its own."""
     seeded = torch.Generator().manual_seed(recipe.seed)
     need, places = recipe.steps * recipe.batch, list[int]()
     while len(places) < need:
-        places += torch.randperm(count, generator=seeded).tolist()
+        if secret is None:
+            places += torch.randperm(count, generator=seeded).tolist()
+        else:
+            places += permutation(secret.order, f"pass {len(places) // count}", count)
     return [places[i * recipe.batch : (i + 1) * recipe.batch] for i in range(recipe.steps)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,20 @@ from robvit.data.folders import NoSplits
 from robvit.defenses.attack_cache import TensorImages
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
+from robvit.defenses.secret import TokenSecret
 from robvit.defenses.token_training import TrainedTokens, train_pool
-from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tokens import SECRET, RobustTokens
 from robvit.errors import InputError, check_images
-from robvit.files import written_whole
 from robvit.loading import load
 from robvit.locks import alone_in
 from robvit.progress import Advance, silent
 from robvit.record import Curve, Record
 
-LAST = 20  # steps at the end, over which the cosines of a record are means
+COSINES = {"clean": "hardened cosine, clean", "attacked": "hardened cosine under attack"}
+OPEN = (
+    "These tokens are not a secret: they were made with a seed, so whoever knows it can make them again; "
+    "leave the seed out for tokens that nobody can."
+)
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,13 @@ def robustify(
 ) -> LearnedTokens:
     """Learn a few secret tokens, without labels, that make a frozen backbone's features survive attacks.
 
-    Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit. Whoever has the
-    images, the recipe and the seed can make the same tokens: keep the seed secret too.
+    Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit: the folder keeps
+    the secret they grow from. With a seed anybody can make them again, so they are none, and say so.
 
     model: a Model, or an alias, a timm name or a checkpoint's path
     data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
-    out: the folder for tokens or pool, head, state and record.json
+    out: the folder for tokens or pool, head, secret, state and record.json
     recipe: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe; it decides all
         that is left out below
     count: how many tokens enter each layer
@@ -111,7 +114,8 @@ def robustify(
     adaptive: an attacker who sees the tokens as they are learned
     head, task: a linear head, and the share of its loss in the objective; above 0 it learns along
     pool: how many independent sets to learn
-    seed: decides start and order; drawn in secret if left out, unless a TokenRecipe brings its own
+    seed: makes start and order repeatable, and so no secret; left out, they are drawn in secret, unless a
+        TokenRecipe brings its seed
     split, resize, limit: which part of a named data set, how images are made square, at most how many;
         if left out half as many as the steps draw, since an attack that serves twice costs half
     img_size, arch: how a named model is loaded
@@ -144,9 +148,10 @@ def robustify(
     images = open_images(data, net, split=split, resize=resize, limit=limit, usual=usual)
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else alone_in(folder):
-        if seed is None and named:
-            chosen = replace(chosen, seed=secret_seed(folder))
-        sets, trainings = train_pool(net, images, chosen, pool, state=folder, cache=cache, progress=progress)
+        secret = TokenSecret.kept_in(folder) if seed is None and named else None
+        sets, trainings = train_pool(
+            net, images, chosen, pool, secret=secret, state=folder, cache=cache, progress=progress
+        )
         tokens = sets if pool > 1 else sets[0]
         record = _record(net, images, trainings, command)
         hardening = LearnedTokens(tokens, record, trainings[0].head)
@@ -204,40 +209,45 @@ def open_images(
     return TensorImages(data)
 
 
-def secret_seed(folder: Path | None) -> int:
-    """A seed drawn in secret; one run started again in a folder finds it again, worth as much as tokens."""
-    if folder is None:
-        return secrets.randbits(62)
-    place = folder / "seed"
-    if not place.exists():
-        with written_whole(place, mode=0o600) as aside:
-            aside.write_text(f"{secrets.randbits(62)}\n", encoding="ascii")
-    return int(place.read_text(encoding="ascii"))
-
-
 def _record(
     model: Model, images: ImageDataset | TensorImages, trainings: list[TrainedTokens], command: str
 ) -> Record:
-    """What was learned and how, with both parts of the objective; of the tokens, their keys alone."""
+    """What was learned and how, with both parts of the objective; of the tokens, their keys alone.
+
+    The cosines are means over whole passes, to two decimals: finer ones are a fingerprint of the
+    order of the images, by which a guess of the secret could be told to be right.
+    """
     lines: dict[str, list[list[float]]] = {}
     metrics: dict[str, float] = {}
     for number, training in enumerate(trainings, 1):
         of = f", set {number}" if len(trainings) > 1 else ""
-        metrics[f"un-hardened cosine under attack{of}"] = training.baseline
-        named = {"clean": "hardened cosine, clean", "attacked": "hardened cosine under attack"}
-        for name, cosines in zip(named, zip(*training.history, strict=True), strict=True):
-            lines[f"{name}{of}"] = [[step, value] for step, value in enumerate(cosines, 1)]
-            metrics[f"{named[name]}{of}"] = sum(cosines[-LAST:]) / len(cosines[-LAST:])
-    baseline, last = trainings[0].baseline, len(trainings[0].history)
-    lines["un-hardened, attacked"] = [[1, baseline], [last, baseline]]
-    note = "Both parts of the objective on each step's images; 1 is what the frozen backbone says."
+        metrics[f"un-hardened cosine under attack{of}"] = round(training.baseline, 2)
+        if training.means:
+            steps, *cosines = zip(*training.means, strict=True)
+            for (short, long), values in zip(COSINES.items(), cosines, strict=True):
+                lines[f"{short}{of}"] = [list(point) for point in zip(steps, values, strict=True)]
+                metrics[f"{long}{of}"] = values[-1]
+    secret = all(training.tokens.origin == SECRET for training in trainings)
     return Record(
         kind="robustify",
-        model={**model.facts(), "keys": [training.tokens.key_id for training in trainings]},
+        model={**model.facts(), "keys": [training.tokens.key_id for training in trainings], "secret": secret},
         data=images.facts(),
         trials=[],
         metrics=metrics,
-        curves=[Curve("Learning tokens", "step", "cosine with the original features", lines, note)],
-        notes=["These figures are from the training; what attackers can do is another question."],
+        curves=_curves(lines, round(trainings[0].baseline, 2)),
+        notes=[
+            "These figures are from the training; what attackers can do is another question.",
+            *([] if secret else [OPEN]),
+        ],
         command=command,
     )
+
+
+def _curves(lines: dict[str, list[list[float]]], baseline: float) -> list[Curve]:
+    """The course of the training, where it was long enough to be told."""
+    if not lines:
+        return []
+    steps = [point[0] for line in lines.values() for point in line]
+    lines["un-hardened, attacked"] = [[min(steps), baseline], [max(steps), baseline]]
+    note = f"Means over {min(steps):.0f} steps of both parts; 1 is what the frozen backbone says."
+    return [Curve("Learning tokens", "step", "cosine with the original features", lines, note)]

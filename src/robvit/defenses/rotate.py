@@ -16,7 +16,8 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting, Images
 from robvit.defenses.recipe import TokenRecipe
-from robvit.defenses.robustify import LearnedTokens, open_images, open_model, secret_seed
+from robvit.defenses.robustify import LearnedTokens, open_images, open_model
+from robvit.defenses.secret import TokenSecret
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, RobvitError
@@ -62,7 +63,7 @@ def rotate(
 ) -> LearnedTokens:
     """Issue new tokens by the old ones' recipe, and tell how far attacks on the old ones carry over.
 
-    The seed is drawn in secret. New tokens that change clean features too much are refused.
+    What they grow from is drawn in secret. New tokens that change clean features too much are refused.
 
     old: the tokens that are to be replaced, or their file
     model: the Model they are for, or its name
@@ -88,10 +89,11 @@ def rotate(
     recipe = TokenRecipe.from_settings(before.settings | {"layers": before.layers, "count": before.count})
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else alone_in(folder):
-        recipe = replace(recipe, seed=secret_seed(folder), steps=steps or recipe.steps)
+        recipe = replace(recipe, steps=steps or recipe.steps)
+        secret = TokenSecret.kept_in(folder)
         state = None if folder is None else folder / "state.safetensors"
         half = _half(progress)
-        tokens = train_tokens(net, learn, recipe, state=state, progress=half).tokens
+        tokens = train_tokens(net, learn, recipe, secret=secret, state=state, progress=half).tokens
         attack = recipe.attack
         if attack.needs_labels:  # the question is about features, whatever the tokens learned from
             attack = AttackSetting("feature", attack.threat)
@@ -176,8 +178,10 @@ def _record(
     rows: list[list[Any]] = []
     for one in seen:
         correct = [p == y for p, y in zip(one.predicted, held.labels, strict=False)]
-        rows.append([one.images, one.model, one.cosine, sum(correct) / len(correct) if correct else None])
-    cosine = {(one.images, one.model): one.cosine for one in seen}
+        accuracy = sum(correct) / len(correct) if correct else None
+        rows.append([one.images, one.model, round(one.cosine, 2), accuracy])
+    # To two decimals: sixteen digits would tell a right guess of the tokens from any other.
+    cosine = {(one.images, one.model): round(one.cosine, 2) for one in seen}
     own, carried = (cosine[f"attacked with {OLD}", name] for name in (OLD, NEW))
     note = f"Feature attacks within {threat}, each by someone who knows the named tokens."
     return Record(

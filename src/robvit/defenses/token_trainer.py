@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,32 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.defenses.batches import Batch, TokenBatches
 from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.secret import TokenSecret, normal
 from robvit.errors import Diverged, InputError
 from robvit.files import parse_json, read_tensors, written_whole
+from robvit.resuming import check_unchanged, versions
+
+LEAST_WINDOW = 20  # steps whose mean is told
+MOST_WINDOWS = 3
+
+
+def window_of(recipe: TokenRecipe, count: int) -> int:
+    """Over how many steps the cosines that are told are means: whole passes over the images, and few of them.
+
+    Each step's own cosines, or means over a part of the images, tell which images were taken when.
+    """
+    one_pass = math.ceil(count / recipe.batch)
+    least = max(LEAST_WINDOW, math.ceil(recipe.steps / MOST_WINDOWS))
+    return one_pass * math.ceil(least / one_pass)
+
+
+def window_means(history: Sequence[tuple[float, float]], window: int) -> list[tuple[int, float, float]]:
+    """The last step of each whole window and the means of both cosines over it, to two decimals."""
+    found = []
+    for end in range(window, len(history) + 1, window):
+        clean, attacked = (sum(part) / window for part in zip(*history[end - window : end], strict=True))
+        found.append((end, round(clean, 2), round(attacked, 2)))
+    return found
 
 
 class TokenTrainer:
@@ -28,14 +54,24 @@ class TokenTrainer:
 
     SAVE_EVERY = 20  # steps between two states on disk
 
-    def __init__(self, model: Model, batches: TokenBatches, recipe: TokenRecipe, path: Path | None) -> None:
-        self.model, self.batches, self.path = model, batches, path
+    def __init__(
+        self,
+        model: Model,
+        batches: TokenBatches,
+        recipe: TokenRecipe,
+        path: Path | None,
+        secret: TokenSecret | None = None,
+    ) -> None:
+        self.model, self.batches, self.path, self.secret = model, batches, path, secret
         self.layers = model.chosen_layers(recipe.layers)
         self.recipe = replace(recipe, layers=self.layers)
         device = next(model.parameters()).device
-        seeded = torch.Generator().manual_seed(recipe.seed)
-        start = recipe.start * torch.randn(len(self.layers), recipe.count, model.width, generator=seeded)
-        self.tokens = start.to(device).requires_grad_()
+        shape = len(self.layers), recipe.count, model.width
+        if secret is None:
+            start = torch.randn(shape, generator=torch.Generator().manual_seed(recipe.seed))
+        else:
+            start = normal(secret.start, "tokens", shape)
+        self.tokens = (recipe.start * start).to(device).requires_grad_()
         self.learned: dict[str, torch.Tensor] = {"tokens": self.tokens}
         self.head: LinearHead | None = None
         if recipe.task > 0:
@@ -88,12 +124,28 @@ class TokenTrainer:
             loss = (1 - self.recipe.task) * loss + self.recipe.task * entropy
         return kept, withstood, loss
 
+    def means(self) -> list[tuple[int, float, float]]:
+        """The course of the training as far as it may be told: steps and means of both cosines."""
+        return window_means(self.history, window_of(self.recipe, len(self.batches.images)))
+
     def note(self, baseline: float) -> str:
-        kept, withstood = self.history[-1]
+        """How it goes, in means over so many steps that a log does not tell the order of the images."""
+        if not (means := self.means()):
+            return f"un-hardened cosine {baseline:.2f}"
+        kept, withstood = means[-1][1:]
         return f"cosine: clean {kept:.2f}, attacked {withstood:.2f}, un-hardened {baseline:.2f}"
 
-    def _key(self) -> str:
-        return json.dumps([self.batches.key, asdict(self.recipe)], sort_keys=True)
+    def _key(self) -> dict[str, Any]:
+        """All that decides the tokens, by name."""
+        images: Any = self.batches.images
+        pixels = getattr(images, "pixels", images.digest)  # the digest of images in memory names their values
+        return {
+            "stored attacks": self.batches.key,
+            "pixels": pixels(),
+            "recipe": asdict(self.recipe),
+            "secret": None if self.secret is None else self.secret.digest(),
+            "versions": versions(),
+        }
 
     def save(self) -> None:
         """Keep the state, where a file is named for it."""
@@ -107,7 +159,7 @@ class TokenTrainer:
                 f"{name} first": moments["exp_avg"],
                 f"{name} second": moments["exp_avg_sq"],
             }
-        facts = {"key": self._key(), "history": json.dumps(self.history)}
+        facts = {"key": json.dumps(self._key()), "history": json.dumps(self.history)}
         with written_whole(self.path, mode=0o600) as aside:
             save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, aside, facts)
 
@@ -116,8 +168,7 @@ class TokenTrainer:
         if self.path is None or not self.path.exists():
             return
         held, facts = read_tensors(self.path, "the state of a training")
-        if facts.get("key") != self._key():
-            raise InputError(f"{self.path} is the state of another training; choose another folder")
+        check_unchanged(self.path, parse_json(facts.get("key", "null"), self.path, "a state"), self._key())
         try:
             self.history = [(a, b) for a, b in parse_json(facts["history"], self.path, "a state")]
             self.step = len(self.history)

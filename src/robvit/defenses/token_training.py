@@ -19,8 +19,9 @@ from robvit.defenses.attack_cache import Images
 from robvit.defenses.batches import TokenBatches
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.secret import TokenSecret
 from robvit.defenses.token_trainer import TokenTrainer
-from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tokens import SECRET, SEED, RobustTokens
 from robvit.errors import InputError, Unsupported
 from robvit.files import tensors_sha256
 from robvit.progress import Advance, silent
@@ -30,13 +31,15 @@ from robvit.progress import Advance, silent
 class TrainedTokens:
     """Learned tokens and what was seen on the way.
 
-    history holds, for each step, the cosine of hardened clean and of hardened attacked features;
-    `attacked` is how many images were not in the cache; `head` learned along, if one did.
+    history holds, for each step, the cosine of hardened clean and of hardened attacked features; `means` is
+    what may be told of it where the tokens are secret. `attacked` is how many images were not in the cache;
+    `head` learned along, if one did.
     """
 
     tokens: RobustTokens
     baseline: float
     history: list[tuple[float, float]]
+    means: list[tuple[int, float, float]]
     attacked: int
     head: LinearHead | None = None
 
@@ -46,19 +49,21 @@ def train_tokens(
     images: Images,
     recipe: TokenRecipe,
     *,
+    secret: TokenSecret | None = None,
     state: Path | None = None,
     cache: Path | None = None,
     progress: Advance = silent,
 ) -> TrainedTokens:
     """Learn one set of tokens for a frozen model, with the un-hardened baseline and the course of it.
 
+    Start and order follow from `secret`; without one from the recipe's seed, and then the tokens are none.
     `state` is a file from which an interrupted training goes on to the same tokens, bit for bit; `cache` is
     where attacked images are kept (the user's own if left out). `progress` is told each share of the work.
     """
     if not model.family.takes_extra:
         raise Unsupported(f"{model.name} cannot take extra tokens: {model.family.why_not}")
-    batches = TokenBatches(model, images, recipe, cache)
-    trainer = TokenTrainer(model, batches, recipe, state)
+    batches = TokenBatches(model, images, recipe, cache, secret)
+    trainer = TokenTrainer(model, batches, recipe, state, secret)
     trainer.resume()
     missing = batches.missing()
     attacked = sum(len(shard.places) for _, shards in missing for shard in shards)
@@ -76,15 +81,21 @@ def train_tokens(
             progress(step_cost / total, note=trainer.note(baseline))
     trainer.save()
     values = trainer.tokens.detach().cpu().clone()
+    settings, salt = asdict(trainer.recipe), ""
+    if secret is not None:
+        del settings["seed"]  # nothing grew from it
+        salt = secret.salt
     tokens = RobustTokens(
         values,
         model.fingerprint(),
-        tensors_sha256({"tokens": values})[:12],  # the same tokens again have the same name
-        settings=asdict(trainer.recipe),
+        tensors_sha256({"tokens": values}, salt)[:12],  # the same tokens again have the same name
+        settings=settings,
         layers=trainer.layers,
+        origin=SEED if secret is None else SECRET,
+        salt=salt,
     )
     head = None if trainer.head is None else trainer.head.requires_grad_(False)
-    return TrainedTokens(tokens, baseline, trainer.history, attacked, head)
+    return TrainedTokens(tokens, baseline, trainer.history, trainer.means(), attacked, head)
 
 
 def train_pool(
@@ -93,14 +104,15 @@ def train_pool(
     recipe: TokenRecipe,
     size: int,
     *,
+    secret: TokenSecret | None = None,
     state: Path | None = None,
     cache: Path | None = None,
     progress: Advance = silent,
 ) -> tuple[TokenPool, list[TrainedTokens]]:
     """Learn `size` independent sets from one cache of attacked images.
 
-    `state` is a folder with a file for each set. A single set has the recipe's seed; those of several
-    follow from it, but neither it nor one of them from another.
+    `state` is a folder with a file for each set. A single set has the secret, or the recipe's seed; those of
+    several follow from it, but neither it nor one of them from another.
     """
     if size < 1:
         raise InputError(f"a pool needs at least one set, got {size}")
@@ -113,6 +125,7 @@ def train_pool(
                 model,
                 images,
                 replace(recipe, seed=seed),
+                secret=secret.member(number) if secret and size > 1 else secret,
                 state=None if state is None else state / f"state-{number}.safetensors",
                 cache=cache,
                 progress=_scaled(progress, 1 / size, f"set {number + 1} of {size}, " if size > 1 else ""),

@@ -7,6 +7,7 @@ representation shows their values.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, is_dense, read_pickled, read_tensors, written_whole
 
 FORMAT = "robvit-tokens-1"
-ABOUT = {"fingerprint": str, "key_id": str, "settings": dict, "layers": list}
+ABOUT = {"fingerprint": str, "key_id": str, "settings": dict, "layers": list, "origin": str, "salt": str}
+SECRET, SEED, IMPORTED = "secret", "seed", "imported"  # what tokens may have grown from
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -30,18 +32,27 @@ class UnverifiedTokens(UserWarning):
     """Tokens that do not say which weights they belong to; only their width could be checked."""
 
 
+class SearchableTokens(UserWarning):
+    """Tokens of an older robvit, whose random start and order had 32 bits and can be found by search."""
+
+
 @dataclass(frozen=True)
 class RobustTokens:
     """Secret tokens (L R D) for the layers of one backbone, named by its fingerprint.
 
-    The fingerprint is empty if the weights are not known; L is one unless there are deeper layers.
+    The fingerprint is empty if the weights are not known; L is one unless there are deeper layers. `origin`
+    says what they grew from: a "secret" of the system's randomness, a "seed" that makes them again and so
+    no secret, "imported" from elsewhere, or nothing that is known. `salt` keeps checksums of them from
+    confirming a guess.
     """
 
     values: torch.Tensor = field(repr=False)
     fingerprint: str = ""
     key_id: str = field(default_factory=lambda: secrets.token_hex(6))
-    settings: dict[str, Any] = field(default_factory=dict, repr=False)  # the seed is among them
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)  # with the seed, where there is one
     layers: tuple[int, ...] = (0,)
+    origin: str = ""
+    salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # a list where it was read from a file
@@ -51,6 +62,8 @@ class RobustTokens:
         if self.values.ndim != 3 or len(self.values) != rows or self.values.dtype not in TYPES:
             got = f"{self.values.dtype} {tuple(self.values.shape)}"
             raise InputError(f"tokens for {rows} layers must be floats ({rows} R D), got {got}")
+        if not re.fullmatch(r"(?:[0-9a-f]{2})*", self.salt):
+            raise InputError("the salt of tokens must be hexadecimal; the file is damaged, make it again")
         if not torch.isfinite(self.values).all():
             raise InputError("tokens must be finite, some are not; train or fetch them again")
 
@@ -63,6 +76,11 @@ class RobustTokens:
     def width(self) -> int:
         """D, the width of the backbone they are for."""
         return int(self.values.shape[2])
+
+    @property
+    def searchable(self) -> bool:
+        """Whether they are of an older robvit, and so can be found by search."""
+        return not self.origin and "seed" in self.settings
 
     def check(self, model: Model) -> None:
         """Refuse a backbone with other weights than the one these tokens belong to."""
@@ -95,7 +113,8 @@ class RobustTokens:
 
     def __str__(self) -> str:
         where = "" if self.layers == (0,) else f" in layers {', '.join(map(str, self.layers))}"
-        return f"{self.count} tokens of width {self.width}{where}, key {self.key_id}"
+        open_ = ", not a secret: whoever knows the seed can make them" if self.origin == SEED else ""
+        return f"{self.count} tokens of width {self.width}{where}, key {self.key_id}{open_}"
 
     @classmethod
     def load(cls, path: str | Path) -> RobustTokens:
@@ -111,9 +130,18 @@ class RobustTokens:
     def read(cls, values: torch.Tensor, facts: Mapping[str, str], path: str | Path) -> RobustTokens:
         """Tokens from values and what stands beside them in a file."""
         try:
-            return cls(values, **described(facts, "about", "the file", ABOUT, layers=[0]))
+            before = {"layers": [0], "origin": "", "salt": ""}  # for what older files do not say
+            found = cls(values, **described(facts, "about", "the file", ABOUT, **before))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+        if found.searchable:
+            warnings.warn(
+                f"tokens {found.key_id} of {path} were made by an older robvit, and whoever has a record of "
+                f"their training can find them by search; issue new ones: robvit tokens rotate {path} MODEL",
+                SearchableTokens,
+                stacklevel=4,
+            )
+        return found
 
 
 def import_published(path: str | Path, model: Model | None = None) -> RobustTokens:
@@ -126,7 +154,8 @@ def import_published(path: str | Path, model: Model | None = None) -> RobustToke
     values = content.get("rtokens") if isinstance(content, dict) else None
     if not is_dense(values) or not values.is_floating_point():
         raise InputError(f'{path} must hold {{"rtokens": floats (1 R D)}}, as the published files do')
-    tokens = RobustTokens(values.detach().float().clone(), settings={"imported": Path(path).name})
+    about: dict[str, Any] = {"settings": {"imported": Path(path).name}, "origin": IMPORTED}
+    tokens = RobustTokens(values.detach().float().clone(), **about)
     if model is None:
         return tokens
     if tokens.width != model.width:

@@ -43,6 +43,7 @@ from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
 from robvit.progress import Advance, BatchProgress, silent
 from robvit.record import Trial
+from robvit.resuming import check_unchanged, versions
 from robvit.threat import Threat
 
 SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more
@@ -100,25 +101,30 @@ class AttackJob:
         """Whether adversarial images come of it, which its shards then hold."""
         return self.threat is not None and self.source is None
 
+    def facts(self) -> dict[str, Any]:
+        """All that decides the result, by name."""
+        return {
+            "format": "shards-6",
+            "source": None if self.source is None else key_of(_held_facts(self.source)),
+            "features": self.original is not None,
+            "attack": self.attack,
+            "threat": str(self.threat),
+            "settings": self.settings,
+            "model": self.identity,
+            "batch": self.batch,
+            "precision": self.precision,
+            "compiler": self.compiler,
+            "names and labels": self.images.digest(),
+            "pixels": self.images.pixels(),
+            "size": self.images.size,
+            "resize": self.images.resize,
+            "classes": self.images.class_map,
+            "versions": versions(),
+        }
+
     def key(self) -> str:
         """Names the result: the same key, the same shards, bit for bit."""
-        facts = [
-            "shards-5",
-            None if self.source is None else _held_key(self.source),
-            self.original is not None,
-            self.attack,
-            str(self.threat),
-            self.settings,
-            self.identity,
-            self.batch,
-            self.precision,
-            self.compiler,
-            self.images.digest(),
-            self.images.size,
-            self.images.resize,
-            self.images.class_map,
-        ]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return key_of(self.facts())
 
     def batches(self) -> list[ImageDataset]:
         places = range(len(self.images))
@@ -290,12 +296,17 @@ def _claim(folder: Path, job: AttackJob) -> None:
     """Mark a folder as this job's; a folder with shards of another job is refused."""
     mark = folder / "job.json"
     if not mark.exists():
-        write_json(mark, {"key": job.key(), "attack": job.attack, "threat": str(job.threat)})
-    elif _held_key(folder) != job.key():
-        raise InputError(f"{folder} holds the shards of another run; choose another --out or remove it")
+        write_json(mark, {"facts": job.facts()})
+    else:
+        check_unchanged(folder, _held_facts(folder), job.facts())
 
 
-def _held_key(folder: Path) -> Any:
+def _held_facts(folder: Path) -> Any:
     mark = folder / "job.json"
     content = parse_json(read_text(mark, "the mark of a run"), mark, "the mark of a run")
-    return content.get("key") if isinstance(content, dict) else None
+    return content.get("facts") if isinstance(content, dict) else None
+
+
+def key_of(facts: Any) -> str:
+    """One name for all that decides a result."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

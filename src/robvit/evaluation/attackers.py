@@ -182,7 +182,15 @@ def leak(context: AttackerContext) -> list[Surrogate]:
         tokens = RobustTokens.load(place)
     else:
         layers = context.hardened.layers
-        tokens = RobustTokens(_recover(context), context.hardened.fingerprint(), "recovered", layers=layers)
+        budget = context.budget
+        values = recover_tokens(
+            context.hardened,
+            context.public(budget.images),
+            steps=budget.leak_steps,
+            batch=budget.batch,
+            progress=context.progress,
+        )
+        tokens = RobustTokens(values, context.hardened.fingerprint(), "recovered", layers=layers)
         tokens.save(place)
     model = context.hardened.replace(tokens=tokens).to(context.secret.device)
     _measure_leak(context, model)
@@ -226,17 +234,18 @@ def _train(context: AttackerContext, number: int) -> RobustTokens:
     return train_tokens(headless, images, recipe, state=state, progress=advance).tokens
 
 
-def _recover(context: AttackerContext) -> torch.Tensor:
-    """Tokens (L R D) under which the public model's features come near those that were seen."""
-    budget, hardened = context.budget, context.hardened
+def recover_tokens(
+    hardened: Model, images: ImageDataset, *, steps: int, batch: int, progress: Advance = silent
+) -> torch.Tensor:
+    """Tokens (L R D) under which the public model's features of these images come near the hardened one's."""
+    assert hardened.extra is not None
     seeded = torch.Generator().manual_seed(FIRST_SEED)
-    guess = (0.01 * torch.randn(context.secret.shape, generator=seeded)).to(context.secret).requires_grad_()
+    guess = (0.01 * torch.randn(hardened.extra.shape, generator=seeded)).to(hardened.extra).requires_grad_()
     adam = torch.optim.Adam([guess], lr=LEAK_RATE)
-    images = context.public(budget.images)
-    advance = part_of(context.progress, 1 / budget.leak_steps, "recovering tokens from features")
+    advance = part_of(progress, 1 / steps, "recovering tokens from features")
     with frozen(hardened):
-        for _ in range(budget.leak_steps):
-            some = torch.randperm(len(images), generator=seeded)[: budget.batch].tolist()
+        for _ in range(steps):
+            some = torch.randperm(len(images), generator=seeded)[:batch].tolist()
             x = images.take(some).tensors()[0].to(guess.device)
             with torch.no_grad():
                 seen = hardened.features(x)

@@ -24,6 +24,7 @@ from robvit.backbones import weights
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
+from robvit.evaluation.probe import answers_digest
 from robvit.files import tensors_sha256
 from robvit.loading import load
 from robvit.registry import unknown
@@ -202,9 +203,10 @@ def _ours(model: Model) -> Classifier:
 
 
 def _foreign(function: Callable[[torch.Tensor], torch.Tensor], name: str, size: int | None) -> Classifier:
-    """A network or function from elsewhere; its code is not part of its identity, its weights are."""
-    net = function if isinstance(function, nn.Module) else CallableModule(function)
-    return Classifier(net.eval(), name, f"{name} {tensors_sha256(net.state_dict())}", size)
+    """A network or function from elsewhere, named by its weights and what its code makes of fixed images."""
+    net = (function if isinstance(function, nn.Module) else CallableModule(function)).eval()
+    identity = f"{name} {tensors_sha256(net.state_dict())} answers {answers_digest(net, size)}"
+    return Classifier(net, name, identity, size)
 
 
 def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifier:

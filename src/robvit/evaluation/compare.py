@@ -41,6 +41,12 @@ def compare(a: Record, b: Record) -> list[Pair]:
                 f"both records must be of the same images in the same order, but data.{name} differ "
                 f"({counts} images); judge both models on the same data with the same --limit"
             )
+    pixels = [record.data.get("pixels") for record in (a, b)]
+    if all(pixels) and pixels[0] != pixels[1]:
+        raise InputError(
+            "both records must be of the same pixels, but data.pixels differ: images of the same names were "
+            "changed between the two; judge both models on the same files"
+        )
     first, second = (_trials(record) for record in (a, b))
     pairs = [_pair(key, first[key], second[key]) for key in first if key in second]
     if _comparable(a, b):

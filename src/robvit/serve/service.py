@@ -77,7 +77,10 @@ class Service:
         *,
         host: str = "127.0.0.1",
         allowed_hosts: tuple[str, ...] = (),
+        features: bool | None = None,
     ) -> None:
+        """Features may be asked for, if nothing is said only of a model without tokens, which they leak."""
+        self._gives_features = not predictor.model.hardened if features is None else features
         self.limits = limits
         self._host, self._allowed_hosts = host, tuple(name.lower() for name in allowed_hosts)
         self.metrics = Metrics()
@@ -95,9 +98,10 @@ class Service:
         """The ASGI application."""
         classes = self._predictor.model.classes
         predict = self._model_route(self._prediction) if classes else self._no_classes
+        features = self._model_route(_features) if self._gives_features else _no_features
         routes = [
             Route("/predict", self._route("/predict", predict), methods=["POST"]),
-            Route("/features", self._route("/features", self._model_route(_features)), methods=["POST"]),
+            Route("/features", self._route("/features", features), methods=["POST"]),
             Route("/healthz", self._route("/healthz", self._health)),
             Route("/readyz", self._route("/readyz", self._ready)),
             Route("/metrics", self._route("/metrics", self._metrics_text)),
@@ -283,6 +287,10 @@ def _features(output: ModelOutput, request: Request) -> Response:
         data = features.contiguous().numpy().astype("<f4").tobytes()
         return Response(data, media_type=RAW, headers={"X-Shape": json.dumps(shape)})
     return JSONResponse({"shape": shape, "features": features.tolist()})
+
+
+async def _no_features(request: Request) -> Response:
+    raise Refused(404, "this service gives no features; ask /predict")
 
 
 def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:

@@ -8,11 +8,11 @@ of the step, and a run that was killed ends with the same bits as one that was n
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from robvit.errors import InputError
 from robvit.files import read_tensors, tensors_sha256
 from robvit.processes import on_cpu
 from robvit.progress import Advance, Log, silent
+from robvit.resuming import check_unchanged, versions
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
 from robvit.training.losses import make_loss
 from robvit.training.recipe import Recipe
@@ -185,10 +185,19 @@ class Fit:
             self.log(f"stopped: no better for {patience} validations")
         return stop
 
-    def key(self) -> str:
-        """Names the run: the same key, the same weights in the end."""
-        sets = [s.digest() for s in (self.splits.train, self.splits.validation, self.splits.extra) if s]
-        return json.dumps([self.recipe.digest(), sets, self.about, self.origin])
+    @cached_property
+    def key(self) -> dict[str, Any]:
+        """Names the run by all that decides it: the same key, the same weights in the end."""
+        sets = [s for s in (self.splits.train, self.splits.validation, self.splits.extra) if s]
+        return {
+            "recipe": self.recipe.digest(),
+            "names and labels": [s.digest() for s in sets],
+            "pixels": [s.pixels() for s in sets],
+            "size and resize": [[s.size, s.resize] for s in sets],
+            "model": self.about,
+            "starting weights": self.origin,
+            "versions": versions(),
+        }
 
     def _save(self, always: bool = False) -> None:
         due = always or time.monotonic() - self._saved >= self.recipe.save_seconds
@@ -202,7 +211,7 @@ class Fit:
         if self.stepper.ema is not None:
             parts["ema"] = dict(self.stepper.ema.module.state_dict())
         scaler = getattr(self.accelerator, "scaler", None)
-        facts = {"key": self.key(), "progress": asdict(self.state), "scaler": scaler and scaler.state_dict()}
+        facts = {"key": self.key, "progress": asdict(self.state), "scaler": scaler and scaler.state_dict()}
         checkpoint.save_state(self.folder / STATE, parts, facts)
         self._saved = time.monotonic()
 
@@ -212,11 +221,7 @@ class Fit:
         if not path.exists():
             return
         parts, facts = checkpoint.load_state(path)
-        if facts["key"] != self.key():
-            raise InputError(
-                f"{path} is the state of another training (recipe, model or images differ); "
-                "choose another folder, or remove it"
-            )
+        check_unchanged(path, facts.get("key"), self.key)
         checkpoint.restore(self.model, parts["model"], path)
         checkpoint.restore(self.loss, parts.get("loss", {}), path)
         checkpoint.restore_optimizer(self.stepper.optimizer, parts.get("optimizer", {}))

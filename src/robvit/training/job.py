@@ -13,6 +13,7 @@ from robvit.backbones import weights
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
+from robvit.evaluation.probe import answers_digest
 from robvit.files import tensors_sha256
 from robvit.loading import load
 from robvit.training.losses import LOSSES
@@ -49,7 +50,10 @@ class Job:
         """What `save_model` must know to make the weights open by path alone."""
         named = isinstance(self.model, str)
         arch = weights.architecture(self.model_name, self.arch) if named else self.arch or self.model_name
-        return {"arch": arch, "patch_size": self.recipe.patch_size if named else None}
+        about = {"arch": arch, "patch_size": self.recipe.patch_size if named else None}
+        if isinstance(self.model, str | Model):
+            return about
+        return about | {"answers": answers_digest(self.model, self.recipe.img_size)}
 
 
 def job_of(
