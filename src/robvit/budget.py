@@ -13,6 +13,7 @@ from fractions import Fraction
 from robvit.errors import InputError
 
 NORMS = ("linf", "l2", "l1")
+MOST_DECIBELS = 200  # of an image in [0,1]; what rounding changes is about 150 dB below it
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ def check_budget(norm: str, eps: float, *, usable: bool = False) -> None:
         least = "more than 0" if usable else "0 or more"
         bound = "at most 1" if norm == "linf" else "finite"
         raise InputError(f"eps is in pixels, {least} and {bound}, got {eps:g}; write 8/255")
+
+
+def check_psnr(psnr: float | None) -> None:
+    """Refuse decibels that no image can be asked to keep."""
+    if psnr is not None and not 0 <= psnr <= MOST_DECIBELS:
+        raise InputError(f"psnr is in decibels, 0 to {MOST_DECIBELS}, got {psnr:g}; 40 is usual")
+
+
+def checked_budget(norm: str, eps: float, psnr: float | None = None) -> Budget:
+    """A budget from elsewhere; one that cannot be is refused."""
+    check_budget(norm, eps)
+    check_psnr(psnr)
+    return Budget(norm, eps, psnr)
 
 
 def parse_number(text: str | float) -> float:

@@ -99,11 +99,17 @@ def check_images(x: torch.Tensor) -> None:
         )
 
 
+def check_batch(batch: int) -> None:
+    """Refuse a number of images in one pass that is none."""
+    if batch < 1:
+        raise InputError(f"batch must be 1 or more images, got {batch}; 32 is usual")
+
+
 def check_labels(y: torch.Tensor, count: int, classes: int | None = None) -> None:
     """Refuse labels that are not `count` whole numbers in [0, classes)."""
     if y.ndim != 1 or len(y) != count:
         raise InputError(f"labels must be ({count},), one an image, got {tuple(y.shape)}")
-    if y.is_floating_point() or y.is_complex():
+    if y.is_floating_point() or y.is_complex() or str(y.dtype) == "torch.bool":
         raise InputError(f"labels must be whole numbers, got {y.dtype}; use .long()")
     if classes is not None and count and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(

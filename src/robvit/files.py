@@ -61,6 +61,8 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not mode & 0o077:  # what a killed process left of a secret does not wait for a whole run
+            remove_remains(path.parent, f".{glob.escape(path.name)}")
         # A folder, for safetensors writes a file of its own beside the one it is asked for.
         room = tempfile.mkdtemp(prefix=f".{path.name}.{_OURS}{os.getpid()}-", suffix=".part", dir=path.parent)
         aside = Path(room, path.name)
@@ -68,7 +70,7 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
             yield aside
             with aside.open("rb") as done:
                 os.fsync(done.fileno())
-            aside.chmod(mode)
+            aside.chmod(mode & _allowed(Path(room)))
             aside.replace(path)
         finally:
             shutil.rmtree(room, ignore_errors=True)
@@ -81,9 +83,22 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
         ) from error
 
 
-def remove_remains(folder: Path) -> None:
-    """Remove what processes of this machine that were killed while they wrote have left in a folder."""
-    for aside in folder.rglob(f".*.{glob.escape(_OURS)}*.part"):
+def _allowed(room: Path) -> int:
+    """The permissions that the user's umask leaves; it can be asked for only by making a file."""
+    probe = room / "umask"
+    os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o777))
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    return mode | 0o600
+
+
+def remove_remains(folder: Path, start: str = "") -> None:
+    """Remove what processes of this machine that were killed while they wrote have left in a folder.
+
+    With the `start` of a name, only what begins so, and not in folders inside.
+    """
+    found = folder.glob if start else folder.rglob
+    for aside in found(f"{start or '.*'}.{glob.escape(_OURS)}*.part"):
         process = aside.name.rpartition(_OURS)[2].partition("-")[0]
         if process.isdecimal() and not _is_alive(int(process)):
             shutil.rmtree(aside, ignore_errors=True)
@@ -199,13 +214,36 @@ def parse_yaml(text: str, where: str | Path) -> dict[str, Any]:
                 raise ValueError(f"it is nested more than {YAML_DEPTH} deep")
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("it has an alias (*name); write the value out")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _strict_loader())  # noqa: S506  a SafeLoader that is stricter
+        _refuse_nan(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{where} is not plain YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         got = type(content).__name__ if not isinstance(content, dict) else "keys that are no words"
         raise InputError(f"{where} must hold keys and values, got {got}")
     return content
+
+
+def _strict_loader() -> Any:
+    """A SafeLoader that refuses a key that stands twice, of which the first would be lost."""
+    import yaml
+
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            if twice := [key for key in keys if isinstance(key, str) and keys.count(key) > 1]:
+                raise ValueError(f"the key {twice[0]!r} stands twice; leave one out")
+            return super().construct_mapping(node, deep)
+
+    return Strict
+
+
+def _refuse_nan(content: Any) -> None:
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            _refuse_nan(value)
+    elif isinstance(content, float) and content != content:
+        raise ValueError("it has .nan, which is no number; write one")
 
 
 def described(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robvit.audit import Audit
-from robvit.budget import Budget
+from robvit.budget import Budget, checked_budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
-from robvit.record_checks import check_kinds, check_lengths
+from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
 from robvit.statistics import interval
 from robvit.verdict import Claim, Verdict
 
@@ -36,7 +36,8 @@ class Trial:
     images were made on, if not the judged one. The images in `skipped` were misclassified before this
     attack, which did not see them: they count as wrong, with what was predicted then. Those in `unseen` were
     correct, and the attack, an audit of a sample, did not see them either. A `control` takes no part in the
-    worst case. `shards` is the folder of the adversarial images, relative to the record's.
+    worst case. `shards` is the folder of the adversarial images, relative to the record's, and
+    `shards_sha256` names its files.
     """
 
     attack: str
@@ -57,6 +58,7 @@ class Trial:
     control: bool = False
     severity: int | None = None
     shards: str = ""
+    shards_sha256: str = ""
 
     @property
     def kind(self) -> str:
@@ -263,6 +265,7 @@ class Record:
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             got = content.get("schema") if isinstance(content, dict) else type(content).__name__
             raise InputError(f"{path}: expected a record of schema {SCHEMA}, got {got}; write it anew")
+        check_plain(content, path)
         known = {f.name for f in fields(cls)}
         if unknown := sorted(content.keys() - known):
             raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
@@ -276,6 +279,7 @@ class Record:
         for part in (*(p for name in PARTS for p in getattr(record, name)), record):
             check_kinds(part, path)
         check_lengths(record, path)
+        check_outcomes(record, path)
         return record
 
 
@@ -293,7 +297,7 @@ PARTS: dict[str, Any] = {
 def _restored(entry: dict[str, Any]) -> dict[str, Any]:
     """The fields of a part, with a trial's budget and a claim's verdict as such."""
     if isinstance(entry, dict) and isinstance(entry.get("threat"), dict):
-        return {**entry, "threat": Budget(**entry["threat"])}
+        return {**entry, "threat": checked_budget(**entry["threat"])}
     if isinstance(entry, dict) and "verdict" in entry:
         return {**entry, "verdict": Verdict(entry["verdict"])}
     return entry

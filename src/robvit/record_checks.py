@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -44,9 +45,52 @@ def _conforms(value: Any, kind: Any, depth: int = DEEPEST) -> bool:
     return isinstance(value, int | float if kind is float else kind)
 
 
+def check_plain(content: Any, path: str | Path) -> None:
+    """Refuse what JSON can say and no page can show: numbers without end, halves of characters."""
+    try:
+        for value in _values(content, DEEPEST):
+            if isinstance(value, str):
+                value.encode("utf-8")
+            elif isinstance(value, int) and abs(value) >= 2**63:
+                raise ValueError("a whole number of more than 63 bits")
+    except (ValueError, RecursionError) as error:
+        got = "half a character" if isinstance(error, UnicodeError) else error
+        raise InputError(f"{path}: a record holds plain text and numbers, got {got}; it is damaged") from None
+
+
+def _values(content: Any, depth: int) -> Iterator[Any]:
+    """Every key and value, inside others too; those that lie too deep are refused by their kind."""
+    if isinstance(content, list | dict) and depth:
+        if isinstance(content, dict):
+            yield from content
+            content = list(content.values())
+        for one in content:
+            yield from _values(one, depth - 1)
+    else:
+        yield content
+
+
+def check_outcomes(record: Record, path: str | Path) -> None:
+    """Refuse outcomes that contradict what was predicted and what is right."""
+    labels = record.data.get("labels")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        return
+    for trial in record.trials:
+        pairs = enumerate(zip(labels, trial.predicted, trial.correct, strict=True))
+        for place, (label, predicted, correct) in pairs:
+            if label >= 0 and predicted >= 0 and correct != (label == predicted):
+                said = "correct" if correct else "wrong"
+                raise InputError(
+                    f"{path}: {trial.attack} calls image {place} {said}, but predicted {predicted} where the "
+                    f"label is {label}; the record was changed or is damaged"
+                )
+
+
 def check_lengths(record: Record, path: str | Path) -> None:
     """Refuse lists that do not run over the record's images, and tables and curves of no regular form."""
     for trial in record.trials:
+        if not trial.correct:
+            raise InputError(f"{path}: {trial.attack} must be of one image or more, got none")
         for name, places in (("skipped", trial.skipped), ("unseen", trial.unseen)):
             if not all(0 <= place < len(trial.correct) for place in places):
                 raise InputError(f"{path}: {trial.attack}.{name} names images that the record does not have")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,11 @@ DECIDING = ("robvit", "torch", "timm")  # the libraries whose versions decide re
 def versions() -> dict[str, str]:
     """The versions that decide results."""
     return {name: found for name, found in library_versions().items() if name in DECIDING}
+
+
+def key_of(facts: Any) -> str:
+    """One name for all that decides a result."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def check_unchanged(path: str | Path, before: Any, now: Mapping[str, Any]) -> None:

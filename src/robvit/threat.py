@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from robvit.budget import NORMS, Budget, check_budget, parse_number
+from robvit.budget import NORMS, Budget, check_budget, check_psnr, parse_number
 
 __all__ = ["NORMS", "Threat"]
 
@@ -46,6 +46,7 @@ class Threat:
 
     def __post_init__(self) -> None:
         check_budget(self.norm, self.eps)
+        check_psnr(self.psnr)
 
     def __str__(self) -> str:
         return str(self.budget)
@@ -86,6 +87,18 @@ class Threat:
         if self.norm == "linf":
             return flat.abs().amax(1)
         return flat.norm(dim=1) if self.norm == "l2" else flat.abs().sum(1)
+
+    def tolerance(self, x: torch.Tensor) -> float:
+        """By how much images like `x` (B 3 H W) may exceed the budget: what rounding in their type can do.
+
+        A value in [0,1] is off by at most half a unit in the last place of 1. These errors have both signs,
+        so that in L2 they add up to little more than one of them and in L1 to the root of their number; the
+        norms themselves are summed up to a millionth.
+        """
+        unit = float(torch.finfo(x.dtype).eps)
+        count = {"linf": 1.0, "l2": 8.0, "l1": float(x[0].numel()) ** 0.5}[self.norm]
+        summed = 1e-6 * self.eps if math.isfinite(self.eps) and self.norm != "linf" else 0.0
+        return float(count * unit + summed)
 
     def radius(self, x: torch.Tensor) -> float:
         """The L2 norm at which a perturbation of `x` reaches the PSNR limit; infinite without one."""

@@ -19,12 +19,13 @@ from robvit.threat import Threat
 
 @pytest.mark.parametrize("eps", [0.031372, 8 / 255, 8.0001 / 255, 7.5 / 255])
 def test_what_rounding_allows_the_certificate_allows(eps: float) -> None:
-    """0.031372 is 8/255 written with few digits: rounding took eight levels, the certificate refused them."""
+    """0.031372 is a little less than 8/255: rounding took eight levels of it, where seven are inside."""
     threat = Threat("linf", eps)
     x = (torch.rand(2, 3, 6, 6) * 255).round() / 255
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
     outcome = run("pgd", net, x, net(x).argmax(1), threat, steps=3, eight_bit=True, early_stop=False)
     certify(x, outcome.adv, threat, eight_bit=True)
+    assert float(outcome.distance.max()) <= eps + 2e-7
     with pytest.raises(BrokenAttack, match="must stay within"):
         certify(x, (x + 9 / 255).clamp(0, 1), threat, eight_bit=True)
 
@@ -51,3 +52,40 @@ def test_kept_images_are_inside_the_budget_as_they_are_read_back(tmp_path: Path)
     adv = torch.cat([cache.row(place)[0] for place in range(4)])
     certify(x, adv, threat, eight_bit=True)
     assert torch.equal(adv, eight_bit(x, adv, threat))
+
+
+@pytest.mark.parametrize(
+    ("norm", "eps", "over", "kind"),
+    [
+        ("l1", 0.01, 0.0105, torch.float32),  # 0.0269 used to pass at this size
+        ("l1", 12.0, 12.001, torch.float32),
+        ("l2", 0.5, 0.50001, torch.float32),
+        ("linf", 8 / 255, 8 / 255 + 3e-7, torch.float32),
+        ("linf", 8 / 255, 8.5 / 255, torch.float16),  # half a grey level used to pass
+    ],
+)
+def test_the_tolerance_is_what_rounding_can_do_and_no_more(
+    norm: str, eps: float, over: float, kind: torch.dtype
+) -> None:
+    x = torch.full((1, 3, 224, 224), 0.5, dtype=torch.float64)
+    changed = 8 if norm == "linf" or eps < 1 else 100
+    each = {"linf": 1.0, "l2": changed**-0.5, "l1": 1 / changed}[norm]
+    for size, is_inside in ((eps, True), (over, False)):
+        adv = x.clone()
+        adv.view(-1)[:changed] += size * each
+        before, after = x.to(kind), adv.to(kind)
+        if is_inside:
+            certify(before, after, Threat(norm, eps))
+        else:
+            with pytest.raises(BrokenAttack, match="must stay within"):
+                certify(before, after, Threat(norm, eps))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_projections_of_large_images_keep_the_tolerance(norm: str, kind: torch.dtype) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    x, far = (torch.rand(2, 3, 224, 224, generator=seeded).to(kind) for _ in range(2))
+    threat = Threat(norm, {"linf": 4 / 255, "l2": 3.0, "l1": 60.0}[norm])
+    if norm == "linf" or kind == torch.float32:  # half precision sums no norms; attacks there are in L-inf
+        certify(x, threat.project(x, far), threat)

@@ -105,7 +105,8 @@ def test_a_probe_tells_of_random_and_of_picky_models() -> None:
 def test_tokens_and_trainings_refuse_changed_pixels(folder: Path, tmp_path: Path) -> None:
     tokens: dict[str, Any] = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "limit": 12}
     robvit.robustify("robvit-mini", folder, out=tmp_path / "tokens", **tokens)
-    recipe = load_recipe("small-study", epochs=1, batch=4)
+    short = {"epochs": 1, "batch": 4, "validation": 4, "validate_every": 1, "warmup": 0, "eps_warmup": 0}
+    recipe = load_recipe("small-study", **short)
     robvit.train(recipe, "robvit-mini", folder, out=tmp_path / "train")
     invert(folder)
     with pytest.raises(InputError, match="another run: pixels changed"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from robvit.attacks.pixels import ROUNDING
 from robvit.errors import BrokenAttack
 from robvit.threat import Threat
 
@@ -13,8 +12,8 @@ def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool 
     """Raise BrokenAttack unless every adversarial image (B 3 H W) is an image inside its budget.
 
     With `eight_bit` every value must also be a whole number of grey levels, so that saving as PNG
-    changes nothing. Tolerances cover rounding: two units in the last place of 1 for each value, and for
-    whole grey levels what `pixels.eight_bit` allows itself.
+    changes nothing. The tolerance is the threat's for this type of numbers, the same before and after
+    rounding to grey levels.
     """
     if adv.shape != x.shape or adv.dtype != x.dtype:
         raise BrokenAttack(
@@ -28,8 +27,7 @@ def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool 
     unit = 2 * torch.finfo(x.dtype).eps
     delta = adv.double() - x.double()
     size = threat.size(delta)
-    slack = unit * float(threat.size(torch.ones_like(delta[:1]))) + 1e-6 * threat.eps + eight_bit * ROUNDING
-    if bool((size > threat.eps + slack).any()):
+    if bool((size > threat.eps + threat.tolerance(x)).any()):
         worst = int(size.argmax())
         raise BrokenAttack(
             f"image {worst} must stay within {threat}, got {threat.norm} {float(size[worst]):.8g}"

@@ -9,8 +9,6 @@ import torch
 from robvit.errors import InputError
 from robvit.threat import Threat
 
-ROUNDING = 1e-6  # how far, in pixels, whole grey levels may exceed a budget that is written with few digits
-
 
 def levels(x: torch.Tensor) -> torch.Tensor:
     """Pixels in [0,1] as grey levels: floats to uint8 of the same shape."""
@@ -28,7 +26,8 @@ def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tenso
         raise InputError("images must be 8-bit, values n/255, got others; round or reload them first")
     move = adv * 255 - base
     towards = move.trunc()
-    most = math.floor(min(threat.eps, 1.0) * 255 + 1e-3) if threat.norm == "linf" else 255
+    slack = threat.tolerance(x)
+    most = math.floor((min(threat.eps, 1.0) + slack) * 255) if threat.norm == "linf" else 255
 
     def rounded(fraction: torch.Tensor) -> torch.Tensor:
         away = (move - towards).abs() >= fraction.view(-1, 1, 1, 1)
@@ -36,9 +35,9 @@ def eight_bit(x: torch.Tensor, adv: torch.Tensor, threat: Threat) -> torch.Tenso
         return torch.where(levels == 0, x, (base + levels).clamp(0, 255) / 255)
 
     def inside(image: torch.Tensor) -> torch.Tensor:
-        delta = image - x
+        delta = image.double() - x.double()
         visible = delta.flatten(1).square().sum(1).sqrt() > threat.radius(x) * (1 + 1e-6)
-        return (threat.size(delta) <= threat.eps * (1 + 1e-6) + ROUNDING) & ~visible
+        return (threat.size(delta) <= threat.eps + slack) & ~visible
 
     low = torch.full((len(x),), 0.5, device=x.device, dtype=x.dtype)
     high = torch.where(inside(rounded(low)), 0.5, 1.01).to(low)

@@ -32,7 +32,7 @@ from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import Autocast, check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
-from robvit.errors import InputError, check_images, check_labels
+from robvit.errors import InputError, check_batch, check_images, check_labels
 from robvit.progress import silent
 from robvit.threat import Threat
 
@@ -190,6 +190,7 @@ def _models(
 def _batches(
     x: torch.Tensor, y: torch.Tensor | None, batch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    check_batch(batch)
     for first in range(0, len(x), batch):
         some = slice(first, first + batch)
         yield x[some], None if y is None else y[some].to(x.device)
@@ -239,7 +240,7 @@ def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> N
         raise InputError(
             "the model must return numbers, got NaN on clean images; check weights and precision"
         )
-    if y is None or y.ndim != 1 or y.is_floating_point():
+    if y is None or y.ndim != 1:
         return
     if output.ndim != 2 or output.shape[1] < 2:
         raise InputError(f"the model must return logits ({count}, K) with K >= 2, got {tuple(output.shape)}")

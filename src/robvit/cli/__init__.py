@@ -34,6 +34,7 @@ from robvit.cli import (
     table,
     tokens,
     train,
+    verify,
     weights,
 )
 from robvit.cli.commands import Command, Group
@@ -56,6 +57,8 @@ for _command in (
     evaluate.evaluate,
     certify.certify,
     compare.compare,
+    verify.verify,
+    verify.sign,
     doctor.doctor,
     explain.explain,
     report.report,

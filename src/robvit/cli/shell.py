@@ -26,3 +26,8 @@ def command_line(*words: object, **options: Any) -> str:
 def tell_next(*words: object, **options: Any) -> None:
     """Print a command that may be typed next."""
     typer.echo(f"next: {command_line(*words, **options)}")
+
+
+def printable(text: str) -> str:
+    """Text from a file as it may be shown: whatever steers a terminal is written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -26,7 +26,7 @@ from robvit.data.decode import (
 from robvit.data.sampling import balanced_order, name_seed
 from robvit.data.shapes import SIDE, Scene, Scenes
 from robvit.decoding import ImageError
-from robvit.errors import DataError, InputError
+from robvit.errors import DataError, InputError, check_batch
 from robvit.files import sha256
 
 Stored: TypeAlias = Path | bytes | torch.Tensor | Scene
@@ -191,6 +191,7 @@ class ImageDataset(Dataset[Item]):
         self, size: int = 64, *, shuffle: bool = False, seed: int = 0, workers: int = 0
     ) -> DataLoader[Item]:
         """A loader of (x (B 3 H W), y (B,)), or y (B H W) for masks; the seed fixes a shuffled order."""
+        check_batch(size)
         order = torch.Generator().manual_seed(seed)
         return DataLoader(
             self, batch_size=size, shuffle=shuffle, generator=order, num_workers=workers, collate_fn=_stack

@@ -62,6 +62,10 @@ class RobustTokens:
         if self.values.ndim != 3 or len(self.values) != rows or self.values.dtype not in TYPES:
             got = f"{self.values.dtype} {tuple(self.values.shape)}"
             raise InputError(f"tokens for {rows} layers must be floats ({rows} R D), got {got}")
+        if self.values.numel() == 0:
+            raise InputError(f"tokens must be one or more, got {tuple(self.values.shape)}; make them again")
+        if not self.key_id.isprintable() or len(self.key_id) > 64:
+            raise InputError("a key's name must be short and printable; the file is damaged, make it again")
         if not re.fullmatch(r"(?:[0-9a-f]{2})*", self.salt):
             raise InputError("the salt of tokens must be hexadecimal; the file is damaged, make it again")
         if not torch.isfinite(self.values).all():

@@ -8,8 +8,6 @@ image by itself, and those that are `batch_coupled` see the same batches again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +25,12 @@ from robvit.attacks.pixels import levels
 from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.errors import DataError, InputError
+from robvit.errors import DataError, InputError, check_batch
 from robvit.evaluation.masks import MaskScore, pixel_counts, score_of
 from robvit.evaluation.shards import (
     Shard,
     finished,
+    folder_sha256,
     pixels_sha256,
     read_images,
     read_shards,
@@ -43,7 +42,7 @@ from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
 from robvit.progress import Advance, BatchProgress, silent
 from robvit.record import Trial
-from robvit.resuming import check_unchanged, versions
+from robvit.resuming import check_unchanged, key_of, versions
 from robvit.threat import Threat
 
 SHOWN = 1000  # a report's gallery holds no more images, so attention is kept for no more
@@ -76,6 +75,7 @@ class AttackJob:
     passes: int = 0
 
     def __post_init__(self) -> None:
+        check_batch(self.batch)
         refuse_targets(self.settings)
         refuse_batches(self.attack, self.settings)
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
@@ -148,6 +148,7 @@ class Shards:
         known |= {name: sum(part[name] for part in parts) for name in SUMS}
         if below is not None and self.job.makes_images and parts:
             known["shards"] = self.folder.relative_to(below).as_posix()
+            known["shards_sha256"] = folder_sha256(self.folder)
         budget = self.job.threat.budget if self.job.threat else None
         names = sorted({name for part in parts for name in part["warnings"]})
         return Trial(self.job.attack, budget, self.job.settings, **known, warnings=names, **fields)
@@ -305,8 +306,3 @@ def _held_facts(folder: Path) -> Any:
     mark = folder / "job.json"
     content = parse_json(read_text(mark, "the mark of a run"), mark, "the mark of a run")
     return content.get("facts") if isinstance(content, dict) else None
-
-
-def key_of(facts: Any) -> str:
-    """One name for all that decides a result."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ The last runs the code of that module, so name only modules you trust.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
 from robvit.evaluation.probe import answers_digest
-from robvit.files import tensors_sha256
+from robvit.files import sha256, tensors_sha256
 from robvit.loading import load
 from robvit.registry import unknown
 
@@ -46,6 +46,7 @@ class Classifier:
     name: str
     identity: str
     size: int | None = None
+    file_sha256: str = ""  # of the checkpoint that was named by its path
 
     @property
     def hardened(self) -> bool:
@@ -121,7 +122,8 @@ def open_classifier(
     if plugins.is_spec(text):
         _refuse(given, text)
         return _foreign(_called_for(text), text, img_size)
-    return _ours(load(text, arch=arch, img_size=img_size, **own))
+    ours = _ours(load(text, arch=arch, img_size=img_size, **own))
+    return replace(ours, file_sha256=sha256(text)) if Path(text).is_file() else ours
 
 
 def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
@@ -130,7 +132,8 @@ def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> d
     if not isinstance(net, Model):
         identity = {"identity": model.identity} if isinstance(model, Classifier) else {}
         return {"name": name_of(model), **identity}
-    return net.facts()
+    file = model.file_sha256 if isinstance(model, Classifier) else ""
+    return net.facts() | ({"file_sha256": file} if file else {})
 
 
 def name_of(model: object) -> str:

@@ -97,7 +97,12 @@ def evaluate(
             trials=trials,
             metrics=runner.metrics,
             audits=runner.audits,
-            protocol={**rules.model_dump(mode="json"), "batch": batch, **compute.rules()},
+            protocol={
+                **rules.model_dump(mode="json"),
+                "digest": rules.digest(),
+                "batch": batch,
+                **compute.rules(),
+            },
             machine=compute.machine(),
             command=command,
         )

@@ -7,6 +7,8 @@ attacker knows. Those of the package are in `protocols/`; anybody's own file doe
 
 from __future__ import annotations
 
+import hashlib
+import json
 import reprlib
 from collections.abc import Iterable
 from importlib import resources
@@ -19,7 +21,7 @@ from robvit import plugins
 from robvit.attacks import ATTACKS
 from robvit.attacks.audited import refuse_batches
 from robvit.audit import SIZE
-from robvit.budget import check_budget, parse_number
+from robvit.budget import check_budget, check_psnr, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
@@ -60,6 +62,7 @@ class ThreatField(Strict):
     @model_validator(mode="after")
     def _in_range(self) -> ThreatField:
         check_budget(self.norm, self.eps, usable=True)
+        check_psnr(self.psnr)
         return self
 
     def threat(self) -> Threat:
@@ -196,6 +199,10 @@ class Protocol(Strict):
         """Whether an attacker learns from images of their own."""
         return any(ATTACKERS.info(entry.attacker).learns for entry in self.attacks)
 
+    def digest(self) -> str:
+        """SHA-256 of all rules: what a name stands for."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
     def threat_of(self, entry: Attack) -> Threat:
         budget = entry.threat or self.threat
         assert budget is not None
@@ -210,16 +217,30 @@ def names() -> list[str]:
 
 
 def find(protocol: str | Path | Protocol) -> Protocol:
-    """A protocol by its name (`quick@1`), or from a YAML file."""
+    """A protocol by its name (`quick@1`), or from a YAML file; bundled names are for the bundled rules."""
     if isinstance(protocol, Protocol):
-        return protocol
+        return _not_impersonating(protocol)
     text = str(protocol)
     if text in names():
-        return _read(_folder().joinpath(f"{text}.yaml").read_text(encoding="utf-8"), text)
+        return _bundled(text)
     path = given_path(text)
     if path.suffix not in (".yaml", ".yml"):
         raise unknown("protocol", text, names(), "Or give the path of a .yaml file.")
-    return _read(read_text(path, "a protocol", YAML_BYTES), text)
+    return _not_impersonating(_read(read_text(path, "a protocol", YAML_BYTES), text))
+
+
+def _bundled(name: str) -> Protocol:
+    return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
+
+
+def _not_impersonating(rules: Protocol) -> Protocol:
+    """Refuse other rules under the name of a bundled protocol."""
+    if rules.name in names() and rules.digest() != _bundled(rules.name).digest():
+        raise InputError(
+            f"{rules.name} is a bundled protocol, and these are other rules; give them a name of their own, "
+            f"such as my-{rules.name}"
+        )
+    return rules
 
 
 def _folder() -> Any:

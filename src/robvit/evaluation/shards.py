@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.files import read_tensors, tensors_sha256, written_whole
+from robvit.files import read_tensors, sha256, tensors_sha256, written_whole
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,17 @@ class Shard:
 
 def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The shards of a folder in order."""
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def folder_sha256(folder: Path) -> str:
+    """One checksum of all shards of a folder: their names and contents."""
+    lines = [f"{path.name} {sha256(path)}\n" for path in shard_files(folder)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_shards(folder: Path, count: int) -> Iterator[Shard]:

@@ -1,0 +1,225 @@
+"""Whether what a record claims holds: its kept images are measured and judged again on the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from robvit.attacks import frozen
+from robvit.data import ImageDataset, open_data
+from robvit.errors import InputError, RobvitError
+from robvit.evaluation.classifiers import Classifier, fitted
+from robvit.evaluation.protocol import Protocol, find
+from robvit.evaluation.shards import folder_sha256, shard_files
+from robvit.files import read_tensors
+from robvit.progress import Advance, silent
+from robvit.record import Record, Trial
+from robvit.threat import Threat
+
+
+@dataclass
+class Verification:
+    """What was checked: claims that hold, those that do not, and what could not be checked."""
+
+    holds: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Whether something was checked, and all of it holds."""
+        return bool(self.holds) and not self.broken
+
+    def note(self, claim: str, why_not: str = "") -> None:
+        """File a claim as one that holds, or with the reason why it does not."""
+        if why_not:
+            self.broken.append(f"{claim}: {why_not}")
+        else:
+            self.holds.append(claim)
+
+
+def verify(
+    path: str | Path,
+    classifier: Classifier | None = None,
+    *,
+    data: str | None = None,
+    batch: int = 32,
+    progress: Advance = silent,
+) -> Verification:
+    """Check every claim of a record that can be checked from what lies beside it.
+
+    path: a record.json, or the folder that holds it.
+    classifier: the judged model; without it nothing is judged again, only files and numbers are checked.
+    data: where the images are now, if not where the record says.
+    batch: images in one pass.
+    progress: takes shares of the work, one in all.
+    """
+    place = Path(path) / "record.json" if Path(path).is_dir() else Path(path)
+    record, found = Record.load(place), Verification()
+    found.note("outcomes agree with predictions and labels")  # or it would not have been loaded
+    _check_protocol(record, found)
+    if classifier is not None:
+        _check_model(record, classifier, found)
+    images = _images(record, data, classifier, found)
+    for number, trial in enumerate(record.trials):
+        label = f"trial {number} ({' '.join(filter(None, (trial.attack, trial.strength, trial.scenario)))})"
+        _check_trial(place.parent, record, trial, label, classifier, images, batch, found)
+        progress(1 / len(record.trials), note=label)
+    return found
+
+
+def _check_protocol(record: Record, found: Verification) -> None:
+    """The rules are those of the digest, a bundled name stands for the bundled rules, and all attacks ran."""
+    name, digest = record.protocol.get("name"), record.protocol.get("digest")
+    if not name:
+        return
+    if not digest:
+        found.unchecked.append(f"protocol {name}: the record does not carry its digest")
+        return
+    held = {key: value for key, value in record.protocol.items() if key in Protocol.model_fields}
+    try:
+        rules = find(Protocol(**held))
+    except (InputError, ValueError) as error:
+        found.note(f"protocol {name}", " ".join(str(error).split())[:200])
+        return
+    same = rules.digest() == digest
+    found.note(f"protocol {name}", "" if same else "its rules are not those of its digest")
+    for entry in rules.attacks:
+        ran = [t for t in record.trials if t.attack == entry.attack and t.attacker == entry.attacker]
+        wanted = entry.ready(0).items()
+        whole = any(all(t.settings.get(k) == v for k, v in wanted if k != "seed") for t in ran)
+        claim = f"{entry.attack} of the {entry.attacker} attacker ran as the protocol says"
+        found.note(claim, "" if whole else "no trial has these settings")
+
+
+def _check_model(record: Record, classifier: Classifier, found: Verification) -> None:
+    said, is_ = record.model.get("identity"), classifier.identity
+    other = "" if said == is_ else f"the record names {said}, this one is {is_}"
+    found.note(f"{classifier.name} is the judged model", other)
+    if said_file := record.model.get("file_sha256"):
+        other = "" if said_file == classifier.file_sha256 else "it is another file than the record names"
+        found.note("the model's file", other)
+
+
+def _images(
+    record: Record, data: str | None, classifier: Classifier | None, found: Verification
+) -> ImageDataset | None:
+    """The very images that the record names, at the size it judged them."""
+    held = record.data
+    try:
+        images = open_data(
+            data or str(held.get("spec")),
+            split=str(held.get("split") or "") or None,
+            size=held.get("size"),
+            resize=str(held.get("resize") or "squash"),
+            subset=[str(name) for name in held.get("names") or []],
+            check=False,
+        )
+        if held.get("size") is None and classifier is not None and classifier.size:
+            images = images.resized(classifier.size, images.resize)
+    except RobvitError as error:
+        found.unchecked.append(f"distances and clean answers: {error}; say where the images are with --data")
+        return None
+    wrong = "" if images.digest() == held.get("digest") else "names and labels are others"
+    if held.get("pixels") and not wrong and images.pixels() != held["pixels"]:
+        wrong = "their pixels are others"
+    found.note("the images are those of the record", wrong)
+    return None if wrong else images
+
+
+def _check_trial(
+    root: Path,
+    record: Record,
+    trial: Trial,
+    label: str,
+    classifier: Classifier | None,
+    images: ImageDataset | None,
+    batch: int,
+    found: Verification,
+) -> None:
+    if trial.kind == "clean" and not trial.control and classifier is not None and images is not None:
+        net = fitted(classifier.net, images)
+        seen = [row for part in images.batches(batch) for row in _predictions(net, part[0])]
+        found.note(f"{label}: predictions", _difference(seen, trial.predicted))
+        return
+    if not trial.shards:
+        found.unchecked.append(f"{label}: no images were kept")
+        return
+    folder = root / trial.shards
+    if not folder.resolve().is_relative_to(root.resolve()) or not folder.is_dir():
+        found.note(f"{label}: kept images", f"there is no folder {trial.shards} beside the record")
+        return
+    if trial.shards_sha256:
+        same = folder_sha256(folder) == trial.shards_sha256
+        found.note(f"{label}: files", "" if same else "they are not the files that the record names")
+    else:
+        found.unchecked.append(f"{label}: the record does not carry the hash of its files")
+    alive = [i for i in range(len(trial.correct)) if i not in set(trial.skipped)]
+    try:
+        parts = [_adversarial(path) for path in shard_files(folder)]
+    except InputError as error:
+        found.note(f"{label}: kept images", str(error))
+        return
+    if sum(map(len, parts)) != len(alive):
+        found.note(f"{label}: counts", f"{sum(map(len, parts))} images for {len(alive)} outcomes")
+        return
+    found.note(f"{label}: counts")
+    if images is not None:
+        found.note(f"{label}: budget", _budget_flaw(trial, images.take(alive), parts, alive))
+    if classifier is not None:
+        net = fitted(classifier.net, images) if images is not None else classifier.net
+        seen = [row for part in parts for row in _predictions(net, part.float() / 255)]
+        wrong = _difference(seen, [trial.predicted[i] for i in alive])
+        found.note(f"{label}: success of every image", wrong)
+
+
+def _adversarial(path: Path) -> torch.Tensor:
+    """The images of a shard, uint8 (B 3 H W)."""
+    adv = read_tensors(path, "a shard")[0].get("adv")
+    if adv is None or adv.dtype != torch.uint8 or adv.ndim != 4:
+        raise InputError(f"{path.name} holds no images as bytes (B 3 H W)")
+    return adv
+
+
+@torch.no_grad()
+def _predictions(net: nn.Module, x: torch.Tensor) -> list[int]:
+    device = next(iter(net.parameters()), torch.zeros(0)).device
+    with frozen(net):
+        found: list[int] = net(x.to(device)).argmax(1).tolist()
+    return found
+
+
+def _difference(seen: list[int], said: list[int]) -> str:
+    """In how many predictions two lists differ, in words, or nothing."""
+    wrong = [i for i, (a, b) in enumerate(zip(seen, said, strict=True)) if a != b]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    claim = f"{said[first]} is claimed, the model says {seen[first]}"
+    return f"{len(wrong)} of {len(said)} differ, the first at image {first}: {claim}"
+
+
+def _budget_flaw(trial: Trial, images: ImageDataset, parts: list[torch.Tensor], alive: list[int]) -> str:
+    """Why distances are not what is claimed, or nothing."""
+    assert trial.threat is not None
+    threat = Threat(trial.threat.norm, trial.threat.eps, trial.threat.psnr)
+    start = 0
+    for part in parts:
+        x = torch.stack([images[start + i][0] for i in range(len(part))])
+        if x.shape != part.shape:
+            return f"kept images are {tuple(part.shape[1:])}, the originals {tuple(x.shape[1:])}"
+        delta = (part.double() / 255) - x.double()
+        slack = threat.tolerance(x)
+        for place, size in enumerate(threat.size(delta).tolist()):
+            said = trial.distance[alive[start + place]]
+            if size > threat.eps + slack:
+                return f"image {alive[start + place]} is {size:.8g} away, the budget is {threat}"
+            if abs(size - said) > slack + 1e-5 * max(size, said):
+                return f"image {alive[start + place]} is {size:.8g} away, {said:.8g} is claimed"
+        if bool((delta.flatten(1).norm(dim=1) > threat.radius(x) * (1 + 1e-6) + slack).any()):
+            return f"an image does not keep a PSNR of {threat.psnr} dB"
+        start += len(part)
+    return ""

@@ -1,0 +1,155 @@
+"""Records that can be checked: impersonated protocols, forged outcomes, other images, signatures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+import robvit
+from robvit.cli import app
+from robvit.errors import InputError
+from robvit.evaluation.protocol import find
+from robvit.files import read_tensors
+from robvit.record import Record
+
+MODEL = "robvit-mini"
+RULES = """
+name: small@1
+about: one attack
+threat: {norm: linf, eps: 4/255}
+attacks: [{attack: pgd, settings: {steps: 2}}]
+"""
+
+
+def robvit_(*words: Any) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished evaluation."""
+    folder = tmp_path_factory.mktemp("judged")
+    (folder / "rules.yaml").write_text(RULES)
+    robvit.evaluate(MODEL, "sample", protocol=folder / "rules.yaml", limit=6, batch=4, out=folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture
+def copy(judged: Path, tmp_path: Path) -> Path:
+    for path in judged.rglob("*"):
+        if path.is_file():
+            place = tmp_path / path.relative_to(judged)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def forged(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The record with a change."""
+    place = folder / "record.json"
+    content = json.loads(place.read_text())
+    change(content)
+    place.write_text(json.dumps(content))
+
+
+def test_a_bundled_name_is_for_the_bundled_rules(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(RULES.replace("small@1", "linf-8-standard@1"))
+    with pytest.raises(InputError, match="bundled protocol, and these are other rules"):
+        find(path)
+    with pytest.raises(InputError, match="other rules"):
+        find(find("quick@1").model_copy(update={"name": "linf-8-standard@1"}))
+    assert find(find("quick@1")).digest() == find("quick@1").digest()
+
+
+def test_a_sound_record_carries_its_hashes_and_verifies(judged: Path) -> None:
+    record = Record.load(judged / "record.json")
+    assert len(record.protocol["digest"]) == 64
+    assert [len(trial.shards_sha256) for trial in record.attacks()] == [64]
+    done = robvit_("verify", judged, MODEL)
+    assert done.exit_code == 0, done.output
+    assert "BROKEN" not in done.output
+    for claim in (
+        "protocol small@1",
+        "is the judged model",
+        "those of the record",
+        "files",
+        "budget",
+        "success",
+    ):
+        assert claim in done.output
+    alone = robvit_("verify", judged)
+    assert alone.exit_code == 0, alone.output
+    assert "not checked: what the model answers" in alone.output
+
+
+def test_outcomes_that_contradict_predictions_are_not_even_loaded(copy: Path) -> None:
+    forged(copy, lambda r: r["trials"][1].update(correct=[True] * 6))
+    with pytest.raises(InputError, match="calls image"):
+        Record.load(copy / "record.json")
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "success": (
+        lambda r: r["trials"][1].update(correct=[True] * 6, predicted=r["data"]["labels"]),
+        "success of every image",
+    ),
+    "distance": (lambda r: r["trials"][1].update(distance=[0.001] * 6), "budget"),
+    "budget": (lambda r: r["trials"][1]["threat"].update(eps=0.001), "budget"),
+    "model": (lambda r: r["model"].update(identity="abc"), "the judged model"),
+    "pixels": (lambda r: r["data"].update(pixels="abc"), "the images are those"),
+    "rules": (lambda r: r["protocol"]["attacks"][0]["settings"].update(steps=50), "protocol small@1"),
+    "another attack": (lambda r: r["trials"][1]["settings"].update(steps=50), "as the protocol says"),
+    "protocol": (lambda r: r["protocol"].update(name="linf-8-standard@1"), "protocol linf-8-standard@1"),
+    "no shards": (lambda r: r["trials"][1].update(shards="elsewhere"), "kept images"),
+    "outside": (lambda r: r["trials"][1].update(shards="../.."), "kept images"),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_a_forged_record_is_found_out(what: str, copy: Path) -> None:
+    change, claim = FORGERIES[what]
+    forged(copy, change)
+    done = robvit_("verify", copy, MODEL)
+    assert done.exit_code == 1, done.output
+    assert any(line.startswith("BROKEN") and claim in line for line in done.output.splitlines()), done.output
+
+
+def test_other_images_in_the_shards_are_found_out(copy: Path) -> None:
+    shard = next(iter(sorted(copy.rglob("shards/*pgd*/shard-*.safetensors"))))
+    tensors, facts = read_tensors(shard, "a shard")
+    tensors["adv"] = 255 - tensors["adv"]
+    save_file(tensors, shard, facts)
+    done = robvit_("verify", copy, MODEL)
+    assert done.exit_code == 1
+    assert "not the files that the record names" in done.output
+    assert "away, the budget is" in done.output
+
+
+def test_a_signature_is_of_the_content_and_of_one_key(copy: Path) -> None:
+    pytest.importorskip("cryptography")
+    key, record = copy / "key.pem", copy / "record.json"
+    assert robvit_("sign", "--new-key", key).exit_code == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert robvit_("sign", copy, "--key", key).exit_code == 0
+    check = ("verify", copy, "--key", f"{key}.pub")
+    assert robvit_(*check).exit_code == 0
+    record.write_text(json.dumps(json.loads(record.read_text()), sort_keys=True, indent=7))
+    assert robvit_(*check).exit_code == 0  # spaces and order are no content
+    forged(copy, lambda r: r.update(command="robvit something else"))
+    done = robvit_(*check)
+    assert done.exit_code == 1
+    assert "changed afterwards" in done.output
+    assert robvit_("sign", copy, "--key", key).exit_code == 0
+    assert robvit_("sign", "--new-key", copy / "other.pem").exit_code == 0
+    assert robvit_("verify", copy, "--key", copy / "other.pem.pub").exit_code == 1
+    (copy / "record.json.sig").unlink()
+    assert "there is no record.json.sig" in robvit_(*check).output
+    assert "not a key" in str(robvit_("sign", copy, "--key", f"{key}.pub").exception)  # of this kind
+    assert robvit_("sign", "--new-key", key).exception is not None  # a key is never overwritten
