@@ -117,6 +117,7 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "report": (["D"], []),
     "compare": (["E", "E"], []),
+    "verify": (["E", MINI, "--tokens", "T"], []),
     "export": ([MINI, "--tokens", "T", "--with-secret", "--format", "timm", "--limit", "2"], [""]),
     "table": (["E"], []),
     "tokens show": (["T"], []),
@@ -137,6 +138,7 @@ WITHOUT = {
     "heads import",
     "models",
     "attacks",
+    "sign",
     "weights list",
     "weights get",
     "weights verify",
@@ -147,7 +149,7 @@ WITHOUT = {
     "train recipes",
     "train recipe",
 }
-NO_OUT = {"compare", "table", "tokens show"}  # commands that write nothing
+NO_OUT = {"compare", "table", "tokens show", "verify"}  # commands that write nothing
 
 
 def commands() -> dict[str, Any]:
