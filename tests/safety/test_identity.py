@@ -107,12 +107,12 @@ def test_tokens_and_trainings_refuse_changed_pixels(folder: Path, tmp_path: Path
     robvit.robustify("robvit-mini", folder, out=tmp_path / "tokens", **tokens)
     short = {"epochs": 1, "batch": 4, "validation": 4, "validate_every": 1, "warmup": 0, "eps_warmup": 0}
     recipe = load_recipe("small-study", **short)
-    robvit.train(recipe, "robvit-mini", folder, out=tmp_path / "train")
+    robvit.train(recipe, model="robvit-mini", data=open_data(folder), out=tmp_path / "train")
     invert(folder)
     with pytest.raises(InputError, match="another run: pixels changed"):
         robvit.robustify("robvit-mini", folder, out=tmp_path / "tokens", **tokens)
     with pytest.raises(InputError, match="another run: pixels changed"):
-        robvit.train(recipe, "robvit-mini", folder, out=tmp_path / "train")
+        robvit.train(recipe, model="robvit-mini", data=open_data(folder), out=tmp_path / "train")
 
 
 def test_another_version_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
