@@ -103,7 +103,12 @@ def serve(
         )
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
-        Predictor(net, resize), limits, key, host=host, allowed_hosts=tuple(allow_host or ()), features=features
+        Predictor(net, resize),
+        limits,
+        key,
+        host=host,
+        allowed_hosts=tuple(allow_host or ()),
+        features=features,
     )
     at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     if not is_loopback(host):

@@ -13,7 +13,7 @@ import torch
 
 from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
-from robvit.errors import InputError
+from robvit.errors import InputError, check_batch
 from robvit.evaluation.claims import attacker_levels, claims
 from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
@@ -67,6 +67,7 @@ def evaluate(
     classifier = model if isinstance(model, Classifier) else open_classifier(model)
     published = is_imagenet_c(data)
     check_precision(precision, auto=True)
+    check_batch(batch)
     _check(rules, classifier, published)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)

@@ -120,6 +120,10 @@ def _images(
         )
         if held.get("size") is None and classifier is not None and classifier.size:
             images = images.resized(classifier.size, images.resize)
+        known, own = held.get("classes") or [], images.classes
+        if own and known != own and {own[label] for label in images.labels} <= set(known):
+            order = [known.index(name) if name in known else 0 for name in own]
+            images = images.relabelled(order, known)  # a head's classes in their own order
     except RobvitError as error:
         found.unchecked.append(f"distances and clean answers: {error}; say where the images are with --data")
         return None
@@ -157,7 +161,7 @@ def _check_trial(
         found.note(f"{label}: files", "" if same else "they are not the files that the record names")
     else:
         found.unchecked.append(f"{label}: the record does not carry the hash of its files")
-    alive = [i for i in range(len(trial.correct)) if i not in set(trial.skipped)]
+    alive = [i for i in range(len(trial.correct)) if i not in {*trial.skipped, *trial.unseen}]
     try:
         parts = [_adversarial(path) for path in shard_files(folder)]
     except InputError as error:
