@@ -158,6 +158,7 @@ def test_half_received_images_share_a_bounded_room(connect: Connect, mini: Model
         assert ask(f"{address}/predict", IMAGE)[0] == 200
 
 
+@pytest.mark.slow
 def test_bombs_of_every_format_stall_nobody(mini: Model) -> None:
     bombs = {name: make() for name, make in BOMBS.items()} | {"small, many scans": many_scans(300, 20_000)}
     with served(Predictor(mini)) as address, ThreadPoolExecutor(4) as hostile:
