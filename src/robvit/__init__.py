@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from robvit.loading import load as load
     from robvit.record import Record as Record
     from robvit.record import Trial as Trial
+    from robvit.reviewing import review as review
     from robvit.studies.common import reproduce as reproduce
     from robvit.threat import Threat as Threat
     from robvit.training.recipe import Recipe as Recipe
@@ -69,6 +70,7 @@ _PUBLIC = {
     "load": ("robvit.loading", "load"),
     "open_data": ("robvit.data.opening", "open_data"),
     "reproduce": ("robvit.studies", "reproduce"),
+    "review": ("robvit.reviewing", "review"),
     "robustify": ("robvit.hardening", "robustify"),
     "train": ("robvit.training.train", "train"),
 }
@@ -99,6 +101,7 @@ __all__ = [
     "load",
     "open_data",
     "reproduce",
+    "review",
     "robustify",
     "train",
 ]

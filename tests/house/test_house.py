@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
+    "reviewing": BASE | {"backbones", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},

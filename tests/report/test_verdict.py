@@ -1,0 +1,100 @@
+"""A review: the verdict first, in forms that people and programs read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as XML
+
+import pytest
+from typer.testing import CliRunner
+
+import robvit
+from robvit.budget import Budget
+from robvit.cli import app
+from robvit.evaluation.protocol import Protocol
+from robvit.record import Finding, Record, Trial
+from robvit.report.verdict import Review, junit, markdown, sarif
+
+
+def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classes: int = 5) -> Review:
+    """A review of ten images whose outcomes are given by letters, R for right."""
+    labels = [i % classes for i in range(10)]
+
+    def trial(attack: str, text: str, threat: Budget | None) -> Trial:
+        correct = [c == "R" for c in text]
+        pred = [y if ok else (y + 1) % classes for y, ok in zip(labels, correct, strict=True)]
+        return Trial(attack, threat, {}, correct, pred, [0.0] * 10)
+
+    trials = [trial("clean", clean, None), trial("apgd_ce", robust, Budget("linf", 4 / 255))]
+    data = {"count": 10, "spec": "sample", "labels": labels, "names": [str(i) for i in range(10)]}
+    judged = Record("evaluate", {"name": "net"}, data, trials, protocol={"name": "linf-4-audited@1"})
+    finding = Finding(
+        "masking", status, "an \x1b[31mevidence", title="Gradients point somewhere", remedy="look"
+    )
+    return Review(judged, Record("doctor", {"name": "net"}, data, [], findings=[finding]), "ab" * 32)
+
+
+def test_a_model_of_no_robustness_is_never_all_green() -> None:
+    weak = review("." * 10)
+    assert weak.reds == []  # ten images cannot tell zero from ten per cent
+    many = review("." * 10)
+    for trial in many.evaluation.trials:
+        for name in ("correct", "predicted", "distance"):
+            getattr(trial, name).extend(6 * getattr(trial, name))
+    many.evaluation.data["labels"] = 7 * many.evaluation.data["labels"]
+    assert [one.check for one in many.reds] == ["robust_accuracy"]
+    assert many.findings[0].status == "red"
+
+
+def test_clean_accuracy_near_chance_is_red() -> None:
+    lost = review("." * 10, "R........." * 1, classes=2)
+    assert lost.near_chance() is not None
+    assert "hardly recognises" in lost.believable
+    assert "normalisation" in lost.reds[0].remedy
+
+
+def test_a_red_check_says_that_the_figure_is_too_high() -> None:
+    assert review("RRRRR.....", status="red").believable.startswith("No: a check found")
+    assert review("RRRRR.....", status="amber").believable.startswith("With care: 1")
+    assert "not evidence of robustness" in review("RRRRR.....").believable
+
+
+def test_what_may_be_written_has_everything_a_reader_needs() -> None:
+    text = review("RRRRR.....").to_paste()
+    for part in ("50.0%", "23.7% to 76.3%", "10 images of sample", "apgd_ce", "linf 4/255", "100.0%", "abab"):
+        assert part in text
+    assert "> " + text in markdown(review("RRRRR....."))
+
+
+def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
+    suite = XML.fromstring(junit(review("RRRRR.....", status="red")))  # noqa: S314  our own
+    assert (suite.get("failures"), suite.get("tests")) == ("1", "1")
+    assert suite[0][0].get("message") == "an [31mevidence"
+    content = json.loads(sarif(review("RRRRR.....", status="amber")))
+    (result,) = content["runs"][0]["results"]
+    assert (result["ruleId"], result["level"]) == ("masking", "warning")
+    assert content["version"] == "2.1.0"
+
+
+@pytest.mark.slow
+def test_the_command_reviews_a_model_and_leaves_no_local_path(tmp_path: Path) -> None:
+    protocol = {
+        "name": "tiny@1",
+        "about": "One step.",
+        "threat": {"norm": "linf", "eps": "8/255"},
+        "attacks": [{"attack": "fgsm"}],
+    }
+    made = robvit.review(
+        "robvit-mini", "sample", protocol=Protocol(**protocol), out=tmp_path / "python", limit=8
+    )
+    assert made.evaluation.data["count"] == 8
+    (tmp_path / "tiny.yaml").write_text(json.dumps(protocol))
+    words = ["--protocol", str(tmp_path / "tiny.yaml"), "--limit", "8", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["review", "robvit-mini", "sample", *words])
+    assert done.exit_code in (0, 1), (done.output, done.exception)
+    assert "you may write:" in done.output
+    for name in ("review.md", "junit.xml", "review.sarif", "report.html"):
+        assert (tmp_path / "out" / name).stat().st_size > 100
+    for name in ("review.md", "junit.xml", "review.sarif"):
+        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
