@@ -37,18 +37,14 @@ def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classe
 
 def test_a_model_of_no_robustness_is_never_all_green() -> None:
     weak = review("." * 10)
-    assert weak.reds == []  # ten images cannot tell zero from ten per cent
-    many = review("." * 10)
-    for trial in many.evaluation.trials:
-        for name in ("correct", "predicted", "distance"):
-            getattr(trial, name).extend(6 * getattr(trial, name))
-    many.evaluation.data["labels"] = 7 * many.evaluation.data["labels"]
-    assert [one.check for one in many.reds] == ["robust_accuracy"]
-    assert many.findings[0].status == "red"
+    assert [one.check for one in weak.reds] == ["robust_accuracy"]
+    assert weak.findings[0].status == "red"
+    assert weak.believable.startswith("Yes")
+    assert review("R.........").reds == []
 
 
 def test_clean_accuracy_near_chance_is_red() -> None:
-    lost = review("." * 10, "R........." * 1, classes=2)
+    lost = review("R" + "." * 9, "R" + "." * 9, classes=2)
     assert lost.near_chance() is not None
     assert "hardly recognises" in lost.believable
     assert "normalisation" in lost.reds[0].remedy

@@ -35,7 +35,7 @@ class Review:
     def _own(self) -> list[Finding]:
         found = []
         robust = self.evaluation.headline()
-        if robust.high < 0.1:
+        if robust.share < 0.1:
             found.append(
                 Finding(
                     "robust_accuracy",
@@ -72,6 +72,8 @@ class Review:
     @property
     def believable(self) -> str:
         """Whether the figure can be believed, in a sentence."""
+        if self.evaluation.headline().share == 0:
+            return "Yes: every success is an image that is kept and can be checked; it cannot be lower."
         amber = [one for one in self.diagnosis.findings if one.status == "amber"]
         if any(one.status == "red" for one in self.diagnosis.findings):
             return "No: a check found that such attacks are blind on this model; the figure is too high."
