@@ -85,7 +85,6 @@ SMALLER = {
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
     "certify": "--limit 2 --samples 4",
-    "review": "--limit 4",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.
@@ -121,6 +120,7 @@ SMALLER_PYTHON = {
 }
 
 NOT_RUN = {
+    "robvit review": "asks every check of the doctor, for a minute; tests/report/test_verdict.py runs it",
     "robvit serve": "answers until it is stopped; tests/serve runs and asks it",
     "robvit app": "answers until it is stopped; tests/app runs it",
     "pip": "would change the environment; the extras it names are checked",
