@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from robvit.backbones.model import Model as Model
     from robvit.certification.certify import certify as certify
     from robvit.certification.patches import defend_patches as defend_patches
+    from robvit.checking import check as check
     from robvit.data.dataset import ImageDataset as ImageDataset
     from robvit.data.opening import open_data as open_data
     from robvit.defenses.lora import LoRA as LoRA
@@ -61,6 +62,7 @@ _PUBLIC = {
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "certify": ("robvit.certification.certify", "certify"),
+    "check": ("robvit.checking", "check"),
     "data": ("robvit.data", ""),
     "defend_patches": ("robvit.certification.patches", "defend_patches"),
     "doctor": ("robvit.diagnosis.doctor", "doctor"),
@@ -92,6 +94,7 @@ __all__ = [
     "attacks",
     "backbones",
     "certify",
+    "check",
     "data",
     "defend_patches",
     "doctor",

@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
+    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "reviewing": BASE | {"backbones", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE

@@ -1,0 +1,131 @@
+"""A first look at a model that is in use: how vulnerable it is, how fast, and which defences fit it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robvit.backbones.model import Model
+from robvit.certification.dropping import TokenDropping
+from robvit.data import ImageDataset
+from robvit.defenses.low_rank import linear_layers
+from robvit.errors import RobvitError
+from robvit.evaluation.classifiers import Classifier, open_classifier
+from robvit.evaluation.evaluate import Judged, evaluate
+from robvit.evaluation.protocol import Subset
+from robvit.evaluation.subset import Data, judged_images
+from robvit.progress import Advance, Log, silent
+from robvit.record import Record, Table
+
+TIMED = 8  # images in a pass whose time is taken, and passes
+# A defence: what it stands against, what it costs, and the command that makes it.
+DEFENCES = {
+    "robustness tokens": ("attacks made on the public model", "minutes, no labels", "robvit robustify {}"),
+    "LoRA tuning": (
+        "small budgets in the white box",
+        "15 minutes, no labels, nothing at inference",
+        "robvit robustify {} --method lora --minutes 15",
+    ),
+    "TORA adapters": (
+        "a trade-off that can be moved",
+        "training with labels",
+        "robvit train tora --model {}",
+    ),
+    "patch certificate": (
+        "any small square patch, proven",
+        "no training, several passes an image",
+        "robvit certify {} --patch 2%",
+    ),
+}
+
+
+def check(
+    model: Judged,
+    data: Data,
+    *,
+    out: str | Path | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = None,
+    batch: int = 32,
+    log: Log = silent,
+    progress: Advance = silent,
+    command: str = "",
+) -> Record:
+    """Say how vulnerable a model is, how long it takes for an image, and which defences fit it.
+
+    model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
+    data: labelled images, or what `open_data` opens.
+    out: a folder for shards and record.json; without it nothing is left behind.
+    split: the part of the data; its judging part if left out.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    limit: at most so many images; 64 if left out.
+    batch: images in one pass.
+    log: takes a forecast of the cost in words.
+    progress: takes shares of the work, one in all.
+    command: what a person typed, for the record.
+    """
+    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    record = evaluate(
+        classifier,
+        data,
+        protocol="check@1",
+        out=out,
+        split=split,
+        resize=resize,
+        limit=limit,
+        batch=batch,
+        log=log,
+        progress=progress,
+        command=command,
+    )
+    images = judged_images(data, Subset(count=TIMED), split=split, limit=limit)
+    images = images.resized(classifier.size or images.size, resize)
+    record.metrics["seconds an image"] = seconds_an_image(classifier, images)
+    record.tables.append(defences_table(classifier))
+    if out is not None:
+        record.save(Path(out) / "record.json")
+    return record
+
+
+@torch.no_grad()
+def seconds_an_image(classifier: Classifier, images: ImageDataset) -> float:
+    """The least time of a pass for an image, of a few tries on a small batch."""
+    x = images.tensors()[0].to(next(classifier.net.parameters(), torch.zeros(0)).device)
+    times = []
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        classifier.net(x).sum().item()  # waits for a GPU too
+        times.append((time.perf_counter() - start) / len(x))
+    return min(times)
+
+
+def defences_table(classifier: Classifier) -> Table:
+    """Which defences the model can take; where not, why."""
+    net = classifier.net
+    rows: list[list[Any]] = []
+    for name, (against, costs, command) in DEFENCES.items():
+        reason = _why_not(name, net)
+        rows.append([name, against, costs, reason or command.format(classifier.name)])
+    return Table("Defences that fit", ["defence", "stands against", "costs", "next, or why not"], rows)
+
+
+def _why_not(defence: str, net: torch.nn.Module) -> str:
+    """Why a model cannot take a defence; empty if it can."""
+    if not isinstance(net, Model):
+        return "needs a model that robvit.load opens"
+    try:
+        if defence == "robustness tokens" and not net.family.takes_extra:
+            return f"cannot take tokens: {net.family.why_not}"
+        if defence == "LoRA tuning":
+            linear_layers(net)
+        if defence == "TORA adapters" and not (net.family.plain_walk and net.has_class_token):
+            return "needs a ViT with a class token"
+        if defence == "patch certificate":
+            TokenDropping(net)
+    except RobvitError as error:
+        return str(error)
+    return ""
