@@ -36,7 +36,8 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
     """Kind to name to facts, as JSON has them."""
     found = {}
     for registry, told in REGISTRIES.items():
-        found[registry.kind] = {e.name: {fact: getattr(e.info, fact) for fact in told} for e in registry}
+        own = [entry for entry in registry if entry.name not in registry.brought]
+        found[registry.kind] = {e.name: {fact: getattr(e.info, fact) for fact in told} for e in own}
     for name, options in dataset_options().items():
         found[DATASETS.kind][name]["options"] = options
     found["format"] = {name: {"suffix": suffix} for name, suffix in SUFFIXES.items()}

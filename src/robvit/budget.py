@@ -13,6 +13,7 @@ from fractions import Fraction
 from robvit.errors import InputError
 
 NORMS = ("linf", "l2", "l1")
+PATCH = "patch"  # no norm: a square of so many pixels a side, anywhere, may hold anything
 MOST_DECIBELS = 200  # of an image in [0,1]; what rounding changes is about 150 dB below it
 
 
@@ -60,7 +61,10 @@ def check_psnr(psnr: float | None) -> None:
 
 def checked_budget(norm: str, eps: float, psnr: float | None = None) -> Budget:
     """A budget from elsewhere; one that cannot be is refused."""
-    check_budget(norm, eps)
+    if norm != PATCH:
+        check_budget(norm, eps)
+    elif not (eps >= 1 and eps == math.floor(eps)):
+        raise InputError(f"a patch has a side of whole pixels, 1 or more, got {eps:g}")
     check_psnr(psnr)
     return Budget(norm, eps, psnr)
 

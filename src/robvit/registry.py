@@ -56,6 +56,7 @@ class Registry(Generic[T, Info]):
         self._info = info
         self.adopt: Callable[[str, T], None] = self._file
         self._entries: dict[str, Entry[T, Info]] = {}
+        self.brought: set[str] = set()  # names of things from elsewhere
         REGISTRIES.append(self)
 
     def add(self, name: str | None = None, /, **info: Any) -> Callable[[T], T]:
@@ -83,6 +84,7 @@ class Registry(Generic[T, Info]):
 
     def _bring(self, name: str, value: T) -> None:
         """File what was found elsewhere; importing it may have filed it already, under its own name."""
+        self.brought.add(name)
         if name in self._entries:
             return
         for entry in self._entries.values():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from robvit.backbones.model import Model
-from robvit.budget import Budget
+from robvit.budget import PATCH, Budget
 from robvit.certification.maps import draw_places, places_table
 from robvit.certification.patches import PatchDefense
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
@@ -29,7 +29,7 @@ from robvit.progress import Advance, silent
 from robvit.record import Record, Trial
 from robvit.statistics import interval
 
-PATCH, LABEL, EMBEDDING = "patch", "label", "embedding"
+LABEL, EMBEDDING = "label", "embedding"
 NO_LABEL = -1  # what is predicted where nothing is certified
 
 
@@ -146,7 +146,7 @@ def _patches(model: Model, patch: int, windows: int, *, maps: bool) -> _Run:
         "every place of the patch, which was checked one by one; dropped tokens are left out of the sequence."
     )
     settings = {"patch": patch, "windows": windows, "pairs": len(defense.cover.pairs), "maps": maps}
-    return _Run(PATCH, Budget("patch", patch), settings, meaning, outcomes)
+    return _Run(PATCH, Budget(PATCH, patch), settings, meaning, outcomes)
 
 
 def _smoothed(model: Model, radius: float, rules: Smoothing, seed: int, *, embedding: bool) -> _Run:
