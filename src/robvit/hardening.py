@@ -130,7 +130,7 @@ def robustify(
     inner_steps: lora, full: steps of the attack inside a training step, 2
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
         the original that they are to keep, by which the weight is chosen
-    keep: lora, full: the share of patch tokens that a step sees, 1; 0.5 costs half
+    keep: lora, full: the share of patch tokens that a step sees, 1; 0.5 about halves the work of the blocks
     norms: lora: whether normalisations and layer scales learn along
     loss: lora, full: "features", without labels; "task" or "trades": the loss of the head or the model's own
         classifier on attacked images, or TRADES, which need labels

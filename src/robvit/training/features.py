@@ -104,7 +104,7 @@ class Features(Fare):
     patch tokens together the rest.
 
     With `keep` below one a step sees only this share of the patch tokens, drawn anew for every image and the
-    same for both networks, at that share of the cost; held-out images are always judged whole.
+    same for both networks, at about that share of the blocks' cost; held-out images are always judged whole.
     """
 
     added: torch.Tensor
