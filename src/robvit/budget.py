@@ -63,7 +63,7 @@ def checked_budget(norm: str, eps: float, psnr: float | None = None) -> Budget:
     """A budget from elsewhere; one that cannot be is refused."""
     if norm != PATCH:
         check_budget(norm, eps)
-    elif not (eps >= 1 and eps == math.floor(eps)):
+    elif not (1 <= eps < math.inf and eps == math.floor(eps)):
         raise InputError(f"a patch has a side of whole pixels, 1 or more, got {eps:g}")
     check_psnr(psnr)
     return Budget(norm, eps, psnr)

@@ -35,7 +35,7 @@ def record(*outcomes: str, names: str = "abcdef") -> Record:
             None if title == "clean" else Budget("linf", 8 / 255),
             {},
             [c == "R" for c in text],
-            [0] * 6,
+            [0 if c == "R" else 1 for c in text],
             [0.0] * 6,
         )
         for title, text in zip(titles, outcomes, strict=False)
