@@ -44,7 +44,7 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
         "| eps | 2/255 (linf) |",
         "| image size | 32x32 |",
         r"| command | `a \| b` |",
-        "22 of them",
+        "| data | in memory, 22 images, digest `",
         "| tuned | cifar10 | p@1 | linf 1/255 | 20 | 90.0% (69.9% to 97.2%) | 75.0% (53.1% to 88.8%) |",
         "| original | cifar10 |",
         "AutoAttack has not judged it",

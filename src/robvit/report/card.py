@@ -77,7 +77,7 @@ def _summary(tuning: Record) -> str:
 
 def _making(tuning: Record) -> list[tuple[str, str]]:
     settings, data, model = tuning.model["settings"], tuning.data, tuning.model
-    images = f"{data.get('spec') or 'images'}, {data['count']} of them, digest `{str(data['digest'])[:12]}`"
+    images = f"{data.get('spec') or 'in memory'}, {data['count']} images, digest `{str(data['digest'])[:12]}`"
     rows = [
         ("backbone", f"{model['name']}, weights `{model['fingerprint'][:12]}`"),
         ("result", f"{model['result']}, weights `{str(model.get(TUNED, ''))[:12]}`"),
