@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robvit.audit import Audit
-from robvit.budget import Budget, checked_budget
+from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
@@ -297,7 +297,7 @@ PARTS: dict[str, Any] = {
 def _restored(entry: dict[str, Any]) -> dict[str, Any]:
     """The fields of a part, with a trial's budget and a claim's verdict as such."""
     if isinstance(entry, dict) and isinstance(entry.get("threat"), dict):
-        return {**entry, "threat": checked_budget(**entry["threat"])}
+        return {**entry, "threat": Budget(**entry["threat"])}
     if isinstance(entry, dict) and "verdict" in entry:
         return {**entry, "verdict": Verdict(entry["verdict"])}
     return entry

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from robvit.budget import Budget
+from robvit.budget import Budget, checked_budget
 from robvit.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ def check_outcomes(record: Record, path: str | Path) -> None:
 def check_lengths(record: Record, path: str | Path) -> None:
     """Refuse lists that do not run over the record's images, and tables and curves of no regular form."""
     for trial in record.trials:
+        if trial.threat is not None:
+            try:
+                checked_budget(trial.threat.norm, trial.threat.eps, trial.threat.psnr)
+            except InputError as error:
+                raise InputError(f"{path}: {trial.attack}.threat: {error}") from None
         if not trial.correct:
             raise InputError(f"{path}: {trial.attack} must be of one image or more, got none")
         for name, places in (("skipped", trial.skipped), ("unseen", trial.unseen)):
