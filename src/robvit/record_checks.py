@@ -76,6 +76,11 @@ def check_outcomes(record: Record, path: str | Path) -> None:
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         return
     for trial in record.trials:
+        if len(labels) != len(trial.correct):
+            raise InputError(
+                f"{path}: expected a label for each of {len(trial.correct)} images, got {len(labels)}; "
+                "the record was changed or is damaged"
+            )
         pairs = enumerate(zip(labels, trial.predicted, trial.correct, strict=True))
         for place, (label, predicted, correct) in pairs:
             if label >= 0 and predicted >= 0 and correct != (label == predicted):

@@ -131,6 +131,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "no images": {"data": {"count": 0}, "trials": [{"correct": [], "predicted": [], "distance": []}]},
     "a giant number": {"metrics": {"a": 10**400}},
     "a giant count": {"data": {"count": 10**400}},
+    "labels of more images": {"data": {"labels": [1, 1]}},
     "half a character": {"command": "\ud800"},
     "half a character as a key": {"metrics": {"\ud800": 1.0}},
     "no norm": {"trials": [{"threat": {"norm": "l7", "eps": 0.1}}]},
