@@ -38,7 +38,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("rob-fig4", {"counts": (1, 3)}),
         ("rob-fig5", {}),
         ("rob-fig6", {"images": 4}),
-        ("rob-leak", {"images": 4, "queries": (1, 4), "leak_steps": 3}),
+        ("rob-leak", {"images": 4, "answers": (1, 4), "leak_steps": 3}),
     ],
 )
 def test_each_study_of_tokens_runs_on_the_bundled_model(

@@ -25,7 +25,7 @@ def leak_by_queries(
     effort: TokenEffort,
     *,
     tokens: str = "",
-    queries: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    answers: Sequence[int] = (1, 2, 4, 8, 16, 32),
     leak_steps: int = 300,
 ) -> Record:
     """Each query is one image whose features the attacker saw; judged on `images` that nobody asked about."""
@@ -38,8 +38,8 @@ def leak_by_queries(
     rows: list[list[Any]] = [["no query: the public model", 1 - _cosine(model, hardened, judged)]]
     points = []
     with progress("recovering tokens", total=1) as advance:
-        for count in queries:
-            share = part_of(advance, 1 / len(queries), f"{count} queries")
+        for count in answers:
+            share = part_of(advance, 1 / len(answers), f"{count} answers")
             asked = learn.take(range(count))
             found = recover_tokens(hardened, asked, steps=leak_steps, batch=min(count, 16), progress=share)
             guess = model.replace(tokens=found, layers=hardened.layers)
