@@ -79,7 +79,7 @@ def test_robustify_writes_a_secret_and_shows_none_of_it(
     tokens.check(robvit.load("robvit-mini"))
     assert (tmp_path / "tokens.safetensors").stat().st_mode & 0o077 == 0
     record = Record.load(tmp_path / "record.json")
-    assert len(record.curves[0].lines["clean"]) == 3
+    assert record.curves == []  # of so few steps nothing is told
     shown = robvit_("tokens", "show", tmp_path / "tokens.safetensors").output
     secret = [f"{value:.4f}"[1:] for value in tokens.values.flatten()[:50].abs().tolist()]
     for text in (done.output, shown, (tmp_path / "record.json").read_text()):
