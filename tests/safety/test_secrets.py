@@ -58,7 +58,6 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
         [MINI, "sample", *LEARN, "--count", "2", "--pool", "2", "--seed", SEED],
         ["pool.safetensors", "state-0.safetensors", "state-1.safetensors"],
     ),
-    "check": ([*SMALL, "--tokens", "T"], []),
     "attack": ([*SMALL, "--tokens", "T", "--set", "steps=1"], []),
     "evaluate": (
         [*SMALL, "--tokens", "T", "--protocol", "secrets.yaml"],
