@@ -4,10 +4,11 @@
     python scripts/beating.py --kills 500 --seed 7
 
 Each command runs once in peace. Then it is started in an empty folder with an empty cache and killed with
-SIGKILL, half of the time at a random moment, half of the time while it writes a file, and started again,
-until it ends; what it leaves must be what the peaceful run left, bit for bit, and nothing else. Left out
-of the comparison are the hour and the seconds a trial took, which differ between any two runs, and the
-report, which is drawn from the record. The exit code is 1 if anything differs.
+SIGKILL, first right after certain files are written (MOMENTS), then half of the time at a random moment,
+half of the time while it writes a file, and started again, until it ends; what it leaves must be what the
+peaceful run left, bit for bit, and nothing else. Left out of the comparison are the hour and the seconds a
+trial took, which differ between any two runs, and the report, which is drawn from the record. The exit
+code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ attacks: [{attack: pgd, settings: {steps: 2}}, {attack: apgd_ce, settings: {step
 survivors: true
 """
 SMALL = ["robvit-mini", "sample", "--limit", "10", "--batch", "2"]
+TOKENS = ["--steps", "12", "--count", "2", "--attack-steps", "2", "--seed", "3"]
+ADAPTIVE = ["--adaptive", "--inner-steps", "1"]
 SETTINGS = (
     "pretrained=false",
     "img_size=32",
@@ -51,24 +54,37 @@ SETTINGS = (
     "judge_steps=1",
     "warmup=0",
     "epochs=3",
+    "awp=0.005",
     "ema=0.9",
     "save_seconds=0",
     "track=[]",
 )
+SET = [word for setting in SETTINGS for word in ("--set", setting)]
 COMMANDS = {
-    "robustify": [*SMALL, "--steps", "12", "--count", "2", "--attack-steps", "2", "--seed", "3"],
-    "attack": [*SMALL, "--set", "steps=4"],
-    "evaluate": [*SMALL, "--protocol", "beating.yaml"],
-    "train": [
-        "pgd-at",
-        "--model",
-        "test_vit",
-        "--data",
-        "sample",
-        "--limit",
-        "36",
-        *(word for setting in SETTINGS for word in ("--set", setting)),
+    "robustify": ["robustify", *SMALL, *TOKENS],
+    "pool": [
+        "robustify",
+        *SMALL,
+        *TOKENS,
+        "--adaptive",
+        "--inner-steps",
+        "1",
+        "--layers",
+        "all",
+        "--pool",
+        "2",
     ],
+    "attack": ["attack", *SMALL, "--set", "steps=4"],
+    "evaluate": ["evaluate", *SMALL, "--protocol", "beating.yaml"],
+    "train": ["train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "36", *SET],
+}
+# A command is killed as soon as one of these is written, in this order, before it is killed at random.
+MOMENTS = {
+    "robustify": ("cache/attacked/*/shard-*", "run/state-*", "run/tokens.safetensors"),
+    "pool": ("run/state-*",),
+    "attack": ("run/shards/shard-*",),
+    "evaluate": ("run/shards/01-*/shard-*",),
+    "train": ("run/state.safetensors", "run/state.safetensors"),
 }
 
 
@@ -96,7 +112,7 @@ def start(command: str, place: Path) -> int:
         log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.argv = ["robvit", command, *COMMANDS[command], "--out", "run"]
+        sys.argv = ["robvit", *COMMANDS[command], "--out", "run"]
         main()
         code = 0
     except SystemExit as end:
@@ -132,6 +148,22 @@ def kill(child: int, place: Path, seconds: float, while_writing: bool) -> bool:
         time.sleep(0.0005 if late else min(0.005, seconds))
     if code:
         raise RuntimeError(f"exit code {code}: {(place / 'log').read_text()[-600:]}")
+    return False
+
+
+def kill_after(child: int, place: Path, pattern: str) -> bool:
+    """Kill a process as soon as it has written such a file; whether it was still there."""
+
+    def written() -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in place.glob(pattern)}
+
+    before = written()
+    while ended(child) is None:
+        if written() - before:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return True
+        time.sleep(0.0005)
     return False
 
 
@@ -180,26 +212,35 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def beat(command: str, kills: int, folder: Path, draw: random.Random) -> Beaten:
-    """Kill a command so many times, over as many runs as that takes."""
+    """Kill a command at its moments, then so many times at random, over as many runs as that takes."""
     found = Beaten(command)
     begin = time.monotonic()
     kill(start(command, place := fresh(folder, f"{command}-whole")), place, float("inf"), False)
     found.seconds = time.monotonic() - begin
     whole = contents(place)
-    while not found.wrong and found.kills < kills:
-        place, before = fresh(folder, f"{command}-killed"), found.kills
+    place = fresh(folder, f"{command}-killed")
+    for pattern in MOMENTS[command]:
+        if not kill_after(start(command, place), place, pattern):
+            found.wrong = f"it ended before {pattern} was seen"
+            return found
+        found.kills += 1
+    wanted = found.kills + kills
+    while True:
+        before = found.kills
         while kill(
             start(command, place),
             place,
-            draw.uniform(0, found.seconds),
-            found.kills < kills and draw.random() < 0.5,
+            draw.uniform(0, found.seconds) if found.kills < wanted else float("inf"),
+            found.kills < wanted and draw.random() < 0.5,
         ):
             found.kills += 1
             found.writing += bool(unfinished(place))
-        if found.kills > before:
+        if found.kills > before or not found.runs:
             found.runs += 1
             found.wrong = difference(whole, contents(place))
-    return found
+        if found.wrong or found.kills >= wanted:
+            return found
+        place = fresh(folder, f"{command}-killed")
 
 
 def run(kills: int, seed: int, folder: Path, commands: list[str]) -> list[Beaten]:
@@ -217,7 +258,7 @@ def run(kills: int, seed: int, folder: Path, commands: list[str]) -> list[Beaten
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="over all commands together")
+    parser.add_argument("--kills", type=int, default=50, help="at random, over all commands together")
     parser.add_argument("--seed", type=int, default=0, help="decides when")
     parser.add_argument("--only", choices=COMMANDS, action="append", help="only this command")
     given = parser.parse_args()

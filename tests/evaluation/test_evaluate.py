@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -207,39 +202,6 @@ def test_the_forecast_is_exact_where_no_attack_succeeds() -> None:
     assert sum(t.backward for t in record.trials) == guess.backward
     assert guess.seconds > 0
     assert f"{guess.forward} forward" in str(guess)
-
-
-COMMAND = ["-m", "robvit", "evaluate", "robvit-mini-robust", "sample", "--limit", "12", "--batch", "4"]
-COMMAND += ["--precision", "fp32"]  # records are compared bit for bit
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_identical_record(tmp_path: Path) -> None:
-    rules = written(tmp_path, {**SHORT, "survivors": True})
-    common = [sys.executable, *COMMAND, "--protocol", str(rules), "--out"]
-    assert subprocess.run([*common, str(tmp_path / "whole")], check=False).returncode == 0
-    out = tmp_path / "killed"
-    running = subprocess.Popen([*common, str(out)])
-    until = time.monotonic() + 120
-    while not list(out.glob("shards/01-pgd*/shard-*")) and time.monotonic() < until:
-        time.sleep(0.02)
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
-    assert not (out / "record.json").exists()  # killed in the middle
-    assert subprocess.run([*common, str(out)], check=False).returncode == 0
-    assert lasting(out / "record.json") == lasting(tmp_path / "whole" / "record.json")
-
-
-@pytest.mark.slow
-def test_two_processes_make_the_record_of_one(tmp_path: Path) -> None:
-    rules = written(tmp_path, {**SHORT, "survivors": True})
-    # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for place, first in (("one", []), ("two", launch)):
-        command = [sys.executable, *first, *COMMAND, "--protocol", str(rules), "--out", str(tmp_path / place)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert lasting(tmp_path / "one" / "record.json") == lasting(tmp_path / "two" / "record.json")
 
 
 def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None:

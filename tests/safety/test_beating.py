@@ -64,16 +64,15 @@ def kept(out: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_killed_at_random_points_every_command_ends_with_the_same_bits() -> None:
+def test_killed_at_chosen_and_random_points_every_command_ends_with_the_same_bits() -> None:
     script = Path(__file__).parents[2] / "scripts/beating.py"
     done = subprocess.run(
-        [sys.executable, script, "--kills", "8", "--seed", "1"], check=False, capture_output=True, text=True
+        [sys.executable, script, "--kills", "5", "--seed", "1"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("the same bits as undisturbed") == 4
-    counted = re.search(r"(\d+) kills", done.stdout)
-    assert counted
-    assert int(counted[1]) >= 8
+    told = re.findall(r"^(\w+) +(\d+) .*the same bits as undisturbed$", done.stdout, flags=re.MULTILINE)
+    assert [name for name, _ in told] == ["robustify", "pool", "attack", "evaluate", "train"]
+    assert all(int(kills) >= 2 for _, kills in told)
 
 
 @contextmanager

@@ -1,27 +1,105 @@
-"""Processes that are started together know of each other, also without GPUs."""
+"""Processes that are started together know of each other, also without GPUs, and make what one makes."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
+from typer.testing import CliRunner
 
+from robvit.cli import app
+from robvit.files import read_tensors
+from robvit.record import Record
+
+# Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SCRIPT = """
+import json, sys
 from pathlib import Path
+from robvit.cli import app
 from robvit.processes import processes
 state = processes()
 Path(__file__).with_name(f"{state.process_index}-of-{state.num_processes}").touch()
-state.wait_for_everyone()
+for words in json.loads(sys.argv[1]):
+    state.wait_for_everyone()
+    app(words, standalone_mode=False)
 """
+RULES = {
+    "name": "short@1",
+    "about": "for a test",
+    "threat": {"norm": "linf", "eps": "8/255"},
+    "attacks": [
+        {"attack": "pgd", "settings": {"steps": 2}},
+        {"attack": "square", "settings": {"steps": 8}},
+    ],
+    "survivors": True,
+}
+# SGD: Adam's first steps are signs, which turn rounding into whole steps.
+CHANGES = {
+    "pretrained": "false",
+    "img_size": 32,
+    "batch": 16,
+    "validation": 8,
+    "inner.steps": 1,
+    "judge_steps": 1,
+    "warmup": 0,
+    "awp": 0.005,
+    "accumulation": 2,
+    "epochs": 1,
+    "optimizer": "sgd",
+    "lr": 0.05,
+}
+SET = [word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}")]
+FEW = ["sample", "--limit", "12", "--batch", "4"]
+
+
+def commands(place: Path, rules: Path) -> list[list[str]]:
+    """An attack, an evaluation and a training, each into a folder of its name."""
+    return [
+        ["attack", "robvit-mini", *FEW, "--set", "steps=2", "--out", f"{place}/attack"],
+        ["evaluate", "robvit-mini-robust", *FEW, "--protocol", f"{rules}", "--out", f"{place}/evaluate"],
+        [
+            *("train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "88"),
+            *(*SET, "--out", f"{place}/train"),
+        ],
+    ]
+
+
+def lasting(path: Path) -> dict[str, Any]:
+    """A record without what differs from run to run: the date, seconds and the command."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    for trial in content["trials"]:
+        trial.pop("seconds")
+    return {name: value for name, value in content.items() if name not in ("created", "command")}
 
 
 @pytest.mark.slow
-def test_two_processes_join(tmp_path: Path) -> None:
-    script = tmp_path / "join.py"
+def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
+    script, rules = tmp_path / "both.py", tmp_path / "short.yaml"
     script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launch, str(script)], check=False, capture_output=True, text=True)
+    rules.write_text(json.dumps(RULES))  # JSON is YAML
+    one, two = tmp_path / "one", tmp_path / "two"
+    launch = [*LAUNCH, str(script), json.dumps(commands(two, rules))]
+    done = subprocess.run(launch, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*-of-*")} == {"0-of-2", "1-of-2"}
+    for command in commands(one, rules):
+        assert CliRunner().invoke(app, command).exit_code == 0
+    for verb in ("attack", "evaluate"):
+        assert lasting(one / verb / "record.json") == lasting(two / verb / "record.json")
+    images = sorted(path.relative_to(one) for path in (one / "attack" / "images").rglob("*.png"))
+    assert len(images) == 12
+    assert all((one / path).read_bytes() == (two / path).read_bytes() for path in images)
+
+    assert Record.load(two / "train" / "record.json").model["processes"] == 2
+    ones, twos = (read_tensors(run / "train" / "state.safetensors", "")[0] for run in (one, two))
+    start = timm.create_model("test_vit", img_size=32, num_classes=10).state_dict()
+    moved = max(float((ones[f"model/net.{k}"] - v).abs().max()) for k, v in start.items())
+    apart = max(float((ones[k] - twos[k]).abs().max()) for k in ones if k.startswith("model/"))
+    assert moved > 1e-2
+    assert apart < 1e-4

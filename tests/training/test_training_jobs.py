@@ -1,13 +1,8 @@
-"""Training as people run it: by command, killed for good, in several processes, with other patches."""
+"""Training as people run it: by command, in several processes, with other patches."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +19,6 @@ from robvit.data.augment import Augment, mix, seeded, transform
 from robvit.errors import InputError, Unsupported
 from robvit.files import read_tensors
 from robvit.record import Record
-from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe, names
 
 # A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
@@ -234,79 +228,6 @@ def test_every_aas_recipe_has_its_pair_and_the_vit_its_own() -> None:
         "inner",
     }
     assert all(getattr(paired, key) == getattr(plain, key) for key in same)
-
-
-@pytest.mark.slow
-def test_a_run_killed_for_good_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    arguments = [
-        *SMALL,
-        "--set",
-        "epochs=4",
-        "--set",
-        "awp=0.005",
-        "--set",
-        "ema=0.9",
-        "--set",
-        "save_seconds=0",
-    ]
-    command = [sys.executable, "-m", "robvit", *arguments]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*command, "--out", whole], check=True, capture_output=True)
-    for target in (3, 9):
-        process = subprocess.Popen(
-            [*command, "--out", killed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and _step(killed) < target:
-            time.sleep(0.005)
-        assert process.poll() is None, "the run ended before it could be killed"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert target <= _step(killed) < 20
-    subprocess.run([*command, "--out", killed], check=True, capture_output=True)
-    for name in ("model.safetensors", "state.safetensors"):
-        one, other = _tensors(whole / name), _tensors(killed / name)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    histories = [Record.load(folder / "record.json").history for folder in (whole, killed)]
-    assert histories[0] == histories[1]
-
-
-def _step(folder: Path) -> int:
-    """The step of the last whole state; reading one must work whenever the run is killed."""
-    path = folder / "state.safetensors"
-    return load_state(path)[1]["progress"]["step"] if path.exists() else 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", [[], ["--set", "awp=0.005", "--set", "accumulation=2"]], ids=["plain", "awp"]
-)
-def test_two_processes_learn_what_one_learns(tmp_path: Path, more: list[str]) -> None:
-    # SGD: Adam's first steps are signs, which turn rounding into whole steps.
-    arguments = [*SMALL, *more, "--set", "epochs=1", "--set", "optimizer=sgd", "--set", "lr=0.05"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    subprocess.run(
-        [sys.executable, "-m", "robvit", *arguments, "--out", one], check=True, capture_output=True
-    )
-    # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "robvit",
-    ]
-    subprocess.run([*launch, *arguments, "--out", two], check=True, capture_output=True)
-    assert Record.load(two / "record.json").model["processes"] == 2
-    ones, twos = _tensors(one / "state.safetensors"), _tensors(two / "state.safetensors")
-    start = timm.create_model("test_vit", img_size=32, num_classes=10).state_dict()
-    moved = max(float((ones[f"model/net.{k}"] - v).abs().max()) for k, v in start.items())
-    apart = max(float((ones[k] - twos[k]).abs().max()) for k in ones if k.startswith("model/"))
-    assert moved > 1e-2
-    assert apart < 1e-4
 
 
 def test_augmentations_stay_in_the_box_and_follow_their_seed() -> None:
