@@ -145,7 +145,7 @@ def test_universal_scales_come_from_images_that_are_not_judged() -> None:
 )
 def test_without_underflow_scaling_is_never_reported_better_than_its_control(way: ScalingMethod) -> None:
     model = robvit.load("robvit-mini-robust")
-    images = open_data("sample", limit=64)
-    for base, settings in (("fgsm", {}), ("pgd", {"steps": 10}), ("gama", {"steps": 10})):
+    images = open_data("sample", limit=32)
+    for base, settings in (("fgsm", {}), ("pgd", {"steps": 5}), ("gama", {"steps": 5})):
         found = compare_scaling(model, images, LINF, base=base, settings=settings, method=way)
         assert found.claim().verdict is not Verdict.SEEN, str(found.claim())

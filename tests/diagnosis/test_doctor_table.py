@@ -28,7 +28,7 @@ def honest(name: str) -> object:
 
 @pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust", "plain timm"])
 def test_honest_models_pass(name: str) -> None:
-    record = doctor(honest(name), open_data("sample", limit=24), **SMALL)
+    record = doctor(honest(name), open_data("sample", limit=12), **SMALL)
     assert [f for f in record.findings if f.status == "red"] == []
     attention = next(f for f in record.findings if f.check == "attention_underflow")
     assert attention.status == "green"  # so the attention was found, in the function too
@@ -38,10 +38,10 @@ def test_honest_models_pass(name: str) -> None:
 def test_a_foundation_model_with_a_head_passes() -> None:
     from robvit.backbones.heads import HEADS
 
-    model = robvit.load("dinov2-small", img_size=112)
-    train = open_data("sample", split="train", size=112, limit=300)
+    model = robvit.load("dinov2-small", img_size=56)
+    train = open_data("sample", split="train", size=56, limit=100)
     model = model.replace(head=HEADS["linear"].fit(model, train.batches(32), 10, names=train.classes))
-    images = open_data("sample", size=112, limit=12)
+    images = open_data("sample", size=56, limit=8)
     threat = robvit.Threat("linf", 4 / 255)
     record = doctor(model, images, threat=threat, steps=4, restarts=2, queries=10, draws=4)
     assert [f for f in record.findings if f.status == "red"] == []
