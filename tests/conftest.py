@@ -1,8 +1,11 @@
-"""What every test shares: a fixed seed, one thread, a browser."""
+"""What every test shares: a fixed seed, one thread, memory given back, a browser."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,15 @@ torch.set_num_threads(1)  # the networks here are small; threads would only wait
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory_given_back() -> Iterator[None]:
+    """What one file of tests held is the system's again before the next one; glibc would keep it."""
+    yield
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="module")

@@ -272,9 +272,9 @@ def test_gates_are_those_of_the_forward_pass_and_sum_to_one_over_the_adapters() 
 def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> None:
     model = robvit.load("robvit-mini")
     twin = adapted(model, moved(fresh(model), 0.02)).eval()
-    x, y = robvit.data.open_data("sample", split="test", limit=24).tensors()
+    x, y = robvit.data.open_data("sample", split="test", limit=12).tensors()
     threat = robvit.Threat("linf", 1 / 255)
-    settings = {"steps": 4}
+    settings = {"steps": 3}
     found = gate_aware(twin, x, y, threat, **settings)
     joint = run("pgd", twin, x, y, threat, **settings)
     assert bool((found.outcome.success | ~joint.success).all())

@@ -67,7 +67,8 @@ def test_broken_defences_are_caught_by_name(
     defense = BROKEN_DEFENSES.entry(name)
     first = defense.info.caught_by[0]
     assert status(defense.value(mini), images, first) == "red"
-    assert status(mini, images, first) == "green"
+    if first not in ON_THE_MODEL:  # those are asked of the honest model below
+        assert status(mini, images, first) == "green"
 
 
 def test_an_honest_model_has_no_symptom(

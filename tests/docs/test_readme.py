@@ -27,18 +27,6 @@ def test_the_first_commands_are_demo_and_test_and_make_knows_them() -> None:
         assert done.returncode == 0
 
 
-def test_every_command_explains_itself() -> None:
-    runner = CliRunner()
-    verbs = [["--help"]]
-    listed = runner.invoke(app, ["--help"]).output
-    verbs += [[name, "--help"] for name in re.findall(r"^│ (\w+) ", listed, flags=re.MULTILINE)]
-    assert len(verbs) > 8
-    for arguments in verbs:
-        done = runner.invoke(app, arguments)
-        assert done.exit_code == 0
-        assert len(done.output) > 200, arguments
-
-
 @pytest.mark.slow
 @pytest.mark.weights
 def test_the_demo_runs_on_the_real_backbone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass
@@ -69,9 +70,12 @@ def words(command: str) -> list[str]:
     return shlex.split(command, comments=True)
 
 
+root_command = functools.cache(lambda: typer.main.get_command(app))  # made of all signatures
+
+
 def found_command(arguments: list[str]) -> tuple[list[str], Any, list[str]]:
     """The names that lead to a command of robvit, the command, and what is left for it."""
-    command, names = typer.main.get_command(app), []
+    command, names = root_command(), []
     while hasattr(command, "commands") and arguments:
         context = Context(command, info_name="robvit")
         name, command, arguments = command.resolve_command(context, list(arguments))
