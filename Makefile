@@ -17,6 +17,7 @@ check: .venv/ready  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 format: .venv/ready  ## put the style right
 	$(BIN)/ruff check --fix .

@@ -235,7 +235,7 @@ def test_secret_tokens_are_in_no_state_dict() -> None:
 def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
     model, x = small_model(family)
     extra = torch.randn(1, 2, model.width)
-    grads = []
+    grads = list[torch.Tensor]()
     for switched in (False, True):
         model.net.set_grad_checkpointing(switched)
         point = x.clone().requires_grad_()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.networks import small_net
-from robvit.backbones.heads import HEADS, load_head, pooled
+from robvit.backbones.heads import HEADS, LinearHead, load_head, pooled
 from robvit.backbones.model import Model
 from robvit.errors import IGNORE, InputError, WrongBackbone
 
@@ -65,7 +65,7 @@ def test_the_linear_head_is_the_optimum_of_its_convex_loss(model: Model) -> None
     """At the optimum of ridge logistic regression on standardised features the gradient is zero."""
     x, y = bright_or_dark(30)
     y = (y + (torch.arange(30) % 3 == 0).long()) % 2  # not separable by brightness alone
-    head = HEADS["linear"].fit(model, [(x, y)], 2, weight_decay=0.1)
+    head = LinearHead.fit(model, [(x, y)], 2, weight_decay=0.1)
     with torch.no_grad():
         features = pooled(model.tokens(x))
         mean, std = features.mean(0), features.std(0).clamp_min(1e-6)

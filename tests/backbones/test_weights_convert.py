@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -42,7 +43,7 @@ def test_dinov2_onnx() -> None:
     net = random_net("vit_small_patch14_dinov2", img_size=42, **SLIM)
     state = {k: v.numpy() for k, v in net.state_dict().items()}
     state["pos_embed"][:, 0] = state["cls_token"][:, 0]  # the exporter stored the two once
-    stored, nodes = {"onnx::Reshape_1360": state["pos_embed"][:, 1:]}, []
+    stored, nodes = {"onnx::Reshape_1360": state["pos_embed"][:, 1:]}, list[Any]()
     for name, value in state.items():
         if name.endswith("weight") and value.ndim == 2:
             stored[f"onnx::MatMul_{len(nodes)}"] = np.ascontiguousarray(value.T)
@@ -115,7 +116,7 @@ def test_clip_int8_onnx() -> None:
     net = random_net("vit_base_patch16_clip_quickgelu_224", img_size=32, **SLIM, num_classes=7)
     nn.init.zeros_(net.head.bias)
     stored: dict[str, np.ndarray] = {}
-    nodes = []
+    nodes = list[Any]()
     for name, tensor in foreign(net, HF_CLIP).items():
         if name.endswith("weight") and tensor.ndim == 2 and "embedding" not in name:
             base = f"onnx::MatMul_{len(nodes)}"

@@ -51,7 +51,9 @@ class TestSample:
         for part in parts:
             assert len(part) == 1000
             assert Counter(part.labels) == dict.fromkeys(range(10), 100)
-            images += [x.tobytes() for x in part.listing.images.numpy()]
+            stored = part.listing.images
+            assert isinstance(stored, torch.Tensor)
+            images += [x.tobytes() for x in stored.numpy()]
         assert len(set(images)) == 2000
         assert not set(parts[0].names) & set(parts[1].names)
 

@@ -57,7 +57,9 @@ def test_a_sheet_of_masks(tmp_path: Path) -> None:
         Image.new("L", (40, 30), 0).save(tmp_path / folder / "a.png")
     assert contact_sheet(open_data(f"masks:{tmp_path}"), tmp_path / "sheet.png") == 1
     with Image.open(tmp_path / "sheet.png") as page:
-        red, green, blue = page.getpixel((60, 60))
+        colour = page.getpixel((60, 60))
+    assert isinstance(colour, tuple)
+    red, green, blue = colour
     assert red > 3 * max(green, blue)  # class 0, laid over black
 
 

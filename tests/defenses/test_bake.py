@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -28,7 +29,7 @@ def hardened(family: str) -> tuple[Model, RobustTokens, torch.Tensor]:
     return model, tokens, torch.rand(2, 3, *model.input_size, dtype=torch.double)
 
 
-def plain(family: str, options: dict[str, object]) -> torch.nn.Module:
+def plain(family: str, options: dict[str, Any]) -> torch.nn.Module:
     name, slim = SMALL_NETS[family]
     return timm.create_model(name, **{**slim, **options}).eval().double()
 

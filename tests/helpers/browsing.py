@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Request
 
 
 class Visit:
@@ -26,7 +26,7 @@ class Visit:
         self.page.on("request", self.note)
         self.page.goto(address)
 
-    def note(self, request: object) -> None:
+    def note(self, request: Request) -> None:
         if not request.url.startswith(self.allowed):
             self.complaints.append(request.url)
 

@@ -70,7 +70,9 @@ def words(command: str) -> list[str]:
     return shlex.split(command, comments=True)
 
 
-root_command = functools.cache(lambda: typer.main.get_command(app))  # made of all signatures
+@functools.cache  # made of all signatures
+def root_command() -> Any:
+    return typer.main.get_command(app)
 
 
 def found_command(arguments: list[str]) -> tuple[list[str], Any, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import timm
 import torch
 
@@ -10,7 +12,7 @@ import robvit.backbones.mini  # noqa: F401  registers the bundled network with t
 _SLIM = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
 # Family as people know it: timm name and what makes it small.
-SMALL_NETS = {
+SMALL_NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", {"img_size": 32, **_SLIM}),
     "deit": ("deit_tiny_distilled_patch16_224", {"img_size": 32, **_SLIM}),
     "deit3": ("deit3_small_patch16_224", {"img_size": 32, **_SLIM}),

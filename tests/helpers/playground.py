@@ -20,7 +20,7 @@ import torch
 
 import robvit
 from robvit.app.models import playground_models
-from robvit.app.request import AttackRequest, Step
+from robvit.app.request import AttackRequest, Result, Step
 from robvit.app.session import Limits, Playground
 
 RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
@@ -88,7 +88,7 @@ def main() -> None:
     play = playground(folder, **settings["limits"])
     genuine = Playground.attack
 
-    def attack(self: Playground, request: AttackRequest) -> Iterator[Step]:
+    def attack(self: Playground, request: AttackRequest) -> Iterator[Step | Result]:
         if (folder / BREAK).exists():
             raise KeyError("/secret/path/of/the/server")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -24,7 +25,7 @@ def robvit_(*arguments: object) -> Result:
 
 
 @pytest.mark.parametrize("row", FAMILIES, ids=lambda row: row.family)
-def test_the_table_of_families_tells_the_truth(row: object) -> None:
+def test_the_table_of_families_tells_the_truth(row: Any) -> None:
     with torch.device("meta"):  # the architecture without its weights
         net = timm.create_model(row.example)
     assert family_of(net).takes_extra == row.tokens

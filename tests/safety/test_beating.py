@@ -308,11 +308,14 @@ def test_a_download_that_breaks_off_leaves_nothing_and_the_next_succeeds(
     from robvit.data.cifar import Cifar
 
     data = tar(tmp_path / "archive.tar.gz", torchvision_like()).read_bytes()
-    handler = type("Handler", (_Cut,), {"content": data, "asked": 0})
+
+    class Handler(_Cut):
+        content = data
+
     monkeypatch.undo()  # the real download and the real checksum
     monkeypatch.setitem(cifar.SETS, "cifar10", mini)
     monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/cifar-10-python.tar.gz"
         md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -323,4 +326,4 @@ def test_a_download_that_breaks_off_leaves_nothing_and_the_next_succeeds(
         assert cifar.fetch("cifar10", tmp_path / "out") == (tmp_path / "out", True)
         server.shutdown()
     assert len(open_data(f"cifar10:{tmp_path / 'out'}")) == 10
-    assert handler.asked == 2
+    assert Handler.asked == 2
