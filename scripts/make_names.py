@@ -13,6 +13,7 @@ from robvit.data import CORRUPTIONS, DATASETS
 from robvit.data.opening import dataset_options
 from robvit.defenses.recipe import PRESETS
 from robvit.diagnosis.doctor import CHECKS
+from robvit.evaluation.protocol import Protocol
 from robvit.exporting import SUFFIXES
 from robvit.names import PACKAGE
 from robvit.registry import Registry
@@ -43,6 +44,7 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
     found["format"] = {name: {"suffix": suffix} for name, suffix in SUFFIXES.items()}
     found["preset"] = {name: {} for name in PRESETS}
     found["key of a recipe"] = {key: {} for key in _keys(Recipe)}
+    found["key of a protocol"] = {key: {} for key in Protocol.model_fields}
     plain: dict[str, dict[str, dict[str, Any]]] = json.loads(json.dumps(found))
     return plain
 

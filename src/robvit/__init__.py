@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from robvit import attacks as attacks
     from robvit import backbones as backbones
     from robvit import data as data
+    from robvit.attacks.run import Outcome as Outcome
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
     from robvit.certification.certify import certify as certify
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from robvit.diagnosis.doctor import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluation.attack import attack as attack
+    from robvit.evaluation.compare import compare as compare
     from robvit.evaluation.evaluate import evaluate as evaluate
+    from robvit.evaluation.protocol import Protocol as Protocol
     from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
     from robvit.hardening import Hardening as Hardening
@@ -49,6 +52,8 @@ _PUBLIC = {
     "ImageDataset": ("robvit.data.dataset", "ImageDataset"),
     "LoRA": ("robvit.defenses.lora", "LoRA"),
     "Model": ("robvit.backbones.model", "Model"),
+    "Outcome": ("robvit.attacks.run", "Outcome"),
+    "Protocol": ("robvit.evaluation.protocol", "Protocol"),
     "Recipe": ("robvit.training.recipe", "Recipe"),
     "Record": ("robvit.record", "Record"),
     "RobustTokens": ("robvit.defenses.tokens", "RobustTokens"),
@@ -63,6 +68,7 @@ _PUBLIC = {
     "backbones": ("robvit.backbones", ""),
     "certify": ("robvit.certification.certify", "certify"),
     "check": ("robvit.checking", "check"),
+    "compare": ("robvit.evaluation.compare", "compare"),
     "data": ("robvit.data", ""),
     "defend_patches": ("robvit.certification.patches", "defend_patches"),
     "doctor": ("robvit.diagnosis.doctor", "doctor"),
@@ -81,6 +87,8 @@ __all__ = [
     "ImageDataset",
     "LoRA",
     "Model",
+    "Outcome",
+    "Protocol",
     "Recipe",
     "Record",
     "RobustTokens",
@@ -95,6 +103,7 @@ __all__ = [
     "backbones",
     "certify",
     "check",
+    "compare",
     "data",
     "defend_patches",
     "doctor",

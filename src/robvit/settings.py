@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from robvit.budget import parse_number
@@ -52,3 +53,10 @@ def check_setting(name: str, value: object, default: object) -> None:
 def is_fraction(value: object) -> bool:
     """Whether a value is text such as 8/255."""
     return isinstance(value, str) and "/" in value
+
+
+def check_trades(trades: Sequence[float]) -> None:
+    """Refuse trade-offs that are not rising numbers in [0,1]."""
+    rising = all(a < b for a, b in pairwise(trades))
+    if not trades or not rising or trades[0] < 0 or trades[-1] > 1:
+        raise InputError(f"trade-offs must be rising numbers in [0,1], got {list(trades)}")

@@ -70,6 +70,7 @@ STANDS_FOR = {
     "tokens=dinov2_small.pt": "tokens=published.pt",
     "scale=paper": "scale=small",
     "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
+    "quick@1": "quick.yaml",  # the same attacks with fewer steps
 }
 
 TRAINING = (
@@ -82,7 +83,7 @@ SMALLER = {
     "robustify": "--limit 16 --steps 1 --attack-steps 1 --inner-steps 1",
     "attack": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
-    "doctor": "--limit 6 --steps 4 --restarts 2 --queries 4 --draws 2",
+    "doctor": "--limit 4 --steps 4 --restarts 2 --queries 2 --draws 1",
     "explain": "--set steps=1",
     "export": "--limit 2",
     "reproduce": "--images 2 --model robvit-mini",
@@ -281,10 +282,15 @@ def _given() -> dict[str, Any]:
     }
 
 
-def test_every_study_is_run_by_the_tests_of_its_paper() -> None:
-    for entry in STUDIES:
-        tests = ROOT / "tests" / "studies" / f"test_{entry.name.partition('-')[0]}_studies.py"
-        assert f'"{entry.name}"' in tests.read_text("utf-8"), entry.name
+def test_studies_that_pages_name_are_run_by_the_tests_of_their_papers() -> None:
+    commands = [
+        words(block.text) for path in PAGES.values() for block in blocks(path) if block.kind == "command"
+    ]
+    named = {command[2] for command in commands if command[:2] == ["robvit", "reproduce"] and command[2:]}
+    assert len(named) > 10
+    for name in named:
+        tests = (ROOT / "tests" / "studies" / f"test_{name.partition('-')[0]}_studies.py").read_text("utf-8")
+        assert f'"{name}"' in tests or f'f"{name.rstrip("123456789")}{{n}}"' in tests, name
 
 
 def _make_knows(arguments: list[str]) -> None:
@@ -302,13 +308,14 @@ def _script_knows(arguments: list[str]) -> None:
 @functools.cache
 def _help_of(script: str) -> str:
     """What a script of ours answers to --help, in this process, which has torch already."""
-    told, given = io.StringIO(), sys.argv
+    told, given, path = io.StringIO(), sys.argv, list(sys.path)
     sys.argv = [script, "--help"]
+    sys.path.insert(0, str((ROOT / script).parent))  # as Python does for a script
     try:
         with contextlib.redirect_stdout(told), pytest.raises(SystemExit) as end:
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
-        sys.argv = given
+        sys.argv, sys.path[:] = given, path
     assert not end.value.code
     return told.getvalue()
 
@@ -372,6 +379,10 @@ def _write_placeholders(folder: Path) -> None:
     for attack in ladder["attacks"]:
         attack["settings"] = {"steps": 2}
     (folder / "ladder.yaml").write_text(yaml.safe_dump(ladder), encoding="utf-8")
+    quick = protocol.find("quick@1").model_dump(mode="json", exclude_defaults=True)
+    for attack in quick["attacks"]:
+        attack["settings"] = {"steps": 3}
+    (folder / "quick.yaml").write_text(yaml.safe_dump(quick), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -120,15 +120,16 @@ def test_the_command_writes_images_that_still_succeed_when_read_back(tmp_path: P
     assert Record.load(tmp_path / "record.json").trials == record.trials
 
 
-def test_transfer_is_judged_by_the_victim(tmp_path: Path) -> None:
-    arguments = ["attack", "robvit-mini", "sample", "--victim", "robvit-mini-robust", "--limit", "12"]
+def test_images_made_on_a_surrogate_are_judged_by_the_model(tmp_path: Path) -> None:
+    arguments = ["attack", "robvit-mini-robust", "sample", "--surrogate", "robvit-mini", "--limit", "12"]
     done = CliRunner().invoke(app, [*arguments, "--set", "steps=3", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    trial = Record.load(tmp_path / "record.json").trials[1]
-    victim = robvit.load("robvit-mini-robust")
+    record = Record.load(tmp_path / "record.json")
+    assert (record.model["name"], record.model["surrogate"]) == ("robvit-mini-robust", "robvit-mini")
+    trial, judged = record.trials[1], robvit.load("robvit-mini-robust")
     advs = [s.adv for s in read_shards(tmp_path / "shards", 1)]
     with torch.no_grad():
-        assert victim(torch.cat(advs).float() / 255).argmax(1).tolist() == trial.predicted
+        assert judged(torch.cat(advs).float() / 255).argmax(1).tolist() == trial.predicted
 
 
 def masked(root: Path, count: int = 5) -> Path:

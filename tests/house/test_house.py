@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
 BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
-BASE |= {"specs", "locks", "resuming", "signing"}
+BASE |= {"specs", "locks", "resuming", "signing", "augmentation"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {
@@ -105,6 +106,18 @@ def test_every_public_name_is_there() -> None:
         assert getattr(robvit, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = robvit.nonsense
+
+
+def test_what_people_handle_has_the_signature_it_is_said_to_have() -> None:
+    assert list(inspect.signature(robvit.compare).parameters) == ["a", "b"]
+    assert {"adv", "success", "distance", "forward", "backward"} <= set(
+        inspect.signature(robvit.Outcome).parameters
+    )
+    assert {"name", "about", "threat", "attacks"} <= set(inspect.signature(robvit.Protocol).parameters)
+    for verb in ("evaluate", "attack", "doctor", "explain", "robustify"):
+        parameters = inspect.signature(getattr(robvit, verb)).parameters
+        assert next(iter(parameters)) == "model"
+        assert "out" in parameters, verb
 
 
 def test_importing_robvit_and_its_command_line_loads_no_torch() -> None:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import typer
+from typer.testing import CliRunner
 
 from robvit import cli
 
@@ -22,11 +24,11 @@ SLIPS = [
     (["attack", *SAMPLE, "--eps", "inf"], "pgd needs a finite eps"),
     (["attack", *SAMPLE, "--norm", "l3"], "--norm must be linf, l2 or l1, got 'l3'"),
     (["attack", *SAMPLE, "--attack", "cw_l2"], "cw_l2 works in l2, got linf"),
-    (["attack", *SAMPLE, "--set", "step=3"], "no setting of pgd is called 'step'; did you mean steps"),
+    (["attack", *SAMPLE, "--set", "step=3"], "no setting of pgd is called 'step'"),
     (["attack", *SAMPLE, "--set", "steps=-3"], "steps must be a whole number from 1, got -3"),
     (["attack", *SAMPLE, "--set", "steps"], "a setting looks like steps=20"),
     (["attack", *SAMPLE, "--limit", "0"], "--limit"),
-    (["attack", *SAMPLE, "--victim", "robvit-minni"], "did you mean robvit-mini"),
+    (["attack", *SAMPLE, "--surrogate", "robvit-minni"], "did you mean robvit-mini"),
     (["attack", *SAMPLE, "--head", "nosuch.safetensors"], "no head at nosuch.safetensors"),
     (["attack", *SAMPLE, "--tokens", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
     (["attack", *SAMPLE, "--resize", "stretch"], "--resize must be squash or crop, got 'stretch'"),
@@ -51,6 +53,10 @@ SLIPS = [
     (["train", "nosuch"], "no recipe is called 'nosuch'"),
     (["train", "mini", "--set", "lrr=1"], "no key of mini is called 'lrr'; did you mean lr"),
     (["train", "mini", "--set", "inner.stps=1"], "did you mean inner.steps"),
+    (["train", "mini", "--set", "lr=fast"], "mini: lr: Input should be a valid number"),
+    (["train", "mini", "--set", "epochs=-1"], "mini: epochs: Input should be greater than"),
+    (["train", "mini", "--set", "loss=tradez"], "no training loss is called 'tradez'; did you mean trades"),
+    (["train", "tora", "--set", "adapters.trades=[0.9,0.1]"], "trade-offs must be rising numbers"),
     (["train", "tora", "--set", "adapters.trads=1"], "did you mean adapters.trade"),
     (["train", "head", *SAMPLE, "--kind", "linaer", "--out", "nosuch"], "did you mean linear"),
     (["train", "head", *SAMPLE, "--out", __file__], "is already there"),
@@ -110,6 +116,32 @@ def answers(typed: list[list[str]], folder: Path) -> list[tuple[int | str, str]]
         env={**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
     )
     return [tuple(answer) for answer in json.loads(done.stdout)]
+
+
+PROTOCOL = "name: mine@1\nabout: a test\nthreat: {norm: linf, eps: 8/255}\n"
+# What a protocol's file holds beside that, and what the answer says.
+MISTAKES = [
+    ("attcks: []", "no key of mine.yaml is called 'attcks'; did you mean attacks"),
+    ("attacks: [{attack: pgdd}]", "did you mean pgd"),
+    (
+        "attacks: [{attack: pgd, settings: {step: 3}}]",
+        "no setting of pgd is called 'step'; did you mean steps",
+    ),
+    ("attacks: [{attack: pgd, settings: {steps: -3}}]", "steps must be a whole number from 1, got -3"),
+    ("threat: {norm: linf, eps: 8}", "eps is in pixels"),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), MISTAKES)
+def test_mistakes_in_a_protocols_file_are_answered_without_torch(
+    line: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = PROTOCOL if not line.startswith("threat") else PROTOCOL.partition("threat")[0]
+    Path("mine.yaml").write_text(kept + line)
+    monkeypatch.setattr(cli.evaluate, "check_model", pytest.fail)  # asked after the protocol, before torch
+    done = CliRunner().invoke(cli.app, ["evaluate", *SAMPLE, "--protocol", "mine.yaml"])
+    assert wanted in str(done.exception)
 
 
 def test_slips_are_answered_without_torch(tmp_path: Path) -> None:

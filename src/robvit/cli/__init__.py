@@ -7,6 +7,7 @@ so that `robvit --help` answers at once.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -97,8 +98,14 @@ def _options(
     pass
 
 
+def _warning(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning as people read it: no place in the code, no line of it."""
+    return f"warning: {' '.join(str(message).split())}\n"
+
+
 def main() -> None:
     """Run a command; what robvit refuses is one line on standard error and exit code 2."""
+    warnings.formatwarning = _warning
     try:
         app()
     except RobvitError as error:

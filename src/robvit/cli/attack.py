@@ -45,8 +45,9 @@ def attack(
     eps: Eps = "8/255",
     setting: AttackSettings = None,
     out: Annotated[Path, typer.Option(help="Folder for images, record and sheet.")] = Path("runs/attack"),
-    victim: Annotated[
-        str | None, typer.Option(help="Craft on MODEL, but judge on this model (transfer).")
+    surrogate: Annotated[
+        str | None,
+        typer.Option(help="Make the images on this model; MODEL judges them (transfer)."),
     ] = None,
     head: Head = None,
     tokens: Tokens = None,
@@ -79,7 +80,7 @@ def attack(
     """
     check_attack(attack, norm, eps, setting)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
-    check_model(victim)
+    check_model(surrogate)
     check_data(data)
     check_out(out)
     from robvit.attacks import ATTACKS
@@ -89,17 +90,20 @@ def attack(
     from robvit.progress import progress
     from robvit.threat import Threat
 
-    own: dict[str, Any] = {"head": head, "img_size": img_size}
+    own: dict[str, Any] = {"arch": arch, "head": head}
     defence: dict[str, Any] = {"tokens": tokens, "lora": lora, "adapters": adapters}
-    first = open_classifier(model, arch=arch, **own, **({} if victim else defence))
-    with progress(f"{attack} on {model}", total=1) as advance:
+    judged = open_classifier(model, img_size=img_size, **own, **defence)
+    source = None
+    if surrogate:  # MODEL without its defence, or another model, which has classes of its own
+        source = open_classifier(surrogate, img_size=img_size, **(own if surrogate == model else {}))
+    with progress(f"{attack} on {surrogate or model}", total=1) as advance:
         record = attack_data(
-            open_classifier(victim, **own, **defence) if victim else first,
+            judged,
             data,
             attack=attack,
             threat=Threat.parse(norm, eps),
             settings=parse_settings(setting or [], ATTACKS.info(attack).defaults, attack),
-            surrogate=first if victim else None,
+            surrogate=source,
             out=out,
             split=split,
             resize=resize,

@@ -15,7 +15,7 @@ from robvit.backbones import zoo
 from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
-from robvit.files import given_path
+from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.settings import check_setting, parse_settings
 from robvit.specs import CORRUPTION, FOLDER, parse_spec
@@ -148,10 +148,38 @@ def check_protocol(protocol: str) -> None:
         raise unknown("protocol", protocol, known, "Or give the path of a .yaml file.")
     if protocol not in known:
         check_file(Path(protocol), "protocol")
+        _check_protocol_file(Path(protocol))
+
+
+def _check_protocol_file(path: Path) -> None:
+    """Refuse keys nobody knows, a budget that is none, unknown attacks and settings they do not have."""
+    content = parse_yaml(read_text(path, "a protocol", YAML_BYTES), path)
+    keys = list(names.facts("key of a protocol"))
+    for key in content:
+        if key not in keys:
+            raise unknown(f"key of {path}", str(key), keys)
+    threat = content.get("threat")
+    if isinstance(threat, dict) and isinstance(threat.get("norm"), str) and "eps" in threat:
+        check_budget(threat["norm"], parse_number(str(threat["eps"])))
+    entries = content.get("attacks")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("attack"), str):
+            continue  # the protocol itself says what is wrong with it
+        name, settings = entry["attack"], entry.get("settings")
+        names.check_name("attack", name, "(see `robvit attacks`)")
+        known: dict[str, Any] = names.facts("attack").get(name, {}).get("defaults") or {}
+        for key, value in (settings if known and isinstance(settings, dict) else {}).items():
+            if key not in known:
+                raise unknown(f"setting of {name}", str(key), list(known))
+            if not isinstance(value, str):  # fractions such as 2/255 are numbers by then
+                check_setting(key, value, known[key])
 
 
 def check_recipe(recipe: str, settings: list[str] | None, own: tuple[str, ...] = ()) -> None:
-    """Refuse an unknown recipe, and keys that recipes do not have; `own` are keys beside a recipe's."""
+    """Refuse an unknown recipe, keys that recipes do not have and values that they cannot have.
+
+    `own` are keys beside a recipe's.
+    """
     known = names.files_named("training/recipes")
     if recipe not in known and not recipe.endswith((".yaml", ".yml")):
         raise unknown("recipe", recipe, known, "Or give the path of a .yaml file.")
@@ -164,3 +192,7 @@ def check_recipe(recipe: str, settings: list[str] | None, own: tuple[str, ...] =
             raise InputError(f"a change looks like lr=1e-3 or inner.eps=4/255, got {item!r}")
         if key not in keys and not key.startswith(("loss_settings.", "inner.settings.")):
             raise unknown(f"key of {recipe}", key, keys)
+    from robvit.training.recipe import changes_of, load_recipe
+
+    changes = {key: value for key, value in changes_of(settings or []).items() if key not in own}
+    names.check_name("training loss", load_recipe(recipe, **changes).loss)

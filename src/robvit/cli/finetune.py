@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.cli.options import choice
-from robvit.cli.shell import typed
+from robvit.cli.shell import tell_next, typed
 
 if TYPE_CHECKING:
     from robvit.hardening import Hardening
@@ -78,13 +78,16 @@ def tune(
             command=typed(),
             **place,
         )
-    _tell(result, model)
+    _tell(result, model, place["img_size"], place["arch"])
 
 
-def _tell(result: Hardening, model: str) -> None:
+def _tell(result: Hardening, model: str, img_size: int | None, arch: str | None) -> None:
     """Say what there is now."""
     for name, value in result.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
     typer.echo(f"written: {result.file} (no secret: it is meant for attackers who have it), record.json")
-    used = f"{model} DATA --lora {result.file}" if result.lora is not None else f"{result.file} DATA"
-    typer.echo(f"next: robvit evaluate {used} --head HEAD --protocol linf-1-white-box@1")
+    judged = {"head": "HEAD", "protocol": "linf-1-white-box@1", "img_size": img_size}
+    if result.lora is not None:
+        tell_next("evaluate", model, "DATA", lora=result.file, **judged, arch=arch)
+    else:
+        tell_next("evaluate", result.file, "DATA", **judged)

@@ -184,7 +184,7 @@ def robustify(
             command=_command(),
         )
     write_report(hardening.record, out / "report.html")
-    _tell(hardening, out)
+    _tell(hardening, out, img_size, arch)
 
 
 def _refuse(owner: str, method: str, **options: object) -> None:
@@ -198,7 +198,7 @@ def _command() -> str:
     return re.sub(r"--seed[ =]\S+", "--seed ...", typed())
 
 
-def _tell(hardening: Hardening, out: Path) -> None:
+def _tell(hardening: Hardening, out: Path, img_size: int | None, arch: str | None) -> None:
     """Say what there is now."""
     for tokens in hardening.sets:
         typer.echo(str(tokens))
@@ -217,4 +217,4 @@ def _tell(hardening: Hardening, out: Path) -> None:
         head = f"{out}/head.safetensors"
         typer.echo(f"written: {head}, the head that learned along")
     name = hardening.record.model["name"]
-    tell_next("attack", name, "DATA", victim=name, tokens=place, head=head)
+    tell_next("attack", name, "DATA", surrogate=name, tokens=place, head=head, img_size=img_size, arch=arch)

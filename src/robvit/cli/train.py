@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,7 +138,8 @@ def _tell(record: Record, job: Job, out: Path) -> None:
             typer.echo(f"  trade-off {row[0]}: {row[1]:.1f} % clean, {row[2]:.1f} % under attack")
         typer.echo(f"on {count} held-out training images; {record.tables[0].note}")
         typer.echo(f"written: {place}, {written}")
-        typer.echo(f"next: robvit attack {job.model} {job.data} --adapters {place}")
+        size = job.recipe.img_size
+        tell_next("attack", job.model_name, job.data, adapters=place, img_size=size, arch=job.arch)
         return
     typer.echo(f"on {count} held-out training images, on which the checkpoint was chosen:")
     for name, value in record.metrics.items():
@@ -194,29 +196,33 @@ def head(
     check_model(model, arch)
     check_file(tokens, "tokens")
     check_data(data)
-    from robvit.backbones.heads import HEADS
     from robvit.certification.head import fit_dropped_head
-    from robvit.data import open_data
-    from robvit.evaluation.clean import clean_score
     from robvit.loading import load
     from robvit.progress import progress
+    from robvit.training.head import train_head
 
-    head_class = HEADS[kind]
+    fit = None
+    if patch is not None:
+        fit = partial(fit_dropped_head, patch=patch, windows=windows, draws=draws, batch=batch)
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
-    train = open_data(data, split=split or "train", size=net.input_size[0], resize=resize, limit=limit)
-    test = open_data(data, split=test_split, size=net.input_size[0], resize=resize, limit=limit)
-    with progress("features", total=len(train) * (1 if patch is None else draws + 1)) as advance:
-        if patch is None:
-            trained = head_class.fit(
-                net, train.batches(batch), len(train.classes), names=train.classes, progress=advance
-            )
-        else:
-            trained = fit_dropped_head(
-                net, train, patch=patch, windows=windows, draws=draws, batch=batch, progress=advance
-            )
-    score = clean_score(net.replace(head=trained), test, batch=batch)
-    trained.save(out)
-    typer.echo(f"{kind} head on {model}: {score} on {len(test)} images it did not learn from ({data})")
+    with progress("features", total=1) as advance:
+        trained = train_head(
+            net,
+            data,
+            kind=kind,
+            fit=fit,
+            passes=1 if patch is None else draws + 1,
+            out=out,
+            split=split,
+            test_split=test_split,
+            resize=resize,
+            limit=limit,
+            batch=batch,
+            progress=advance,
+        )
+    typer.echo(
+        f"{kind} head on {model}: {trained.score} on {trained.judged} images it did not learn from ({data})"
+    )
     typer.echo(f"written: {out}")
-    attack = "segpgd" if train.kind == "masks" else None
-    tell_next("attack", model, data, head=out, attack=attack, img_size=img_size, arch=arch)
+    attack = "segpgd" if trained.kind == "masks" else None
+    tell_next("attack", model, data, attack=attack, head=out, tokens=tokens, img_size=img_size, arch=arch)

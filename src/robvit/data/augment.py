@@ -9,45 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torchvision.transforms import v2
 
+from robvit.augmentation import Augment
+
 Transform = Callable[[torch.Tensor], torch.Tensor]
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-
-
-class Augment(BaseModel):
-    """Which augmentations there are and how strong; everything is off unless it is set.
-
-    `crop` is "none", "pad" (pad by `pad` pixels, then crop) or "resized" (a random part of area `scale`
-    and of aspect `ratio`, resized). `mixup` and `cutmix` are the alphas of their Beta distributions; a
-    batch is mixed with probability `mix_share`, by either if both are on.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    crop: Literal["none", "pad", "resized"] = "none"
-    pad: Annotated[int, Field(ge=1)] = 4
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: bool = False
-    rotate: NotNegative = 0.0
-    jitter: Share = 0.0
-    randaugment: Annotated[int, Field(ge=0)] = 0
-    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-    erase: Share = 0.0
-    mixup: NotNegative = 0.0
-    cutmix: NotNegative = 0.0
-    mix_share: Share = 1.0
-
-    @property
-    def takes_any_size(self) -> bool:
-        """Whether images may keep the size they are stored in until they are cropped."""
-        return self.crop == "resized"
 
 
 def seed_of(*parts: object) -> int:

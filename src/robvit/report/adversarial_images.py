@@ -12,6 +12,8 @@ from safetensors import safe_open
 
 from robvit.drawing.images import Pixels
 from robvit.errors import InputError
+from robvit.evaluation.originals import originals_of
+from robvit.progress import Log
 from robvit.record import Record, Trial
 from robvit.report.gallery import GalleryItem, Map
 
@@ -43,6 +45,22 @@ class AdversarialImages:
             adversarial, attention = versions.get(number, (None, None))
             original = self.original(index) if self.original else None
             yield GalleryItem(index, number, adversarial, original, attention)
+
+
+def images_beside(
+    record: Record, folder: Path, images: str | None = None, *, log: Log = print
+) -> AdversarialImages:
+    """The images beside a record in its folder, with their originals if these can be had.
+
+    The originals are looked for in `images`, or where the record says; `log` is told why there are none.
+    """
+    folders = shard_folders(record, folder)
+    if not folders:
+        return AdversarialImages(record, {})
+    sides = (e.adversarial.shape[0] for e in AdversarialImages(record, folders) if e.adversarial is not None)
+    side = next(sides, None)
+    found = None if side is None else originals_of(record, side, images, log=log)
+    return AdversarialImages(record, folders, found)
 
 
 def shard_folders(record: Record, root: Path) -> dict[int, Path]:

@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from robvit.augmentation import Augment
 from robvit.budget import check_budget, parse_number
-from robvit.data.augment import Augment
-from robvit.defenses.tora.modules import check_trades
 from robvit.errors import InputError
 from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
+from robvit.settings import check_trades
 
 Number = Annotated[float, BeforeValidator(lambda v: parse_number(v) if isinstance(v, str) else v)]
 Positive = Annotated[Number, Field(gt=0)]

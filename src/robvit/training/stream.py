@@ -15,8 +15,9 @@ from functools import lru_cache
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from robvit.augmentation import Augment
 from robvit.data import ImageDataset
-from robvit.data.augment import Augment, seed_of, seeded, transform
+from robvit.data.augment import seed_of, seeded, transform
 from robvit.errors import InputError
 from robvit.training.recipe import Recipe
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -35,6 +34,7 @@ from robvit.backbones.families import Extra, Tokens, enter, grid_of, run_block, 
 from robvit.backbones.model import Model
 from robvit.defenses.tora.fusions import FUSIONS, Fuse, Fused
 from robvit.errors import InputError, Unsupported
+from robvit.settings import check_trades
 
 BOTH = ("accuracy", "robustness")
 # Tuning: the objectives that have a token, a head and, except for "heads", adapters of their own.
@@ -261,13 +261,6 @@ class Adapters(nn.Module):
                 side.token.copy_(first)
                 if isinstance(net.head, nn.Linear) and net.num_classes == self.classes:
                     side.head.load_state_dict(net.head.state_dict())
-
-
-def check_trades(trades: Sequence[float]) -> None:
-    """Refuse trade-offs that are not rising numbers in [0,1]."""
-    rising = all(a < b for a, b in pairwise(trades))
-    if not trades or not rising or trades[0] < 0 or trades[-1] > 1:
-        raise InputError(f"trade-offs must be rising numbers in [0,1], got {list(trades)}")
 
 
 def check_backbone(model: Model) -> None:
