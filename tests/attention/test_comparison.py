@@ -17,7 +17,6 @@ from robvit.attention.comparison import (
     ScalingMethod,
     compare_scaling,
     control_of,
-    universal_scales,
 )
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
@@ -128,15 +127,6 @@ def test_attacks_that_take_no_restarts_have_no_control() -> None:
     assert control_of("gama", {"steps": 10}, LINF, 65) == ("gama", {"restarts": 3, "steps": 11})
     with pytest.raises(InputError, match=r"steps and restarts, got autoattack.*pgd"):
         control_of("autoattack", {}, LINF, 100)
-
-
-def test_universal_scales_come_from_images_that_are_not_judged() -> None:
-    model = robvit.load("robvit-mini")
-    learned: ImageDataset = open_data("sample", split="train", limit=6)
-    scales = universal_scales(model, learned, batch=3, steps=2)
-    assert len(scales) == len(attention_layers(model))
-    assert scales == universal_scales(model, learned, batch=3, steps=2)
-    assert scales != universal_scales(model, learned.take([0, 1, 2]), batch=3, steps=2)
 
 
 @pytest.mark.slow

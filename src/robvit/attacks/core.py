@@ -57,6 +57,7 @@ class AttackInfo:
     gradients: whether it needs them.
     needs: what the model must have inside, such as "attention".
     batch_coupled: whether results depend on the batch.
+    certified: whether its images keep the budget in pixels, so that they can be certified.
     check: how the tests try it.
     """
 
@@ -68,6 +69,7 @@ class AttackInfo:
     gradients: bool = True
     needs: str = ""
     batch_coupled: bool = False
+    certified: bool = True
     check: AttackCheck = field(default_factory=AttackCheck)
 
 

@@ -1,4 +1,4 @@
-"""Several attacks as one: each goes on with what the ones before left standing. No attack maths."""
+"""Several attacks as one: each goes on where those before had no success. No attack maths."""
 
 from __future__ import annotations
 

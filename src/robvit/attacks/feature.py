@@ -86,6 +86,7 @@ def _approach(loss: str | Loss, target: torch.Tensor | None) -> Objective:
     paper="ECCV 2024",
     task="features",
     batch_coupled=True,
+    certified=False,
     check=AttackCheck({"steps": 3}),
 )
 def feature_reference(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -235,15 +235,3 @@ def control_of(
     steps = int(settings.get("steps", known["steps"]))
     restarts = max(1, int(passes / (2 * steps + 1)))
     return base, {**settings, "restarts": restarts, "steps": math.ceil((passes / restarts - 1) / 2)}
-
-
-def universal_scales(
-    model: nn.Module, images: ImageDataset, *, batch: int = 32, **settings: Any
-) -> tuple[float, ...]:
-    """One set of scales for all images, found on others than those that are judged."""
-    return find_scales(model, _pairs(images, batch), **settings).values
-
-
-def _pairs(images: ImageDataset, batch: int) -> Iterable[tuple[torch.Tensor, torch.Tensor | None]]:
-    for x, y in images.batches(batch):
-        yield x, y if images.kind == "labels" else None

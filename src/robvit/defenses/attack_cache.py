@@ -64,7 +64,7 @@ class TensorImages:
 
 @dataclass(frozen=True)
 class AttackSetting:
-    """An attack that tokens learn to withstand: on features, or on a head's classes if it needs labels."""
+    """An attack that tokens are trained against: on features, or on a head's classes if it needs labels."""
 
     name: str = "feature"
     threat: Threat = field(default_factory=lambda: Threat("linf", 8 / 255))
@@ -86,7 +86,7 @@ class AttackSetting:
         return ATTACKS.info(self.name).task == "classes"
 
     def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Adversarial images (B 3 H W) in whole grey levels, certified but for `feature_reference`."""
+        """Adversarial images (B 3 H W) in whole grey levels, certified if the attack can be."""
         function = ATTACKS[self.name]
         if self.needs_labels:
             # Other models are to learn from these images: each is driven as far as the attack goes.
@@ -94,7 +94,7 @@ class AttackSetting:
             adv = function(model, x, y, self.threat, seed=self.seed, **settings)
         else:
             adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
-        if self.name == "feature_reference":  # the published code's attack keeps no budget in pixels
+        if not ATTACKS.info(self.name).certified:
             return (adv * 255).round() / 255
         certify(x, adv, self.threat)
         adv = eight_bit(x, adv, self.threat)
@@ -150,7 +150,7 @@ class AttackCache:
         self, model: Model, images: Images, attack: AttackSetting, folder: Path | None = None
     ) -> None:
         if model.hardened:
-            raise InputError("attacks are crafted on the token-free model; load it without tokens")
+            raise InputError("attacks are run on the token-free model; load it without tokens")
         if attack.needs_labels and not model.classes:
             raise InputError(f"{attack.name} attacks a classifier; give {model.name} a head")
         if not attack.needs_labels:  # features do not depend on a head, so neither does the key

@@ -77,7 +77,7 @@ class GateAware:
 def gate_aware(
     model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, *, attack: str = "pgd", **settings: Any
 ) -> GateAware:
-    """Attack the joint output, each head and the gates both ways, each on what the others left standing.
+    """Attack the joint output, each head and the gates both ways, each where the others failed.
 
     x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings.
     """
