@@ -43,16 +43,6 @@ def written(tmp_path: Path, rules: dict[str, Any]) -> Path:
     return path
 
 
-def lasting(path: Path) -> dict[str, Any]:
-    """A record without what differs from run to run: the date, seconds, the command and the machine."""
-    content: dict[str, Any] = json.loads(path.read_text())
-    for name in ("created", "command", "machine"):
-        content.pop(name)
-    for trial in content["trials"]:
-        trial.pop("seconds")
-    return content
-
-
 @pytest.mark.parametrize("name", protocols.names())
 def test_the_packages_protocols_are_sound_and_called_by_their_names(name: str) -> None:
     assert protocols.find(name).name == name
