@@ -9,9 +9,10 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -177,6 +178,7 @@ def test_an_order_ends_with_its_visitor(play: Playground, cat: InputImage) -> No
     going = play.attack(AttackRequest(cat, "robvit-mini", attack="apgd_t", steps=100))
     assert isinstance(next(going), Step)
     assert play.lock.locked()
+    assert isinstance(going, Generator)
     going.close()
     assert play.lock.acquire(timeout=30)
     play.lock.release()
@@ -290,7 +292,7 @@ class Door:
         client: str = "127.0.0.1",
         **more: str,
     ) -> int:
-        sent: list[dict[str, object]] = []
+        sent: list[dict[str, Any]] = []
         pieces = [{"type": "http.request", "body": piece, "more_body": True} for piece in body]
         pieces[-1]["more_body"] = False
 
@@ -304,7 +306,7 @@ class Door:
         scope = {"type": "http", "path": path, "method": method, "headers": headers, "query_string": b""}
         asyncio.run(self.gate({**scope, "client": (client, 1)}, receive, send))
         self.headers = dict(sent[0]["headers"])
-        return sent[0]["status"]
+        return int(sent[0]["status"])
 
 
 def test_the_gate_knows_few_addresses_and_hosts(tmp_path: Path) -> None:

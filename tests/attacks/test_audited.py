@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.attack_cases import images, labelled, tiny
 
+from helpers.attack_cases import images, labelled, tiny
 from robvit.attacks import Count, autoattack, misclassified, run
 from robvit.attacks.apgd_t import _targets
 from robvit.attacks.audited import audited_settings, autoattack_audited, concluded

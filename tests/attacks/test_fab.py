@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_the_model_is_shown_images_only(name, norm):
     """Every point a model is asked about lies in [0,1], also in the middle of a search."""
     model, x, _ = prepared(name, 4)
     x = (x > 0.5).to(x)  # black and white: every step leads out of the box
-    y, seen = labelled(model, x), []
+    y, seen = labelled(model, x), list[Any]()
     settings = {**quick(name), **supported(name, early_stop=False)}
 
     def watched(z: torch.Tensor) -> torch.Tensor:

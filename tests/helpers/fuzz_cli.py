@@ -13,6 +13,7 @@ import sys
 import traceback
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from typer.testing import CliRunner
@@ -39,7 +40,7 @@ def examples() -> list[list[str]]:
     values = ["robvit-mini", "sample", "pgd", "8/255", "linf", "3", "x.json", "a=1", "linf-8-standard@1"]
     found: list[list[str]] = [["--version"], ["--help"]]
 
-    def walk(command: object, words: list[str]) -> None:
+    def walk(command: Any, words: list[str]) -> None:
         if words and words[0] in LEFT_OUT:
             return
         for name, inner in getattr(command, "commands", {}).items():

@@ -117,7 +117,8 @@ def _spec() -> Target:
 def _images() -> list[Target]:
     decoder = Decoder(max_pixels=10**6, seconds=20)
     plain = Image.radial_gradient("L").resize((24, 24)).convert("RGB")
-    kinds = {name: ({},) for name in FORMATS} | {"JPEG": ({}, {"progressive": True, "exif": _exif()})}
+    kinds: dict[str, tuple[dict[str, Any], ...]] = {name: ({},) for name in FORMATS}
+    kinds |= {"JPEG": ({}, {"progressive": True, "exif": _exif()})}
     kinds["PNG"] = ({}, {"exif": _exif()})
     good: dict[str, list[bytes]] = {name: [] for name in FORMATS}
     for name, options in kinds.items():

@@ -53,7 +53,7 @@ SLIPS = [
     (["train", "nosuch"], "no recipe is called 'nosuch'"),
     (["train", "mini", "--set", "lrr=1"], "no key of mini is called 'lrr'; did you mean lr"),
     (["train", "mini", "--set", "inner.stps=1"], "did you mean inner.steps"),
-    (["train", "mini", "--set", "lr=fast"], "mini: lr: Input should be a valid number"),
+    (["train", "mini", "--set", "lr=fast"], "mini: lr: Value error, expected a number such as 8/255"),
     (["train", "mini", "--set", "epochs=-1"], "mini: epochs: Input should be greater than"),
     (["train", "mini", "--set", "loss=tradez"], "no training loss is called 'tradez'; did you mean trades"),
     (["train", "tora", "--set", "adapters.trades=[0.9,0.1]"], "trade-offs must be rising numbers"),
