@@ -39,6 +39,7 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
     for registry, told in REGISTRIES.items():
         own = [entry for entry in registry if entry.name not in registry.brought]
         found[registry.kind] = {e.name: {fact: getattr(e.info, fact) for fact in told} for e in own}
+    found[LOSSES.kind] = dict(sorted(found[LOSSES.kind].items()))  # their modules are loaded in any order
     for name, options in dataset_options().items():
         found[DATASETS.kind][name]["options"] = options
     found["format"] = {name: {"suffix": suffix} for name, suffix in SUFFIXES.items()}
