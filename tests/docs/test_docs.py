@@ -312,7 +312,8 @@ def _help_of(script: str) -> str:
     sys.argv = [script, "--help"]
     sys.path.insert(0, str((ROOT / script).parent))  # as Python does for a script
     try:
-        with contextlib.redirect_stdout(told), pytest.raises(SystemExit) as end:
+        quiet = warnings.catch_warnings(action="ignore")  # benchmarks import other libraries, with theirs
+        with quiet, contextlib.redirect_stdout(told), pytest.raises(SystemExit) as end:
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = given, path
@@ -380,6 +381,7 @@ def _write_placeholders(folder: Path) -> None:
         attack["settings"] = {"steps": 2}
     (folder / "ladder.yaml").write_text(yaml.safe_dump(ladder), encoding="utf-8")
     quick = protocol.find("quick@1").model_dump(mode="json", exclude_defaults=True)
+    quick["name"] = "short@1"  # the names of the package's own are reserved
     for attack in quick["attacks"]:
         attack["settings"] = {"steps": 3}
     (folder / "quick.yaml").write_text(yaml.safe_dump(quick), encoding="utf-8")
