@@ -6,10 +6,8 @@ file uses the standard library only, so that records can be read where no torch 
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from robvit.files import parse_json, read_text, write_json
 from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
 from robvit.statistics import interval
 from robvit.verdict import Claim, Verdict
+from robvit.versions import library_versions
 
 SCHEMA = 3
 LEVELS = "Attacker levels"  # the title of a table; a page draws the same from the trials
@@ -178,7 +177,7 @@ class Record:
     machine: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    versions: dict[str, str] = field(default_factory=lambda: library_versions())
+    versions: dict[str, str] = field(default_factory=library_versions)
     schema: int = SCHEMA
 
     def scenarios(self) -> list[str]:
@@ -250,9 +249,8 @@ class Record:
             import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
         except ImportError:
             raise InputError("a DataFrame needs pandas: pip install pandas, or use rows()") from None
-        rows = [row._asdict() for row in self.rows()]
-        shares = ("share", "low", "high")
-        return pandas.DataFrame([{k: 100 * v if k in shares else v for k, v in row.items()} for row in rows])
+        frame = pandas.DataFrame([row._asdict() for row in self.rows()])
+        return frame.assign(**{name: 100 * frame[name] for name in ("share", "low", "high")})
 
     def save(self, path: str | Path) -> None:
         """Write the record as JSON, whole or not at all."""
@@ -269,7 +267,7 @@ class Record:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(content.keys() - known):
             raise InputError(f"{path}: unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
-        content.setdefault("audits", [])  # records from before there were any
+        content.setdefault("audits", [])  # older records have none
         try:
             for name, part in PARTS.items():
                 content[name] = [part(**_restored(entry)) for entry in content[name]]
@@ -301,14 +299,3 @@ def _restored(entry: dict[str, Any]) -> dict[str, Any]:
     if isinstance(entry, dict) and "verdict" in entry:
         return {**entry, "verdict": Verdict(entry["verdict"])}
     return entry
-
-
-def library_versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("robvit", "torch", "timm", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robvit.errors import InputError
-from robvit.record import library_versions
+from robvit.versions import library_versions
 
 DECIDING = ("robvit", "torch", "timm")  # the libraries whose versions decide results
 

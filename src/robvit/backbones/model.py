@@ -229,12 +229,10 @@ class Model(nn.Module):
         """K, the number of classes; 0 for a bare feature extractor."""
         net: Any = self.net
         owner: Any = self.head if self.head is not None else self.adapters
-        if owner is not None:
-            return int(getattr(owner, "classes", 0))
-        if hasattr(net, "num_classes"):
-            return int(net.num_classes)
-        last = [part for part in net.modules() if isinstance(part, nn.Linear)][-1:]
-        return last[0].out_features if last else 0  # torchvision and others do not say
+        if owner is not None or hasattr(net, "num_classes"):
+            return int(net.num_classes if owner is None else getattr(owner, "classes", 0))
+        last = [part.out_features for part in net.modules() if isinstance(part, nn.Linear)]
+        return last[-1] if last else 0  # torchvision and others do not say
 
     @property
     def has_class_token(self) -> bool:

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from robvit.attacks import ATTACKS, Outcome, frozen, judge, run
+from robvit.attacks import ATTACKS, Outcome, judge, run
 from robvit.attacks.audited import refuse_batches
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
-from robvit.attention import class_attention
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, check_batch
@@ -37,6 +35,7 @@ from robvit.evaluation.shards import (
     shard_path,
     write_shard,
 )
+from robvit.evaluation.traces import attention_maps, feature_cosines
 from robvit.evaluation.trials import clean_trial
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
@@ -230,7 +229,7 @@ def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -
         "backward": outcome.backward,
         "seconds": outcome.seconds,
         "warnings": list(outcome.warnings),
-        "cosine": _cosines(job, x, outcome.adv),
+        "cosine": feature_cosines(job.original, job.judged, x, outcome.adv),
     }
     if job.images.kind == "masks":
         counts = pixel_counts(outcome.predicted, y, len(job.images.classes))
@@ -253,37 +252,8 @@ def _tensors(
         for name, predicted in (("counts", outcome.predicted), ("clean_counts", outcome.clean_predicted)):
             tensors[name] = pixel_counts(predicted, y, len(job.images.classes)).int().cpu()
     if own and index * job.batch < SHOWN:
-        tensors |= _attention(job.judged, x, outcome.adv)
+        tensors |= attention_maps(job.judged, x, outcome.adv)
     return tensors
-
-
-@torch.no_grad()
-def _cosines(job: AttackJob, x: torch.Tensor, adv: torch.Tensor) -> dict[str, list[float]]:
-    """For each image the mean over tokens; nothing where nobody asks."""
-    if job.original is None:
-        return {}
-    assert isinstance(job.judged, Model)
-    with frozen(job.judged):
-        after, before = job.judged.features(adv), job.judged.features(x)
-    return {
-        "original": F.cosine_similarity(after, job.original.features(x), dim=-1).mean(1).tolist(),
-        "own": F.cosine_similarity(after, before, dim=-1).mean(1).tolist(),
-    }
-
-
-@torch.no_grad()
-def _attention(judged: nn.Module, x: torch.Tensor, adv: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Where the judged model looks, each map stretched over 0 to 255; nothing where it has no such maps."""
-    model = judged if isinstance(judged, Model) else getattr(judged, "net", None)
-    if not isinstance(model, Model):
-        return {}
-    with frozen(model):
-        looks = [class_attention(model, t) for t in (x, adv)]
-    if any(look is None for look in looks):
-        return {}
-    maps = torch.stack([look for look in looks if look is not None], dim=1)
-    low, high = maps.amin((2, 3), keepdim=True), maps.amax((2, 3), keepdim=True)
-    return {"attention": levels((maps - low) / (high - low).clamp_min(1e-12)).cpu()}
 
 
 def _note(correct: list[float], kind: str) -> str:
