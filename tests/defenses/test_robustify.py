@@ -88,7 +88,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
 def test_a_state_of_another_training_is_refused(model: Model, images: TensorImages, tmp_path: Path) -> None:
     state = tmp_path / "state.safetensors"
     learned(model, images, QUICK, tmp_path, state=state)
-    with pytest.raises(InputError, match="another training"):
+    with pytest.raises(InputError, match="belongs to another run"):
         learned(model, images, replace(QUICK, lr=0.5), tmp_path, state=state)
 
 

@@ -46,7 +46,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> list[Trial]:
         count = len(images)
         return [
-            Trial(one.attack, None, {}, [True] * count, [0] * count, [0.0] * count, scenario=scenario)
+            Trial(one.attack, None, {}, [True] * count, [-1] * count, [0.0] * count, scenario=scenario)
             for one in attempts
         ]
 
@@ -108,7 +108,7 @@ def test_tables_of_each_kind_of_recipe_train(name: str, settings: dict[str, Any]
 def _row(label: str, correct: list[bool]) -> JudgedVariant:
     nothing: Any = None
     count = len(correct)
-    trial = Trial("apgd_ce", None, {}, correct, [0] * count, [0.0] * count)
+    trial = Trial("apgd_ce", None, {}, correct, [-1] * count, [0.0] * count)
     return JudgedVariant(Variant(label), nothing, nothing, [trial])
 
 

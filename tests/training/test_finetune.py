@@ -145,7 +145,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
     state = load_file(tmp_path / "whole" / "training/state.safetensors")
     assert state["loss/added"] >= 1  # the guard was asked to doubt everything
     assert state["loss/weight"] != 1
-    with pytest.raises(InputError, match="another training"):
+    with pytest.raises(InputError, match="belongs to another run"):
         finetune(mini, images(), out=tmp_path / "parts", **{**settings, "rank": 2, "lr": 1.0})
 
 

@@ -457,9 +457,9 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path: Path, monkeypatch
 
 def test_states_of_other_runs_and_other_networks_are_refused(tmp_path: Path) -> None:
     fit_of(tmp_path, epochs=1).run()
-    with pytest.raises(InputError, match="another training"):
+    with pytest.raises(InputError, match="belongs to another run"):
         fit_of(tmp_path, epochs=1, lr=0.5).run()
-    with pytest.raises(InputError, match="another training"):
+    with pytest.raises(InputError, match="belongs to another run"):
         fit_of(tmp_path, Tiny(), epochs=1).run()
     path = tmp_path / STATE
     parts, _ = checkpoint.load_state(path)
