@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check types format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit oldest newest clean
 
 demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -17,8 +17,6 @@ check: .venv/ready  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-types: .venv/ready  ## types in the tests, plainly checked
 	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 format: .venv/ready  ## put the style right
