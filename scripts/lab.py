@@ -168,7 +168,7 @@ def keep(study: Study, commit: str) -> None:
     study.result.mkdir(parents=True, exist_ok=True)
     for path in records:
         name = "-".join(path.relative_to(study.out).parts)
-        packed = gzip.compress(path.read_bytes(), mtime=0)
+        packed = gzip.compress(_without_places(study, path.read_text("utf-8")).encode(), mtime=0)
         (study.result / f"{name}.gz").write_bytes(packed)
     about: dict[str, Any] = {
         "command": study.command,
@@ -179,6 +179,11 @@ def keep(study: Study, commit: str) -> None:
         "date": datetime.now(UTC).date().isoformat(),
     }
     (study.result / "about.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+
+
+def _without_places(study: Study, text: str) -> str:
+    """A record as it is kept: where this machine had its folders is nobody's business."""
+    return text.replace(str(study.out), "{out}").replace(str(WORK), "{lab}").replace(str(Path.home()), "~")
 
 
 def _pages_show(study: Study) -> bool:

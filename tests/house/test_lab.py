@@ -58,6 +58,8 @@ def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.C
     assert about["seconds"] >= 0
     record = json.loads(gzip.decompress((result / "record.json.gz").read_bytes()))
     assert record["data"]["count"] == 4
+    assert "--out {out}" in record["command"]
+    assert str(lab.WORK) not in json.dumps(record)
     assert "1 of 1 done" in capsys.readouterr().out
     before = (result / "about.json").stat().st_mtime_ns
     assert lab.main() == 0
