@@ -197,7 +197,7 @@ def _multiplies_faster(precision: str, device: torch.device) -> bool:
     b = a.to(DTYPES[precision])
     try:
         return GAIN * _quickest(lambda: b @ b, device.type) < _quickest(lambda: a @ a, device.type)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return False
 
 
@@ -206,7 +206,7 @@ def _flaw(model: Model, x: torch.Tensor, precision: str) -> type[AttackWarning] 
     clean = model(x)
     try:
         output, _, grad = gradient(Autocast(model, precision), x, lambda logits: logits.flatten(1).sum(1))
-    except (RuntimeError, NotImplementedError, InputError):
+    except (RuntimeError, InputError):
         return PrecisionUnavailable
     if not bool(output.isfinite().all() and grad.isfinite().all()):
         return PrecisionUnsound

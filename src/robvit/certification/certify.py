@@ -15,7 +15,7 @@ from robvit.backbones.model import Model
 from robvit.budget import PATCH, Budget
 from robvit.certification.maps import draw_places, places_table
 from robvit.certification.patches import PatchDefense
-from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
+from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label, usual_sigma
 from robvit.data import ImageDataset
 from robvit.drawing.images import save_png
 from robvit.errors import InputError
@@ -61,7 +61,7 @@ def certify(
     maps: also tell under which windows an image is safe, and draw it into `out`; costs more passes.
     l2: radius in pixels, of the smoothed model.
     embedding: with `l2`, bound the cosine of the class embedding in place of the label.
-    smoothing: sigma, samples and alpha; half the radius' size and 1,000 samples if left out.
+    smoothing: sigma, samples and alpha; `usual_sigma` of the radius and 1,000 samples if left out.
     out: a folder for record.json and finished parts, from which an interrupted run goes on.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
@@ -86,7 +86,7 @@ def certify(
         run = _patches(net, patch, windows, maps=maps)
     else:
         assert l2 is not None
-        run = _smoothed(net, l2, smoothing or Smoothing(sigma=max(l2, 0.12)), seed, embedding=embedding)
+        run = _smoothed(net, l2, smoothing or Smoothing(sigma=usual_sigma(l2)), seed, embedding=embedding)
     with kept_in(out) as folder:
         facts = [run.kind, str(run.budget), run.settings, net.identity()]
         rows = in_parts(run.outcomes, images, folder, facts=facts, batch=batch, progress=progress)

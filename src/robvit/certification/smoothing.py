@@ -24,6 +24,14 @@ from robvit.statistics import lowest_share
 NORMAL = NormalDist()
 
 
+LEAST_SIGMA = 0.12  # less noise certifies hardly anything
+
+
+def usual_sigma(radius: float) -> float:
+    """The noise for a radius where nobody chose one: as large as the radius."""
+    return max(radius, LEAST_SIGMA)
+
+
 @dataclass(frozen=True)
 class Smoothing:
     """How noise is drawn: its sigma in pixels, samples that choose and that certify, 1 - confidence."""

@@ -77,14 +77,14 @@ def certify(
     check_data(data)
     check_out(out)
     from robvit.certification.certify import certify as run
-    from robvit.certification.smoothing import Smoothing
+    from robvit.certification.smoothing import Smoothing, usual_sigma
     from robvit.certification.windows import patch_side
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.report.html import write_report
 
     net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora, head=head)
-    rules = None if l2 is None else Smoothing(sigma=sigma or l2, samples=samples, alpha=alpha)
+    rules = None if l2 is None else Smoothing(sigma=sigma or usual_sigma(l2), samples=samples, alpha=alpha)
     with progress(f"certifying {model}", total=1) as advance:
         record = run(
             net,
