@@ -119,8 +119,8 @@ def _markdown(table: Table) -> list[str]:
 def _sources(results: list[Result]) -> list[str]:
     """Where the figures come from, and what they cost."""
     folders = ", ".join(dict.fromkeys(f"`results/{result.name}`" for result in results))
-    seconds = sum({result.name: result.about["seconds"] for result in results}.values())
-    return ["", f"Records: {folders}; {max(1, round(seconds / 60))} minutes in all."]
+    seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
+    return ["", f"Records: {folders}; {max(1, round(seconds / 60))} processor minutes in all."]
 
 
 def main() -> int:

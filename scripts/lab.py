@@ -20,6 +20,7 @@ import gzip
 import json
 import os
 import platform
+import resource
 import shlex
 import signal
 import subprocess
@@ -67,9 +68,12 @@ class Study:
     def clock(self) -> Path:
         return WORK / f"{self.name}.seconds"
 
-    def seconds(self) -> float:
-        """What it has taken so far, all runs together."""
-        return float(self.clock.read_text("ascii")) if self.clock.exists() else 0.0
+    def seconds(self) -> tuple[float, float]:
+        """What it has taken so far, all runs together: on the clock, and of processor time."""
+        if not self.clock.exists():
+            return 0.0, 0.0
+        wall, cpu = self.clock.read_text("ascii").split()
+        return float(wall), float(cpu)
 
     def is_done(self) -> bool:
         """Whether results/ holds what this very command gave."""
@@ -107,7 +111,7 @@ def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
     lines, minutes = [f"{'study':<32}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
-        spent, done = study.seconds() / 60, study.is_done()
+        spent, done = study.seconds()[0] / 60, study.is_done()
         state = "done" if done else "begun" if spent else "left"
         minutes += 0 if done else max(study.minutes - spent, 1)
         lines.append(f"{study.name:<32}{state:<10}{spent:>9.1f}   {study.minutes:g}")
@@ -136,18 +140,29 @@ def run(study: Study) -> bool:
     """Run a study to its end and keep its result; whether it got there."""
     tree, commit = _tree_of(study)
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    before, start = study.seconds(), time.monotonic()
+    wall, cpu = study.seconds()
+    start, cpu_start = time.monotonic(), _cpu_of_children()
     with (WORK / f"{study.name}.log").open("ab") as log:
         child = subprocess.Popen(study.words(), cwd=WORK, env=environment, stdout=log, stderr=log)
-        with _passed_on(child):
-            while child.poll() is None:
-                time.sleep(1)
-                study.clock.write_text(f"{before + time.monotonic() - start:.1f}\n", "ascii")
+        try:
+            with _passed_on(child):
+                while child.poll() is None:
+                    time.sleep(1)
+                    study.clock.write_text(f"{wall + time.monotonic() - start:.1f} {cpu:.1f}\n", "ascii")
+        finally:  # a process's own time is known when it has ended
+            cpu += _cpu_of_children() - cpu_start
+            study.clock.write_text(f"{wall + time.monotonic() - start:.1f} {cpu:.1f}\n", "ascii")
     if child.returncode:
         print(f"{study.name}: exit code {child.returncode}; see {WORK / study.name}.log")
         return False
     keep(study, commit)
     return True
+
+
+def _cpu_of_children() -> float:
+    """Processor seconds of all processes that this one started and saw end."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _tree_of(study: Study) -> tuple[Path, str]:
@@ -170,11 +185,13 @@ def keep(study: Study, commit: str) -> None:
         name = "-".join(path.relative_to(study.out).parts)
         packed = gzip.compress(_without_places(study, path.read_text("utf-8")).encode(), mtime=0)
         (study.result / f"{name}.gz").write_bytes(packed)
+    wall, cpu = study.seconds()
     about: dict[str, Any] = {
         "command": study.command,
         "commit": commit,
         "versions": json.loads(records[0].read_text("utf-8"))["versions"] if records else {},
-        "seconds": round(study.seconds()),
+        "seconds": round(wall),
+        "cpu_seconds": round(cpu),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.now(UTC).date().isoformat(),
     }

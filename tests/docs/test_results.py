@@ -61,7 +61,8 @@ def keep(folder: Path, record: Record) -> None:
     folder.mkdir(parents=True)
     record.save(folder / "record.json")
     (folder / "record.json.gz").write_bytes(gzip.compress((folder / "record.json").read_bytes()))
-    (folder / "about.json").write_text(json.dumps({"seconds": 120, "command": "robvit evaluate"}))
+    about = {"seconds": 200, "cpu_seconds": 120, "command": "robvit evaluate"}
+    (folder / "about.json").write_text(json.dumps(about))
 
 
 def page(*rows: str, shown: str = "") -> str:
@@ -76,7 +77,7 @@ def page(*rows: str, shown: str = "") -> str:
 def test_a_record_is_shown_by_its_clean_accuracy_and_worst_case(fill: ModuleType) -> None:
     text = fill.filled(page("my net: mine"))
     assert "| my net | linf 1/255 | pgd | 4 | 75.0 (30.1 to 95.4) | 50.0 (15.0 to 85.0) |" in text
-    assert "Records: `results/mine`; 2 minutes in all." in text
+    assert "Records: `results/mine`; 2 processor minutes in all." in text
     assert fill.filled(text) == text
 
 

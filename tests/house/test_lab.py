@@ -55,7 +55,8 @@ def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.C
     about = json.loads((result / "about.json").read_text())
     assert about["command"] == COMMAND
     assert about["commit"] == "a commit"
-    assert about["seconds"] >= 0
+    assert about["seconds"] > 0
+    assert about["cpu_seconds"] > 0
     record = json.loads(gzip.decompress((result / "record.json.gz").read_bytes()))
     assert record["data"]["count"] == 4
     assert "--out {out}" in record["command"]
