@@ -3,13 +3,14 @@
     python scripts/lab.py            # go on with the queue, from wherever it stopped
     python scripts/lab.py --status   # what is done, running and left, and how long the rest should take
     python scripts/lab.py --only rob-table2
+    python scripts/lab.py --jobs 2   # two studies beside each other, each with its share of the cores
 
 results/queue.yaml holds the studies in their order: a name, the command and an estimate of its minutes on
-two cores. One study runs at a time, in a copy of the last commit, so that work on the tree goes on beside
-it. Commands resume by themselves, so the laboratory may be killed at any moment. What a study leaves is a
-folder of results/ with its record, packed, and about.json: command, commit, versions, seconds, machine and
-date. A study whose command has changed since its result is run again, and so is one whose files another
-needs that is left, if they are gone.
+two cores. Each runs in a copy of the last commit, so that work on the tree goes on beside it. Commands
+resume by themselves, so the laboratory may be killed at any moment. What a study leaves is a folder of
+results/ with its record, packed, the files that it `keeps`, and about.json: command, commit, versions,
+seconds, threads, machine and date. A study whose command has changed since its result is run again, and so
+is one whose files another needs that is left, if they are neither here nor kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import gzip
 import json
 import os
 import platform
-import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -48,13 +49,15 @@ class Study:
     """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it.
 
     `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. Without a `record` it
-    only prepares what later ones need, such as a head.
+    only prepares what later ones need, such as a head. The files that it `keeps`, small ones that others
+    start from, are put beside the record, and taken from there on another machine.
     """
 
     name: str
     command: str
     minutes: float
     record: bool = True
+    keeps: list[str] = field(default_factory=list)
 
     @property
     def out(self) -> Path:
@@ -107,6 +110,16 @@ def left(studies: list[Study]) -> list[Study]:
     return [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
 
 
+def restore(studies: list[Study]) -> None:
+    """Lay the kept files of done studies where later ones look for them, if they are not there."""
+    for study in studies:
+        kept = [study.result / name for name in study.keeps]
+        if study.is_done() and kept and all(path.exists() for path in kept) and not study.out.exists():
+            study.out.mkdir(parents=True)
+            for path in kept:
+                shutil.copyfile(path, study.out / path.name)
+
+
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
     lines, minutes = [f"{'study':<32}{'state':<10}{'minutes':>9}   estimate"], 0.0
@@ -136,33 +149,66 @@ def copy_of_the_tree() -> tuple[Path, str]:
     return place, commit
 
 
-def run(study: Study) -> bool:
-    """Run a study to its end and keep its result; whether it got there."""
-    tree, commit = _tree_of(study)
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    wall, cpu = study.seconds()
-    start, cpu_start = time.monotonic(), _cpu_of_children()
-    with (WORK / f"{study.name}.log").open("ab") as log:
-        child = subprocess.Popen(study.words(), cwd=WORK, env=environment, stdout=log, stderr=log)
-        try:
-            with _passed_on(child):
-                while child.poll() is None:
-                    time.sleep(1)
-                    study.clock.write_text(f"{wall + time.monotonic() - start:.1f} {cpu:.1f}\n", "ascii")
-        finally:  # a process's own time is known when it has ended
-            cpu += _cpu_of_children() - cpu_start
-            study.clock.write_text(f"{wall + time.monotonic() - start:.1f} {cpu:.1f}\n", "ascii")
-    if child.returncode:
-        print(f"{study.name}: exit code {child.returncode}; see {WORK / study.name}.log")
-        return False
-    keep(study, commit)
-    return True
+class Running:
+    """A study at work in a process of its own."""
+
+    def __init__(self, study: Study, threads: int) -> None:
+        self.study, self.threads = study, threads
+        tree, self.commit = _tree_of(study)
+        count = str(threads)
+        places = {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+        self.wall, self.cpu = study.seconds()
+        self.start = time.monotonic()
+        with (WORK / f"{study.name}.log").open("ab") as log:
+            self.child = subprocess.Popen(
+                study.words(), cwd=WORK, env=os.environ | places, stdout=log, stderr=log
+            )
+
+    def end(self) -> None:
+        """Ask it to stop, and wait until it has."""
+        self.child.terminate()
+        while not self.has_ended():
+            time.sleep(0.1)
+
+    def has_ended(self) -> bool:
+        """Whether it is over; its seconds are kept either way. Its processor time is known at its end."""
+        pid, code, spent = os.wait4(self.child.pid, os.WNOHANG)
+        if pid:
+            self.child.returncode = os.waitstatus_to_exitcode(code)
+            self.cpu += spent.ru_utime + spent.ru_stime
+        wall = self.wall + time.monotonic() - self.start
+        self.study.clock.write_text(f"{wall:.1f} {self.cpu:.1f}\n", "ascii")
+        return bool(pid)
+
+    def kept(self) -> bool:
+        """Keep the result of a study that got to its end; whether it did."""
+        if self.child.returncode:
+            print(f"{self.study.name}: exit code {self.child.returncode}; see {WORK / self.study.name}.log")
+            return False
+        keep(self.study, self.commit, self.threads)
+        if _pages_show(self.study):
+            subprocess.run([sys.executable, ROOT / "scripts" / "fill_docs.py"], check=False)
+        return True
 
 
-def _cpu_of_children() -> float:
-    """Processor seconds of all processes that this one started and saw end."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
+def run(studies: list[Study], jobs: int) -> list[str]:
+    """Run studies in their order, so many at a time and none before what it needs; the names that failed."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    waiting, running, failed = list(studies), list[Running](), list[str]()
+    with _ended_together(running):
+        while waiting or running:
+            for one in [one for one in running if one.has_ended()]:
+                running.remove(one)
+                if not one.kept():
+                    failed.append(one.study.name)
+            busy = [one.study for one in running]
+            ready = [s for s in waiting if not any(s.needs(o) for o in (*waiting, *busy) if o is not s)]
+            for study in ready[: jobs - len(running)]:
+                waiting.remove(study)
+                print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
+                running.append(Running(study, threads))
+            time.sleep(1)
+    return failed
 
 
 def _tree_of(study: Study) -> tuple[Path, str]:
@@ -175,7 +221,7 @@ def _tree_of(study: Study) -> tuple[Path, str]:
     return place, commit
 
 
-def keep(study: Study, commit: str) -> None:
+def keep(study: Study, commit: str, threads: int) -> None:
     """Pack the records of a study into results/, with what a reader has to know of them."""
     records = sorted(study.out.rglob("record.json")) if study.record else []
     if study.record and not records:
@@ -185,6 +231,8 @@ def keep(study: Study, commit: str) -> None:
         name = "-".join(path.relative_to(study.out).parts)
         packed = gzip.compress(_without_places(study, path.read_text("utf-8")).encode(), mtime=0)
         (study.result / f"{name}.gz").write_bytes(packed)
+    for name in study.keeps:
+        shutil.copyfile(study.out / name, study.result / name)
     wall, cpu = study.seconds()
     about: dict[str, Any] = {
         "command": study.command,
@@ -192,6 +240,7 @@ def keep(study: Study, commit: str) -> None:
         "versions": json.loads(records[0].read_text("utf-8"))["versions"] if records else {},
         "seconds": round(wall),
         "cpu_seconds": round(cpu),
+        "threads": threads,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -209,12 +258,12 @@ def _pages_show(study: Study) -> bool:
 
 
 @contextmanager
-def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whoever ends the laboratory ends the study that runs."""
+def _ended_together(running: list[Running]) -> Iterator[None]:
+    """Whoever ends the laboratory ends the studies that run."""
 
     def end(*_: object) -> None:
-        child.terminate()
-        child.wait()
+        for one in running:
+            one.end()
         raise SystemExit(130)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -227,7 +276,7 @@ def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One laboratory at a time: two heavy jobs would spoil each other's times."""
+    """One laboratory at a time: it knows how many jobs the cores can bear."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / ".lock").open("w") as lock:
         try:
@@ -241,19 +290,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--status", action="store_true", help="only say what is done, running and left")
     parser.add_argument("--only", action="append", help="only this study")
+    parser.add_argument("--jobs", type=int, default=1, help="studies at a time, which share the cores")
     asked = parser.parse_args()
     studies = [study for study in queue() if not asked.only or study.name in asked.only]
     print(status(studies), flush=True)
     if asked.status:
         return 0
-    failed = []
     with _alone():
-        for study in left(studies):
-            print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
-            if not run(study):
-                failed.append(study.name)
-            elif _pages_show(study):
-                subprocess.run([sys.executable, ROOT / "scripts" / "fill_docs.py"], check=False)
+        restore(queue())
+        failed = run(left(studies), max(1, asked.jobs))
     print(status(studies))
     return bool(failed)
 
