@@ -82,6 +82,7 @@ def robustify(
     pool: int | None = None,
     cache: Path | None = None,
     tuning: Tuning | None = None,
+    lora: LoRA | str | Path | None = None,
     rank: int | None = None,
     inner_steps: int | None = None,
     clean_weight: float | None = None,
@@ -126,6 +127,7 @@ def robustify(
     pool: tokens: how many independent sets to learn
     cache: tokens: where attacked images are kept; the user's cache if left out
     tuning: lora, full: all numbers of a tuning; what is given here besides wins
+    lora: lora: factors of an earlier tuning to go on from, towards the same original
     rank: lora: the rank of the factors, 16
     inner_steps: lora, full: steps of the attack inside a training step, 2
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
@@ -168,10 +170,10 @@ def robustify(
     if method not in ("tokens", *METHODS):
         raise InputError(f"method must be tokens, {' or '.join(METHODS)}, got {method!r}")
     if method == "tokens":
-        _refuse(of_tuning | {"tuning": tuning, "minutes": minutes}, method, "lora and full")
+        _refuse(of_tuning | {"tuning": tuning, "minutes": minutes, "lora": lora}, method, "lora and full")
     else:
         _refuse(of_tokens, method, "tokens")
-        _refuse({"rank": rank, "norms": norms} if method == "full" else {}, method, "lora")
+        _refuse({"rank": rank, "norms": norms, "lora": lora} if method == "full" else {}, method, "lora")
     net = tokens_verb.open_model(model, head=head, img_size=img_size, arch=arch, published=published)
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
     told: dict[str, Any] = {"out": out, "progress": progress, "command": command}
@@ -187,7 +189,7 @@ def robustify(
     if eps is not None:
         wishes["eps"] = parse_number(eps)
     chosen = replace(tuning or Tuning(), **wishes)
-    tuned = finetune(net, images, chosen, minutes=minutes, arch=arch, log=log, **told)
+    tuned = finetune(net, images, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **told)
     return Hardening(
         tuned.model, tuned.record, None if out is None else Path(out) / METHODS[method], lora=tuned.lora
     )

@@ -112,3 +112,44 @@ def test_a_study_takes_what_an_earlier_one_left(lab: ModuleType) -> None:
     assert lab.left(studies) == []
     shutil.rmtree(lab.RESULTS / "judged")
     assert lab.left(studies) == studies
+
+
+def test_kept_files_are_there_on_another_machine(lab: ModuleType) -> None:
+    study = lab.Study("head", "robvit train head {out}", 1, record=False, keeps=["head.safetensors"])
+    judged = lab.Study("judged", "robvit evaluate --head {lab}/head/head.safetensors --out {out}", 1)
+    study.out.mkdir(parents=True)
+    (study.out / "head.safetensors").write_bytes(b"weights")
+    lab.keep(study, "a commit", threads=2)
+    assert json.loads((study.result / "about.json").read_text())["threads"] == 2
+    shutil.rmtree(lab.WORK)
+    assert lab.left([study, judged]) == [study, judged]
+    lab.restore([study, judged])
+    assert (study.out / "head.safetensors").read_bytes() == b"weights"
+    assert lab.left([study, judged]) == [judged]
+
+
+def test_studies_run_beside_each_other_but_not_before_what_they_need(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    class Stub:
+        def __init__(self, study: lab.Study, threads: int) -> None:
+            self.study, self.left = study, 2
+            events.append(f"+{study.name}/{threads}")
+
+        def has_ended(self) -> bool:
+            self.left -= 1
+            return self.left == 0
+
+        def kept(self) -> bool:
+            events.append(f"-{self.study.name}")
+            return self.study.name != "c"
+
+    monkeypatch.setattr(lab, "Running", Stub)
+    monkeypatch.setattr(lab.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lab.os, "cpu_count", lambda: 2)
+    needs_a = "robvit evaluate --head {lab}/a/head --out {out}"
+    a, b, c = (lab.Study(n, command, 1) for n, command in (("a", "x"), ("b", needs_a), ("c", "y")))
+    assert lab.run([a, b, c], 2) == ["c"]
+    assert events == ["+a/1", "+c/1", "-a", "-c", "+b/1", "-b"]

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
-from helpers.lora import images
+from helpers.lora import changed_lora, images
 from helpers.networks import small_net
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
@@ -147,6 +147,34 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
     assert state["loss/weight"] != 1
     with pytest.raises(InputError, match="belongs to another run"):
         finetune(mini, images(), out=tmp_path / "parts", **{**settings, "rank": 2, "lr": 1.0})
+
+
+def test_a_tuning_goes_on_from_an_earlier_one_towards_the_same_original(tmp_path: Path, mini: Model) -> None:
+    first = finetune(mini, images(), out=tmp_path, **FEW)
+    assert first.lora is not None
+    learner = make_learner(mini, Tuning(**FEW), first.lora)
+    loss = make_loss("features", learner, images(), {})
+    x, _ = images(2).tensors()
+    assert torch.allclose(learner(x), first.model.features(x), atol=1e-5)
+    assert torch.equal(loss.target(x, x), mini.features(x))  # the aim is the original, not the start
+    second = finetune(mini, images(), lora=tmp_path / "lora.safetensors", **FEW)
+    assert second.lora is not None
+    assert second.lora.settings["start"] == {"digest": first.lora.digest(), "steps": FEW["steps"]}
+    assert second.record.model["settings"]["start"]["steps"] == FEW["steps"]
+    third = finetune(mini, images(), lora=second.lora, **FEW)
+    assert third.record.model["settings"]["start"]["steps"] == 2 * FEW["steps"]
+    assert len({one.model.identity() for one in (first, second, third)}) == 3
+    with pytest.raises(InputError, match="have rank 4"):
+        finetune(mini, images(), lora=first.lora, **{**FEW, "rank": 2})
+    with pytest.raises(InputError, match="only the method lora"):
+        finetune(mini, images(), lora=first.lora, **{**FEW, "method": "full"})
+
+
+def test_factors_with_normalisations_are_taken_up(mini: Model) -> None:
+    start = changed_lora(mini, rank=3, norms=True)
+    twin, _ = trainable(mini, 3, 8.0, norms=True, start=start)
+    x, _ = images(2).tensors()
+    assert torch.allclose(twin.features(x), start.merge(mini).features(x), atol=1e-5)
 
 
 def test_labels_are_not_looked_at(mini: Model) -> None:

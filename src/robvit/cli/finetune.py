@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 PANEL = "Fine-tuning (lora, full)"
 
 Rank = Annotated[int | None, typer.Option(min=1, help="Rank of the factors; 16.", rich_help_panel=PANEL)]
+GoOn = Annotated[
+    Path | None,
+    typer.Option("--lora", help="Factors of an earlier tuning to go on from.", rich_help_panel=PANEL),
+]
 Minutes = Annotated[
     float | None,
     typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),

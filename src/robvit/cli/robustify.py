@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.cli.checks import check_attack, check_data, check_model, check_out
-from robvit.cli.finetune import Minutes, Rank, Setting, TuningLoss, tune
+from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.options import (
     Architecture,
     DataSpec,
@@ -103,6 +103,7 @@ def robustify(
     task: Task = 0.0,
     pool: Pool = 1,
     rank: Rank = None,
+    lora: GoOn = None,
     minutes: Minutes = None,
     loss: TuningLoss = None,
     setting: Setting = None,
@@ -135,7 +136,7 @@ def robustify(
     for text in attack or ["feature"]:
         name, _, own = text.partition("@")
         check_attack(name, "linf", own or eps or "8/255")
-    check_model(model, arch, head=head)
+    check_model(model, arch, head=head, lora=lora)
     check_data(data)
     check_out(out)
     if method != "tokens":
@@ -145,10 +146,10 @@ def robustify(
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
-        place |= {"img_size": img_size, "arch": arch}
+        place |= {"img_size": img_size, "arch": arch, "lora": lora}
         tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
         return
-    _refuse("lora and full", method, rank=rank, minutes=minutes, loss=loss, set=setting)
+    _refuse("lora and full", method, rank=rank, lora=lora, minutes=minutes, loss=loss, set=setting)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress

@@ -10,6 +10,7 @@ Legend for shapes: r rank, I inputs, O outputs of a linear layer.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -74,6 +75,16 @@ class LoRA:
         """How many numbers it holds."""
         factors = sum(t.numel() for pair in self.factors.values() for t in pair)
         return factors + sum(t.numel() for t in self.whole.values())
+
+    def digest(self) -> str:
+        """A hash of every number it holds."""
+        found = hashlib.sha256()
+        for name in sorted(self.factors):
+            for part in self.factors[name]:
+                found.update(part.float().numpy().tobytes())
+        for name in sorted(self.whole):
+            found.update(self.whole[name].float().numpy().tobytes())
+        return found.hexdigest()
 
     def __str__(self) -> str:
         size = 2 * self.size + 2 * sum(t.numel() for t in self.whole.values())  # those take four bytes

@@ -73,11 +73,13 @@ def trainable(
     blocks: int | None = None,
     norms: bool = False,
     seed: int = 0,
+    start: LoRA | None = None,
 ) -> tuple[Model, nn.ModuleDict]:
     """A frozen copy of the model with factors beside its linear layers, and the factors, to be trained.
 
-    With `norms` the normalisations and layer scales are trained too. The names are those of layers and
-    parameters with / for the dots, which torch does not allow there.
+    With `norms` the normalisations and layer scales are trained too. With `start` they go on from what an
+    earlier training left. The names are those of layers and parameters with / for the dots, which torch does
+    not allow there.
     """
     if not 1 <= rank <= MOST_RANK:
         raise InputError(f"rank must be a number from 1 to {MOST_RANK}, got {rank}")
@@ -92,7 +94,26 @@ def trainable(
         parts[name.replace(".", "/")] = factors
     for name in norm_parameters(twin, blocks) if norms else ():
         parts[name.replace(".", "/")] = Whole(twin.net.get_parameter(name))
+    if start is not None:
+        start.check(model)
+        _go_on(parts, start, rank, alpha)
     return twin, parts
+
+
+@torch.no_grad()
+def _go_on(parts: nn.ModuleDict, start: LoRA, rank: int, alpha: float) -> None:
+    """Put the numbers of an earlier LoRA into parts of the same shape."""
+    known: dict[str, tuple[torch.Tensor, ...]] = {**start.factors}
+    known |= {name: (value,) for name, value in start.whole.items()}
+    named = {key.replace("/", "."): part for key, part in parts.items()}
+    if set(known) != set(named) or (start.rank, start.alpha) != (rank, alpha):
+        raise InputError(
+            f"factors to go on from have rank {start.rank}, alpha {start.alpha:g} and {len(known)} parts, "
+            f"wanted are rank {rank}, alpha {alpha:g} and {len(named)}; take their rank, blocks and norms"
+        )
+    for name, part in named.items():
+        for parameter, value in zip(part.parameters(), known[name], strict=True):
+            parameter.copy_(value)
 
 
 def lora_of(factors: nn.ModuleDict, alpha: float, fingerprint: str, settings: dict[str, Any]) -> LoRA:

@@ -8,6 +8,7 @@ Legend for shapes: B batch, T tokens, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,23 @@ class FeatureLearner(nn.Module):
     """A model whose output is its features: (B 3 H W) in [0,1] to (B T D), class token first.
 
     Only `trained`, a part of its network or factors beside it, is a submodule, and so is learned and saved.
-    The network stays in eval mode, because what is compared is the network as it will be used.
+    The network stays in eval mode, because what is compared is the network as it will be used. `original`
+    is the network whose features it is drawn to, if the model is not that at its start.
     """
 
-    def __init__(self, model: Model, trained: nn.Module) -> None:
+    def __init__(self, model: Model, trained: nn.Module, original: Model | None = None) -> None:
         super().__init__()
+        self._original = (original or model,)
         self.trained = trained
         self.model = (model,)  # in a tuple, so that it is no submodule
         self.input_size = model.input_size
         self.train()
+
+    @property
+    def original(self) -> FeatureLearner:
+        """A copy of the network whose features are the aim, as one that learns nothing."""
+        place = next(self.model[0].parameters()).device
+        return type(self)(copy.deepcopy(self._original[0]), nn.Module()).to(place)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.model[0].features(x)

@@ -51,6 +51,7 @@ def finetune(
     data: ImageDataset | torch.Tensor,
     tuning: Tuning | None = None,
     *,
+    lora: LoRA | str | Path | None = None,
     minutes: float | None = None,
     out: str | Path | None = None,
     arch: str | None = None,
@@ -68,6 +69,7 @@ def finetune(
     model: without tokens and adapters; it is left as it is
     data: a data set, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
     tuning: how; `settings` are those of `Tuning`, and win
+    lora: factors of an earlier tuning to go on from; the aim stays the features of `model`
     minutes: plan steps and batch for so long, by a probe of the model on this machine
     out: the folder for lora.safetensors or model.safetensors, the run's state and record.json
     arch: the network of a model loaded from a path that does not say what it is
@@ -76,6 +78,7 @@ def finetune(
     command: what the record says the tuning was started by
     """
     tuning = replace(tuning or Tuning(), **settings)
+    start = lora if isinstance(lora, LoRA) or lora is None else LoRA.load(lora)
     images = chosen_images(data, model, tuning)
     main = processes().is_main_process
     log = log if main else silent
@@ -88,7 +91,7 @@ def finetune(
             )
         log(expected(model, tuning))
         clock = Stopwatch(folder / SECONDS, progress)
-        result = _run(model, split(images, tuning), tuning, folder, log=log, clock=clock)
+        result = _run(model, split(images, tuning), tuning, folder, start, log=log, clock=clock)
         result.record.command = command
         if out is not None and main:
             _save(result, model, folder, arch)
@@ -97,9 +100,16 @@ def finetune(
 
 
 def _run(
-    model: Model, splits: Splits, tuning: Tuning, folder: Path, *, log: Log, clock: Stopwatch
+    model: Model,
+    splits: Splits,
+    tuning: Tuning,
+    folder: Path,
+    start: LoRA | None,
+    *,
+    log: Log,
+    clock: Stopwatch,
 ) -> Finetuned:
-    learner = make_learner(model, tuning)
+    learner = make_learner(model, tuning, start)
     about = {
         "backbone": model.identity(),
         "method": tuning.method,
@@ -107,6 +117,7 @@ def _run(
         "alpha": tuning.alpha,
         "blocks": tuning.blocks,
         "norms": tuning.norms,
+        "start": _start(start),
     }
     fit = Fit(
         learner,
@@ -118,14 +129,25 @@ def _run(
         progress=clock,
     )
     fit.run()
-    tuned, factors = _result(model, learner, tuning, splits)
+    tuned, factors = _result(model, learner, tuning, splits, start)
     seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
-    record = make_record(model, tuned, factors, fit, seen, asdict(tuning), clock.seconds)
+    record = make_record(
+        model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, clock.seconds
+    )
     return Finetuned(tuned, factors, record)
 
 
+def _start(start: LoRA | None) -> dict[str, Any] | None:
+    """What a tuning went on from: the factors' digest, and how many steps had led to them."""
+    if start is None:
+        return None
+    before = start.settings.get("start") or {}
+    steps = before.get("steps", 0) + start.settings.get("steps", 0)
+    return {"digest": start.digest(), "steps": steps}
+
+
 def _result(
-    model: Model, learner: FeatureLearner, tuning: Tuning, splits: Splits
+    model: Model, learner: FeatureLearner, tuning: Tuning, splits: Splits, start: LoRA | None
 ) -> tuple[Model, LoRA | None]:
     """The result as it is shipped: factors rounded and merged, or the tuned weights."""
     if tuning.method == "full":
@@ -138,6 +160,7 @@ def _result(
         "data": splits.train.digest(),
         "images": len(splits.train),
         "model": model.name,
+        "start": _start(start),
     }
     assert isinstance(learner.trained, nn.ModuleDict)
     factors = lora_of(learner.trained, tuning.alpha, model.fingerprint(), settings)

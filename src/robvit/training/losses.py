@@ -192,7 +192,8 @@ class _Embedding(Loss):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        original = copy.deepcopy(model).eval().requires_grad_(False)
+        # What went on from an earlier tuning is no longer the original, and knows it.
+        original = (getattr(model, "original", None) or copy.deepcopy(model)).eval().requires_grad_(False)
         self.original = functools.partial(_without_gradients, original)  # no submodule: it is no state
 
 

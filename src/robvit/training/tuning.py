@@ -13,6 +13,7 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, from_arrays
 from robvit.defenses import low_rank
+from robvit.defenses.lora import LoRA
 from robvit.errors import InputError
 from robvit.training.features import FeatureLearner, TaskLearner
 from robvit.training.recipe import Recipe, changed, make_recipe
@@ -118,12 +119,20 @@ class Tuning:
         return changed(make_recipe(content, "robustify"), self.changes)
 
 
-def learner_parts(model: Model, tuning: Tuning) -> tuple[Model, nn.Module]:
+def learner_parts(model: Model, tuning: Tuning, start: LoRA | None = None) -> tuple[Model, nn.Module]:
     """A copy of the model that learns, and the part of it that is trained."""
     if tuning.method == "lora":
         return low_rank.trainable(
-            model, tuning.rank, tuning.alpha, blocks=tuning.blocks, norms=tuning.norms, seed=tuning.seed
+            model,
+            tuning.rank,
+            tuning.alpha,
+            blocks=tuning.blocks,
+            norms=tuning.norms,
+            seed=tuning.seed,
+            start=start,
         )
+    if start is not None:
+        raise InputError("only the method lora goes on from factors; leave lora out, or take that method")
     twin = copy.deepcopy(model).eval().requires_grad_(False)
     chosen: list[nn.Module] = [twin.net]
     if tuning.blocks is not None:
@@ -137,10 +146,10 @@ def learner_parts(model: Model, tuning: Tuning) -> tuple[Model, nn.Module]:
     return twin, twin.net
 
 
-def make_learner(model: Model, tuning: Tuning) -> FeatureLearner:
+def make_learner(model: Model, tuning: Tuning, start: LoRA | None = None) -> FeatureLearner:
     """What learns: a copy of the model whose output is its features or, with labels, its logits."""
     kind = TaskLearner if tuning.supervised else FeatureLearner
-    return kind(*learner_parts(model, tuning))
+    return kind(*learner_parts(model, tuning, start), original=model)
 
 
 def chosen_images(data: ImageDataset | torch.Tensor, model: Model, tuning: Tuning) -> ImageDataset:
