@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import robvit
 from helpers.lora import changed_lora, images
 from helpers.networks import small_net
+from robvit.attacks.compute import Compute
+from robvit.attacks.precision import fused_layers
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.cli import app
@@ -24,7 +26,9 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import Listing
 from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
+from robvit.files import write_json
 from robvit.record import Record
+from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
 from robvit.training.finetune import finetune
 from robvit.training.finetune_plan import Cost, fitted, planned
@@ -110,9 +114,9 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "precision"), [("lora", "auto"), ("full", "auto"), ("lora", "bf16")])
 def test_a_stopped_tuning_goes_on_to_the_same_bits(
-    tmp_path: Path, mini: Model, method: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mini: Model, method: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
         **FEW,
@@ -121,7 +125,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
         "add_steps": True,
         "reach": 1.0,
         "clean_cosine": 0.99,
-        "changes": {"save_seconds": 0, "ema": 0.5},
+        "changes": {"save_seconds": 0, "ema": 0.5, "precision": precision},
     }
     whole = finetune(mini, images(), out=tmp_path / "whole", **settings)
     advance = Fit._advance
@@ -142,6 +146,9 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert whole.model.identity() == parts.model.identity()
     assert whole.record.history == parts.record.history
+    used = whole.record.model["compute"]
+    assert used["wanted precision"] == precision
+    assert used["precision"] == ("bf16" if precision == "bf16" else "fp32")  # too short to probe
     state = load_file(tmp_path / "whole" / "training/state.safetensors")
     assert state["loss/added"] >= 1  # the guard was asked to doubt everything
     assert state["loss/weight"] != 1
@@ -175,6 +182,18 @@ def test_factors_with_normalisations_are_taken_up(mini: Model) -> None:
     twin, _ = trainable(mini, 3, 8.0, norms=True, start=start)
     x, _ = images(2).tensors()
     assert torch.allclose(twin.features(x), start.merge(mini).features(x), atol=1e-5)
+
+
+def test_what_was_chosen_for_a_run_is_kept_when_it_is_taken_up(tmp_path: Path, mini: Model) -> None:
+    write_json(tmp_path / CHOICE, asdict(Compute("auto", "bf16/plain", 1, "cpu")))
+    learner = make_learner(mini, Tuning(**FEW))
+    found = settled(learner, without_labels(images(), 32), Tuning(**FEW).recipe(20), 4, tmp_path)
+    assert found.precision == "bf16/plain"
+    layers = fused_layers(mini)
+    with lowered(found, mini):
+        assert [layer.fused_attn for layer in layers] == [False] * len(mini.net.blocks)
+        assert mini(images(1).tensors()[0]).dtype is torch.bfloat16
+    assert all(layer.fused_attn for layer in layers)
 
 
 def test_labels_are_not_looked_at(mini: Model) -> None:

@@ -17,6 +17,7 @@ from robvit.errors import CannotWrite, Diverged, InputError, UnknownName
 from robvit.threat import Threat
 from robvit.training import checkpoint
 from robvit.training.awp import awp
+from robvit.training.computing import CHOICE
 from robvit.training.fit import STATE, WEIGHTS, Fit
 from robvit.training.inner_attack import InnerAttack, ascend
 from robvit.training.losses import LOSSES, Loss, make_loss
@@ -452,7 +453,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path: Path, monkeypatch
     with pytest.raises(CannotWrite, match=r"No space left.*the last one is untouched"):
         fit.run()
     assert checkpoint.load_state(tmp_path / STATE)[1]["progress"]["step"] == 3
-    assert [p.name for p in tmp_path.iterdir()] == [STATE]
+    assert {p.name for p in tmp_path.iterdir()} == {STATE, CHOICE}
 
 
 def test_states_of_other_runs_and_other_networks_are_refused(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ LONGEST = 6.0  # seconds after which no further choice is tried
 GAIN = 1.2  # a choice must be so many times as fast to be taken
 PROBED = 4  # images in a pass that is timed
 SIDE = 256  # of the matrices whose products are timed
+NEAR = 0.1  # of the length of features: so far may low precision move them
 LEAD = 0.05  # of the logits' range: answers that are nearer to a tie may differ in low precision
 Key = tuple[str, str, tuple[int, ...]]  # what was wanted, on which device, for which images
 SETTLED: WeakKeyDictionary[nn.Module, dict[Key, Compute]] = WeakKeyDictionary()  # found by this process
@@ -210,8 +211,10 @@ def _flaw(model: Model, x: torch.Tensor, precision: str) -> type[AttackWarning] 
         return PrecisionUnavailable
     if not bool(output.isfinite().all() and grad.isfinite().all()):
         return PrecisionUnsound
-    if output.shape != clean.shape or clean.ndim < 2 or clean.shape[1] < 2:
-        return PrecisionUnsound if output.shape != clean.shape else None
+    if output.shape != clean.shape:
+        return PrecisionUnsound
+    if clean.ndim != 2 or clean.shape[1] < 2:  # features or a map: they must stay near
+        return PrecisionUnsound if (output - clean).norm() > NEAR * clean.norm() else None
     top = clean.topk(2, dim=1).values
     sure = (top[:, 0] - top[:, 1]) > LEAD * (clean.amax(1) - clean.amin(1))
     return PrecisionUnsound if bool(((output.argmax(1) != clean.argmax(1)) & sure).any()) else None

@@ -39,7 +39,7 @@ class Autocast:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         low = self.dtype is not torch.float32
-        with _plain(self.fused), torch.autocast(x.device.type, self.dtype, enabled=low):
+        with plain_attention(self.fused), torch.autocast(x.device.type, self.dtype, enabled=low):
             return self.__wrapped__(x).float() if low else self.__wrapped__(x)
 
 
@@ -50,7 +50,7 @@ def fused_layers(model: object) -> list[nn.Module]:
 
 
 @contextmanager
-def _plain(layers: list[nn.Module]) -> Iterator[None]:
+def plain_attention(layers: list[nn.Module]) -> Iterator[None]:
     """The layers without their fused kernel inside, and with it afterwards."""
     try:
         for layer in layers:

@@ -60,7 +60,7 @@ class FeatureLearner(nn.Module):
         return type(self)(copy.deepcopy(self._original[0]), nn.Module()).to(place)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model[0].features(x)
+        return self.model[0].features(x).float()  # distances are taken in full precision
 
     @contextmanager
     def keeping(self, places: torch.Tensor) -> Iterator[None]:

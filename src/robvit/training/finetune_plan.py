@@ -15,6 +15,7 @@ from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import mean_of_all, processes
+from robvit.training.computing import lowered, settled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
 from robvit.training.tuning import Tuning, make_learner, split
@@ -102,11 +103,13 @@ def probe(model: Model, images: ImageDataset, tuning: Tuning) -> Cost:
     some = [train[i % len(train)] for i in range(PROBED)]
     x = torch.stack([image for image, _ in some]).to(device)
     y = torch.tensor([label for _, label in some], device=device)
+    compute = settled(learner, train, recipe, tuning.steps)
     seconds = 0.0
     for part in (x[:2], x):  # the first is slow, as first times are
         start = time.perf_counter()
         attack = InnerAttack(recipe.inner, recipe.inner.eps, tuning.step * recipe.inner.eps, seed=0)
-        torch.autograd.grad(loss(learner, part, y[: len(part)], attack), trained)
+        with lowered(compute, learner):
+            torch.autograd.grad(loss(learner, part, y[: len(part)], attack), trained)
         seconds = (time.perf_counter() - start) / len(part)
     clean = tuning.clean_weight > 0 or tuning.clean_cosine is not None or tuning.loss == "trades"
     passes = (

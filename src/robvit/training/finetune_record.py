@@ -51,6 +51,7 @@ def make_record(
     else:
         title = "Held-out features", "step", "cosine with the original's clean features"
         notes = [NOTE, "No labels were used."]
+    notes += fit.compute.notes()
     notes.append("This is no secret: an attacker may have all of it.")
     loss = {"loss": _points(steps, state.history["loss"])}
     return Record(
@@ -64,6 +65,7 @@ def make_record(
             "result": "model" if factors is None else str(factors),
             "settings": settings,
             "processes": fit.accelerator.num_processes,
+            "compute": fit.compute.rules(),
         },
         data=fit.splits.train.facts() | {"held out": len(validation), "held out digest": validation.digest()},
         trials=[],

@@ -21,10 +21,11 @@ from accelerate import Accelerator
 from torch import nn
 
 from robvit.files import read_tensors, tensors_sha256
-from robvit.processes import on_cpu
+from robvit.processes import on_cpu, processes
 from robvit.progress import Advance, Log, silent
 from robvit.resuming import check_unchanged, versions
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
+from robvit.training.computing import scaled, settled
 from robvit.training.losses import make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
@@ -69,14 +70,18 @@ class Fit:
         self.recipe, self.splits, self.folder = recipe, splits, folder
         self.about = about or {}
         self.log, self.progress = log, progress
+        self.stream = Stream(splits.train, recipe, splits.extra)
+        self.steps = self.stream.steps
+        model = model.to(processes().device)
+        self.compute = settled(model, splits.train, recipe, self.steps, folder)
         self.accelerator = Accelerator(
             cpu=on_cpu(),
-            mixed_precision=recipe.precision,
+            mixed_precision=scaled(self.compute),
             log_with=trackers or None,
             project_dir=str(folder),
         )
         self.origin = tensors_sha256(model.state_dict())
-        self.model = model.to(self.accelerator.device)
+        self.model = model
         self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
         self.classes = len(splits.train.classes)
         self.loss = make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
@@ -85,14 +90,18 @@ class Fit:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and self.loss.trains(name))
         self.stepper = Stepper(
-            self.model, self.loss, recipe, self.accelerator, classes=self.classes, folder=folder
+            self.model,
+            self.loss,
+            recipe,
+            self.accelerator,
+            compute=self.compute,
+            classes=self.classes,
+            folder=folder,
         )
-        self.stream = Stream(splits.train, recipe, splits.extra)
         self.sharing = Sharing(
             self.accelerator.num_processes, self.accelerator.process_index, recipe.accumulation
         )
         self.sharing.check(recipe.batch)
-        self.steps = self.stream.steps
         self.state = RunState()
         self._saved = time.monotonic()
 
@@ -107,6 +116,7 @@ class Fit:
         self.resume()
         state = self.state
         self.progress(state.step / self.steps)
+        self.log(f"computing in {self.compute}")
         if not state.finished:
             steps = range(state.step, self.steps)
             loader = iter(self.stream.loader(steps, self.sharing, self.size))

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from robvit.attacks import Count
 from robvit.processes import processes
 from robvit.training.adapters import TrainableAdapters
+from robvit.training.computing import lowered, settled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.job import Job, prepare
 from robvit.training.losses import Loss, make_loss
@@ -37,6 +38,7 @@ class Cost:
     flops: int
     passes: float
     seconds: float
+    compute: str
     total: int
     trained: int
     held: float
@@ -44,7 +46,7 @@ class Cost:
 
 def forecast(job: Job) -> dict[str, str]:
     """Parameters, operations, time and memory, in words; the model takes steps that nobody keeps."""
-    recipe, device = job.recipe, processes().device
+    recipe = job.recipe
     model, splits = prepare(job)
     costs = [_cost(module, splits, one) for module, one in _trainings(job, model, splits)]
     most = max(costs, key=lambda cost: cost.passes)
@@ -60,7 +62,7 @@ def forecast(job: Job) -> dict[str, str]:
         "operations": f"{most.flops / 1e9:.3g} GFLOPs an image and pass, "
         f"{most.flops * most.passes / 1e9:.3g} an image and step",
         "steps": f"{phases}{steps} of {recipe.batch} images, {share} at a time in a process",
-        "time": f"about {timedelta(seconds=round(seconds))} on {device} for the steps alone, "
+        "time": f"about {timedelta(seconds=round(seconds))} in {most.compute} for the steps alone, "
         f"{seconds / steps:.2g} s a step, from {min(FEW, recipe.batch)} images",
         "memory": f"about {(state + held) / 2**30:.2g} GiB a process, "
         f"of which {held / 2**30:.2g} for what the backward pass needs",
@@ -92,9 +94,11 @@ def _cost(model: nn.Module, splits: Splits, recipe: Recipe) -> Cost:
     with FlopCounterMode(display=False) as single:  # it cannot follow CaiT's class token without gradients
         model(x[:1])
     times = 2 if recipe.awp else 1  # AWP computes the loss once more
+    compute = settled(model, splits.train, recipe, stream.steps)
     for _ in range(2):  # the first is slow, as first times are
         start = time.perf_counter()
-        passes = times * _step(model, loss, x, y, recipe)
+        with lowered(compute, model):
+            passes = times * _step(model, loss, x, y, recipe)
         seconds = (time.perf_counter() - start) * times / len(x) * recipe.batch / sharing.processes
     numbers = [(p.numel(), p.requires_grad) for p in _parameters(model)]
     return Cost(
@@ -102,6 +106,7 @@ def _cost(model: nn.Module, splits: Splits, recipe: Recipe) -> Cost:
         flops=single.get_total_flops(),
         passes=passes,
         seconds=seconds,
+        compute=str(compute),
         total=sum(count for count, _ in numbers),
         trained=sum(count for count, learns in numbers if learns),
         held=_activations(model, x) / len(x),

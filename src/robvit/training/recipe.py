@@ -166,7 +166,7 @@ class Recipe(BaseModel):
     min_lr: NotNegative = 0.0
     clip: Positive | None = None
     ema: Share = 0.0
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
 
     augment: Augment = Augment()
     extra_share: Share = 0.0

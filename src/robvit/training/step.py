@@ -12,9 +12,11 @@ from accelerate import Accelerator
 from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
+from robvit.attacks.compute import Compute
 from robvit.data.augment import mix, seed_of
 from robvit.errors import Diverged
 from robvit.training.awp import awp
+from robvit.training.computing import lowered, scaled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import Loss
 from robvit.training.optimizer import make_optimizer
@@ -47,11 +49,12 @@ class Stepper:
         recipe: Recipe,
         accelerator: Accelerator,
         *,
+        compute: Compute,
         classes: int,
         folder: Path,
     ) -> None:
         self.model, self.loss, self.recipe, self.accelerator = model, loss, recipe, accelerator
-        self.classes, self.folder = classes, folder
+        self.compute, self.classes, self.folder = compute, classes, folder
         self.objective = Objective(model, loss)
         # Buffers are copied: batch norm's are means already, and kept attention scales are no weights.
         self.ema = (
@@ -68,14 +71,15 @@ class Stepper:
         self.optimizer.zero_grad()
         updates = self.loss.updates_weights(math.floor(now))
         total = torch.zeros((), device=self.accelerator.device)
-        for number, pair in enumerate(parts):
-            total += self._part(step, now, number, len(parts), pair, updates=updates)
+        with lowered(self.compute, self.model):
+            for number, pair in enumerate(parts):
+                total += self._part(step, now, number, len(parts), pair, updates=updates)
         value = float(self.accelerator.reduce(total, "mean"))
         self._check_finite("loss", value, step)
         if updates:
             trained = [p for p in self.objective.parameters() if p.requires_grad]
             norm = self.accelerator.clip_grad_norm_(trained, self.recipe.clip or math.inf)
-            if self.recipe.precision != "fp16":  # the scaler of fp16 leaves such steps out itself
+            if scaled(self.compute) == "no":  # the scaler of fp16 leaves such steps out itself
                 self._check_finite("length of the gradient", float(norm), step)
             self.optimizer.step()
         if self.ema is not None:  # also where a loss moved its own state, which may be the model's buffers
@@ -117,7 +121,7 @@ class Stepper:
             return nullcontext()
 
         def objective() -> torch.Tensor:
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), lowered(self.compute, self.model):
                 value: torch.Tensor = self.objective(x, y, attack)
                 return value
 

@@ -132,6 +132,7 @@ def _record(job: Job, fit: Fit, model: nn.Module) -> Record:
             "recipe": job.recipe.model_dump(mode="json"),
             "weights": WEIGHTS,
             "processes": fit.accelerator.num_processes,
+            "compute": fit.compute.rules(),
         },
         data=validation.facts()
         | {"part": "held out of the training part", "learned from": len(fit.splits.train)},

@@ -1,0 +1,64 @@
+"""How a training computes on this machine: chosen once by a probe, kept in its folder, used in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from robvit.attacks.compute import PROBED, Compute, settle
+from robvit.attacks.precision import DTYPES, PLAIN, fused_layers, plain_attention
+from robvit.data import ImageDataset
+from robvit.processes import processes
+from robvit.training.recipe import Recipe
+
+CHOICE = "compute.json"
+WANTED = {"no": "fp32"}  # a recipe's word for it
+
+
+def settled(
+    model: nn.Module, images: ImageDataset, recipe: Recipe, steps: int, folder: Path | None = None
+) -> Compute:
+    """Precision, attention kernel and threads for so many steps of a recipe, on the device of this process.
+
+    What the folder of a run says is kept: a training that is taken up goes on as it began.
+    """
+    few = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
+    size = getattr(model, "input_size", few.shape[-2:])
+    if tuple(few.shape[-2:]) != tuple(size):
+        few = F.interpolate(few, tuple(size))
+    keep = None if folder is None else folder / CHOICE
+    if keep is not None:
+        keep.parent.mkdir(parents=True, exist_ok=True)
+    passes = steps * recipe.batch * (recipe.inner.steps + 3)  # learning costs about three of the attack's
+    was = model.training
+    try:
+        return settle(
+            model.eval(),
+            few.to(processes().device),
+            wanted=WANTED.get(recipe.precision, recipe.precision),
+            passes=passes,
+            keep=keep,
+        )
+    finally:
+        model.train(was)
+
+
+@contextmanager
+def lowered(compute: Compute, model: object) -> Iterator[None]:
+    """The chosen threads, kernel and number type inside; the scaler of fp16 is accelerate's own."""
+    name = compute.precision.removesuffix(PLAIN)
+    layers = fused_layers(model) if compute.precision.endswith(PLAIN) else []
+    dtype = DTYPES[name]
+    low = torch.autocast(compute.device, dtype, enabled=dtype is torch.bfloat16)
+    with compute.in_use(), plain_attention(layers), low:
+        yield
+
+
+def scaled(compute: Compute) -> str:
+    """What accelerate is told: fp16, which needs its scaler, or nothing."""
+    return "fp16" if compute.precision.startswith("fp16") else "no"
