@@ -26,8 +26,9 @@ format: .venv/ready  ## put the style right
 docs: .venv/ready  ## the documentation as pages, into site/; a warning is an error
 	$(BIN)/python scripts/build_docs.py site
 
-lab: .venv/weights  ## go on with the studies of results/queue.yaml, one at a time
-	$(BIN)/python scripts/lab.py
+lab: .venv/weights  ## go on with the studies of results/queue.yaml, one at a time; LAB="--jobs 2" for two
+	$(BIN)/robvit data cifar10
+	$(BIN)/python scripts/lab.py $(LAB)
 
 lab-status: .venv/ready  ## which studies are done, begun and left
 	$(BIN)/python scripts/lab.py --status

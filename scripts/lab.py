@@ -43,14 +43,17 @@ RESULTS = ROOT / "results"
 # Outside the tree, which may be laid anew between two visits.
 WORK = Path(os.environ.get("ROBVIT_LAB") or "~/.cache/robvit/lab").expanduser()
 
+DATA = os.environ.get("ROBVIT_LAB_DATA", "")
+
 
 @dataclass(frozen=True)
 class Study:
     """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it.
 
-    `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. Without a `record` it
-    only prepares what later ones need, such as a head. The files that it `keeps`, small ones that others
-    start from, are put beside the record, and taken from there on another machine.
+    `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. `{data}` stands for
+    the folder $ROBVIT_LAB_DATA of data sets that cannot be fetched; without it such studies wait. Without a
+    `record` it only prepares what later ones need, such as a head. The files that it `keeps`, small ones that
+    others start from, are put beside the record, and taken from there on another machine.
     """
 
     name: str
@@ -88,10 +91,14 @@ class Study:
         first, *rest = shlex.split(self.command)
         if first != "robvit" or "{out}" not in self.command:
             raise SystemExit(f"{self.name}: a command must be robvit's and write to {{out}}: {self.command}")
-        places = {"{out}": str(self.out), "{lab}": str(WORK)}
+        places = {"{out}": str(self.out), "{lab}": str(WORK), "{data}": DATA}
         for name, place in places.items():
             rest = [word.replace(name, place) for word in rest]
         return [sys.executable, "-m", "robvit", *rest]
+
+    def lacks_data(self) -> bool:
+        """Whether it takes data sets that are not there."""
+        return "{data}" in self.command and not DATA
 
     def needs(self, other: Study) -> bool:
         """Whether its command takes files that the other study leaves."""
@@ -107,7 +114,8 @@ def left(studies: list[Study]) -> list[Study]:
     """The studies that are to be run: not done yet, or done elsewhere and needed here by one that is not."""
     undone = [study for study in studies if not study.is_done()]
     gone = [study for study in studies if study not in undone and not study.out.exists()]
-    return [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
+    wanted = [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
+    return [study for study in wanted if not study.lacks_data()]
 
 
 def restore(studies: list[Study]) -> None:
@@ -122,12 +130,12 @@ def restore(studies: list[Study]) -> None:
 
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
-    lines, minutes = [f"{'study':<32}{'state':<10}{'minutes':>9}   estimate"], 0.0
+    lines, minutes = [f"{'study':<40}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
         spent, done = study.seconds()[0] / 60, study.is_done()
-        state = "done" if done else "begun" if spent else "left"
+        state = "done" if done else "begun" if spent else "no data" if study.lacks_data() else "left"
         minutes += 0 if done else max(study.minutes - spent, 1)
-        lines.append(f"{study.name:<32}{state:<10}{spent:>9.1f}   {study.minutes:g}")
+        lines.append(f"{study.name:<40}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
     return "\n".join([*lines, f"{done} of {len(studies)} done, about {minutes / 60:.1f} hours left"])
 
@@ -249,7 +257,10 @@ def keep(study: Study, commit: str, threads: int) -> None:
 
 def _without_places(study: Study, text: str) -> str:
     """A record as it is kept: where this machine had its folders is nobody's business."""
-    return text.replace(str(study.out), "{out}").replace(str(WORK), "{lab}").replace(str(Path.home()), "~")
+    places = {str(study.out): "{out}", str(WORK): "{lab}", DATA or "{data}": "{data}", str(Path.home()): "~"}
+    for place, name in places.items():
+        text = text.replace(place, name)
+    return text
 
 
 def _pages_show(study: Study) -> bool:

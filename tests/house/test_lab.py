@@ -128,6 +128,18 @@ def test_kept_files_are_there_on_another_machine(lab: ModuleType) -> None:
     assert lab.left([study, judged]) == [judged]
 
 
+def test_studies_wait_for_data_that_cannot_be_fetched(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = lab.Study("pets", "robvit evaluate robvit-mini {data}/pets --out {out}", 1)
+    assert lab.left([study]) == []
+    assert "no data" in lab.status([study])
+    monkeypatch.setattr(lab, "DATA", "/data")
+    assert lab.left([study]) == [study]
+    assert "/data/pets" in study.words()
+    assert lab._without_places(study, "read /data/pets") == "read {data}/pets"
+
+
 def test_studies_run_beside_each_other_but_not_before_what_they_need(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
