@@ -93,12 +93,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Table:
-    """Figures side by side, ours and a paper's, say; a cell is text, a number, or None if not measured."""
+    """Figures side by side, ours and a paper's, say; a cell is text, a number, or None if not measured.
+
+    A table that says the main thing is to `lead` the page.
+    """
 
     title: str
     columns: list[str]
     rows: list[list[Any]]
     note: str = ""
+    lead: bool = False
 
     @staticmethod
     def cell(value: Any) -> str:

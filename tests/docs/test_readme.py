@@ -38,9 +38,7 @@ def test_the_demo_runs_on_the_real_backbone(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
 
 
-def test_the_demo_shows_bundled_tuned_weights_beside_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_leads_with_what_each_defence_buys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = zoo.Known("mini-tuned", "robvit_mini", "mini", "MIT", 0.8, tuned_from="robvit-mini")
     monkeypatch.setitem(zoo.ALIASES, "mini-tuned", tuned)
     lora = tmp_path / "mini-tuned.lora.safetensors"
@@ -50,8 +48,15 @@ def test_the_demo_shows_bundled_tuned_weights_beside_the_tokens(
     small = ["--head", "40", "--learn", "16", "--judge", "2", "--steps", "1", "--attack-steps", "1"]
     done = CliRunner().invoke(app, ["demo", "--model", "robvit-mini", *small, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert "Tuned weights stand beside it" in done.output
+    assert "What each defence buys" in done.output
     record = Record.load(tmp_path / "out" / "record.json")
-    assert record.scenarios()[-2:] == ["tuned weights", "tuned weights, attacker has them"]
+    assert record.scenarios()[-2:] == ["tuned weights", "tuned weights, attacker has all"]
     judged = {trial.scenario for trial in record.trials if not trial.control}
-    assert judged == {"trained tokens", "trained tokens, attacker knows them"}
+    assert judged == {"tuned weights", "tuned weights, attacker has all"}
+    (table,) = record.tables
+    assert [row[0] for row in table.rows] == ["no defence", "secret tokens", "tuned weights"]
+    attacked = {t.scenario: f"{t.accuracy:.0%}" for t in record.trials if t.attack == "pgd"}
+    assert table.rows[0][2:] == [attacked["no defence"]] * 2
+    assert table.rows[2][2:] == [attacked["tuned weights"], attacked["tuned weights, attacker has all"]]
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert page.index("What each defence buys") < page.index("What may be claimed")

@@ -70,7 +70,7 @@ def write_report(
         _part(f"r{i}", record, galleries[i] if galleries else (), room) for i, record in enumerate(records)
     ]
     if (side_by_side := defence_table(records)) is not None:
-        parts[0]["tables"].insert(0, side_by_side)
+        parts[0]["lead"].insert(0, side_by_side)
     parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
     values = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
     page = _environment().get_template("page.html").render(**values, style=_static("page.css"), **_script())
@@ -98,7 +98,8 @@ def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -
         "classes": [(s, rows) for s in worst if (rows := class_rows(record, s, labels))],
         "curves": [_drawn(f"{key}-curve-{i}", curve) for i, curve in enumerate(curves)],
         "training": [_drawn(f"{key}-run-{i}", c) for i, c in enumerate(charts.history_curves(record))],
-        "tables": [table for table in record.tables if table.title != LEVELS],
+        "lead": [table for table in record.tables if table.lead],
+        "tables": [table for table in record.tables if table.title != LEVELS and not table.lead],
         "gallery": images if images.items else None,
         "figures": [],
         "model": facts(record.model),
