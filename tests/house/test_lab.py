@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -143,10 +144,10 @@ def test_studies_wait_for_data_that_cannot_be_fetched(
 def test_studies_run_beside_each_other_but_not_before_what_they_need(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = []
+    events: list[str] = []
 
     class Stub:
-        def __init__(self, study: lab.Study, threads: int) -> None:
+        def __init__(self, study: Any, threads: int) -> None:
             self.study, self.left = study, 2
             events.append(f"+{study.name}/{threads}")
 
