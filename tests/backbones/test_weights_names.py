@@ -32,7 +32,7 @@ def test_every_name_is_one_that_timm_has(known: zoo.Known) -> None:
         assert known.timm_name in timm.list_pretrained()
         assert timm.get_pretrained_cfg(known.timm_name).hf_hub_id == known.hub
     else:
-        assert known.bundled or known.options
+        assert known.bundled or known.options or known.tuned_from
 
 
 def test_a_timm_name_is_known_too() -> None:

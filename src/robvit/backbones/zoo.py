@@ -124,6 +124,15 @@ _TWELVE = {"depth": 12, "eta": 1.0}  # timm has these widths in 24 blocks only; 
 
 TABLE: tuple[Known, ...] = (
     _hub("dinov2-small", "vit_small_patch14_dinov2.lvd142m", "dinov2", 22.1, registry=_DINOV2_SMALL),
+    Known(
+        "dinov2-small-robust",
+        "vit_small_patch14_dinov2.lvd142m",
+        "dinov2",
+        "Apache-2.0",
+        22.1,
+        "tuned without labels to stand in the white box at 112 pixels",
+        tuned_from="dinov2-small",
+    ),
     _hub("dinov2-base", "vit_base_patch14_dinov2.lvd142m", "dinov2", 86.6),
     _hub("dinov2-large", "vit_large_patch14_dinov2.lvd142m", "dinov2", 304.4),
     _hub("dinov2-giant", "vit_giant_patch14_dinov2.lvd142m", "dinov2", 1136.5),
