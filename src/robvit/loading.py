@@ -54,7 +54,7 @@ def load(
     Tokens, head, adapters and LoRA are objects or files, and are refused if they belong to other weights.
 
     name: an alias (`robvit models`), any timm name, the path of a checkpoint, or a network of your own, which
-        is taken as it is
+        is taken as it is; NAME@COMMIT takes the weights of that commit of the hub's repository
     pretrained: whether to load weights, or start from random ones
     tokens: robustness tokens, or a pool, of which every call draws a set: attack that with `eot`
     head: a head on frozen features
@@ -109,7 +109,15 @@ def load(
     size = img_size or trained.get("img_size")
     size = (size, size) if isinstance(size, int) else size and tuple(size)
     original = trained.get("original") or ""
-    model = Model(net, name=name, mean=own[0], std=own[1], input_size=size, original=original).eval()
+    model = Model(
+        net,
+        name=name,
+        mean=own[0],
+        std=own[1],
+        input_size=size,
+        original=original,
+        revision=origin.revision if origin else "",
+    ).eval()
     return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
 
 

@@ -281,7 +281,7 @@ class Record:
         for part in (*(p for name in PARTS for p in getattr(record, name)), record):
             check_kinds(part, path)
         check_lengths(record, path)
-        check_outcomes(record, path)
+        check_outcomes(record, path, record.data.get("labels"))
         return record
 
 

@@ -70,9 +70,8 @@ def _values(content: Any, depth: int) -> Iterator[Any]:
         yield content
 
 
-def check_outcomes(record: Record, path: str | Path) -> None:
-    """Refuse outcomes that contradict what was predicted and what is right."""
-    labels = record.data.get("labels")
+def check_outcomes(record: Record, path: str | Path, labels: Any) -> None:
+    """Refuse outcomes that contradict what was predicted and what is right, as far as there are labels."""
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         return
     for trial in record.trials:

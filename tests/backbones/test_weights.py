@@ -144,7 +144,7 @@ def test_the_hub_comes_first_and_its_file_is_not_copied(
     net = timm.create_model("test_vit")
     safetensors.torch.save_file(net.state_dict(), file)
     monkeypatch.setattr(download, "hub_problem", lambda: "")
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: str(file))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name, revision: str(file))
     tensors, origin = weights.state_dict("toy")
     assert (origin.kind, origin.source, origin.path) == ("hub", "timm/test_vit on the model hub", file)
     torch.testing.assert_close(tensors, net.state_dict())
@@ -154,7 +154,7 @@ def test_the_hub_comes_first_and_its_file_is_not_copied(
 def test_a_hub_that_breaks_off_leads_to_the_package(
     copied: zoo.Known, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(repository: str, name: str) -> str:
+    def broken(repository: str, name: str, revision: str | None) -> str:
         raise ConnectionError("reset by peer")
 
     monkeypatch.setattr(download, "hub_problem", lambda: "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -424,6 +425,7 @@ class Table:
 
     def __init__(self, features: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.features, self.rows = features, rows
+        self.main, self.asked = "a" * 40, list[str | None]()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -453,10 +455,15 @@ class TestHub:
         )
         fake = SimpleNamespace(
             Image=Image_,
-            get_dataset_split_names=lambda name, config: ["train", "validation"],
-            load_dataset=lambda name, config, split: table,
+            get_dataset_split_names=lambda name, config, revision: ["train", "validation"],
+            load_dataset=lambda name, config, split, revision: asked.append(revision) or table,
         )
+        asked = table.asked
         monkeypatch.setitem(sys.modules, "datasets", fake)
+        monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(
+            huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: SimpleNamespace(sha=table.main)
+        )
         return table
 
     def test_images_labels_and_splits(self, hub: Table) -> None:
@@ -470,6 +477,28 @@ class TestHub:
         assert open_data("hf:someone/pets:train", check=False).names[0] == "train/00000000"
         with pytest.raises(DataError, match="no test split; choose one with split=: train, validation"):
             open_data("hf:someone/pets", split="test")
+
+    def test_a_branch_that_moves_is_not_followed(
+        self, hub: Table, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        def recorded(spec: str) -> str | None:
+            return open_data(spec, check=False).take([0]).facts().get("hub revision")
+
+        assert recorded("hf:pets") == "a" * 40
+        assert f"hf:pets?revision={'a' * 40}" in capfd.readouterr().err
+        hub.main = "b" * 40  # the branch has moved
+        assert recorded("hf:pets") == "a" * 40
+        assert recorded(f"hf:pets?revision={'b' * 40}") == "b" * 40
+        assert hub.asked == ["a" * 40, "a" * 40, "b" * 40]
+        with pytest.raises(InputError, match="branches and tags move"):
+            open_data("hf:pets?revision=main")
+
+        def away(*_: object, **__: object) -> None:
+            raise ConnectionError("no route")
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", away)
+        assert recorded("hf:cars") is None
+        assert "did not say its revision (no route), so it is not known" in capfd.readouterr().err
 
     def test_columns_must_be_clear(self, hub: Table) -> None:
         hub.features["coarse"] = hub.features["fine"] = ClassLabel()
@@ -494,7 +523,7 @@ class TestHub:
         with pytest.raises(DataError, match="expected a column of images"):
             open_data("hf:pets")
 
-        def fail(*arguments: object) -> None:
+        def fail(*arguments: object, revision: str) -> None:
             raise RuntimeError("the hub is away")
 
         monkeypatch.setattr(sys.modules["datasets"], "get_dataset_split_names", fail)

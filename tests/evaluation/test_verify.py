@@ -109,7 +109,23 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "protocol": (lambda r: r["protocol"].update(name="linf-8-standard@1"), "protocol linf-8-standard@1"),
     "no shards": (lambda r: r["trials"][1].update(shards="elsewhere"), "kept images"),
     "outside": (lambda r: r["trials"][1].update(shards="../.."), "kept images"),
+    "nothing kept": (lambda r: r["trials"][1].update(shards=""), "nothing shows what it claims"),
+    "no labels": (
+        lambda r: (r["data"].update(labels=None), r["trials"][1].update(correct=[True] * 6)),
+        "outcomes agree with predictions and labels",
+    ),
+    "left out as wrong": (lambda r: left_out(r, "skipped"), "no trial before says so"),
+    "left out as correct": (lambda r: left_out(r, "unseen"), "has no audit by this attack"),
 }
+
+
+def left_out(record: dict[str, Any], how: str) -> None:
+    """Say of an image that the attack never saw it."""
+    clean, attack = record["trials"]
+    place = next(i for i, correct in enumerate(clean["correct"]) if correct)
+    attack[how] = [place]
+    attack["correct"][place] = how == "unseen"
+    attack["predicted"][place] = record["data"]["labels"][place] + (how == "skipped")
 
 
 @pytest.mark.parametrize("what", FORGERIES)

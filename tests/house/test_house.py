@@ -19,7 +19,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
 BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
-BASE |= {"specs", "locks", "resuming", "signing", "augmentation", "versions"}
+BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from robvit import fetch
+from robvit import fetch, revisions
 from robvit.backbones.zoo import Known, RegistryFile, resolve
 from robvit.errors import CannotFetch, WeightsUnavailable
 from robvit.files import cache_dir
@@ -75,33 +75,55 @@ def hub_problem() -> str:
     return f"the hub cannot be reached ({answers[0]})" if isinstance(answers[0], Exception) else ""
 
 
+def hub_revision(known: Known) -> str:
+    """The commit of the hub's repository that is meant, or nothing while this machine never had one."""
+    return known.revision or revisions.settled(known.hub)
+
+
 def hub_cached(known: Known) -> Path | None:
-    """The model's file in the hub's own cache, if it is there."""
-    if not known.hub:
-        return None
+    """The model's file in the hub's own cache, if it is there at the revision that is meant."""
+    return _in_hub_cache(known, hub_revision(known)) if known.hub else None
+
+
+def commit_of(path: Path) -> str:
+    """The commit of a file in the hub's cache, which keeps every commit in a folder of its name."""
+    return path.parent.name if revisions.COMMIT.fullmatch(path.parent.name) else ""
+
+
+def _in_hub_cache(known: Known, revision: str) -> Path | None:
+    """The model's file at a commit; with an empty one, at what the main branch was when it was fetched."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in HUB_FILES:
-        if isinstance(found := try_to_load_from_cache(known.hub, name), str):
+        if isinstance(found := try_to_load_from_cache(known.hub, name, revision=revision or None), str):
             return Path(found)
     return None
 
 
 def hub_file(known: Known) -> Path:
     """The model's file from the hub, kept in the hub's own cache so that it is there once."""
-    if cached := hub_cached(known):
-        return cached
+    path = hub_cached(known) or _from_hub(known, hub_revision(known))
+    if not known.revision:
+        commit = commit_of(path)
+        revisions.settle(known.hub, commit, f"{known.alias}@{commit}")
+    return path
+
+
+def _from_hub(known: Known, revision: str) -> Path:
     if problem := hub_problem():
-        raise WeightsUnavailable(problem)
+        other = _in_hub_cache(known, "") if revision else None
+        held = f"; its cache holds another revision, {known.alias}@{commit_of(other)}" if other else ""
+        raise WeightsUnavailable(problem + held)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    fetch.tell(f"{known.alias}: taking {known.hub} from the model hub, licence {known.licence}")
+    at = f" at {revision}" if revision else ""
+    fetch.tell(f"{known.alias}: taking {known.hub}{at} from the model hub, licence {known.licence}")
     for name in HUB_FILES:
         try:
-            return Path(hf_hub_download(known.hub, name))
+            return Path(hf_hub_download(known.hub, name, revision=revision or None))
         except EntryNotFoundError:
             continue
         except Exception as error:  # see hub_problem
-            raise WeightsUnavailable(f"the hub did not give {known.hub}: {error}") from None
-    raise WeightsUnavailable(f"{known.hub} on the hub has none of {', '.join(HUB_FILES)}")
+            raise WeightsUnavailable(f"the hub did not give {known.hub}{at}: {error}") from None
+    raise WeightsUnavailable(f"{known.hub}{at} on the hub has none of {', '.join(HUB_FILES)}")

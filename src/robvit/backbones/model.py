@@ -49,9 +49,11 @@ class Model(nn.Module):
         input_size: tuple[int, int] | None = None,
         original: str = "",
         salt: str = "",
+        revision: str = "",
     ) -> None:
         super().__init__()
         self.net = net
+        self.revision = revision  # the commit of the hub's repository that the weights are from
         self.original_fingerprint = original  # of the weights it was tuned from, whose heads it takes
         self._input_size = input_size
         self.name = name or type(net).__name__
@@ -109,6 +111,7 @@ class Model(nn.Module):
             input_size=self._input_size,
             original=self.original_fingerprint,
             salt=salt,
+            revision=self.revision,
         )
         return twin.train(self.training)
 
@@ -268,8 +271,8 @@ class Model(nn.Module):
             "input": list(self.input_size),
             "tokens": sets[0].shape[1] if sets else 0,
         }
-        if self.original_fingerprint:
-            facts["tuned from"] = self.original_fingerprint
+        known = {"tuned from": self.original_fingerprint, "hub revision": self.revision}
+        facts |= {what: value for what, value in known.items() if value}
         return facts if self.adapters is None else facts | {"trade-off": self.trade_off}
 
     def chosen_layers(self, layers: Sequence[int] | Literal["all"]) -> tuple[int, ...]:

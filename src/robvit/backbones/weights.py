@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Origin:
     """Where weights came from: `kind` is local, bundled, cache, hub or package; `source` says it in words.
 
     `sha256` is that of the tensors, so that it is the same wherever they came from; `timm_name` is
-    empty for a local file that does not carry it; `build` is how a trained network differs from it.
+    empty for a local file that does not carry it; `build` is how a trained network differs from it;
+    `revision` is the commit of the hub's repository, empty for what came from elsewhere.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Origin:
     path: Path
     sha256: str
     build: Mapping[str, Any] = field(default_factory=dict)
+    revision: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,9 @@ def _hub(known: Known) -> Found | None:
     except (InputError, RuntimeError) as error:
         raise WeightsUnavailable(f"{path} of the hub's cache cannot be loaded: {error}") from None
     tensors: Tensors = model.state_dict()
-    return tensors, _origin(known, "hub", f"{known.hub} on the model hub", path, tensors)
+    revision = download.commit_of(path)
+    source = f"{known.hub} on the model hub" + (f", revision {revision}" if revision else "")
+    return tensors, replace(_origin(known, "hub", source, path, tensors), revision=revision)
 
 
 def _package(known: Known) -> Found | None:

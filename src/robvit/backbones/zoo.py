@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robvit.errors import InputError, UnknownName
 from robvit.names import mentioned, sources
 from robvit.registry import unknown
+from robvit.revisions import split_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,10 +44,10 @@ class Known:
     """A model robvit knows by name: how timm builds it and where its weights may come from.
 
     `params` counts millions; `options` go to `timm.create_model` beside the name; `hub` is the
-    repository on the model hub, empty where it has none; `bundled` weights are part of robvit. Files
-    that go by this alias take pixels `raw`, without mean and deviation, if their authors trained so.
-    `tuned_from` is the alias whose weights a bundled LoRA of this name, ALIAS.lora.safetensors, is merged
-    into.
+    repository on the model hub, empty where it has none, `revision` the commit in it that a name asked for;
+    `bundled` weights are part of robvit. Files that go by this alias take pixels `raw`, without mean and
+    deviation, if their authors trained so. `tuned_from` is the alias whose weights a bundled LoRA of this
+    name, ALIAS.lora.safetensors, is merged into.
     """
 
     alias: str
@@ -56,6 +57,7 @@ class Known:
     params: float
     note: str = ""
     hub: str = ""
+    revision: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     registry: RegistryFile | None = None
     bundled: bool = False
@@ -122,6 +124,13 @@ _XCIT = (
 )
 _TWELVE = {"depth": 12, "eta": 1.0}  # timm has these widths in 24 blocks only; this is the thesis's network
 
+
+def _wide_xcit(alias: str, timm_name: str, params: float) -> Known:
+    """A wide XCiT of the thesis, of which there are only the robust files."""
+    note = _XCIT.format(alias)
+    return Known(alias, timm_name, "xcit", "not stated", params, note, options=_TWELVE, raw=True)
+
+
 TABLE: tuple[Known, ...] = (
     _hub("dinov2-small", "vit_small_patch14_dinov2.lvd142m", "dinov2", 22.1, registry=_DINOV2_SMALL),
     Known(
@@ -174,26 +183,8 @@ TABLE: tuple[Known, ...] = (
         note="trained without attacks; for the robust ones of 2209.07399 give the file's path",
         raw=True,
     ),
-    Known(
-        "xcit-m12",
-        "xcit_medium_24_p16_224",
-        "xcit",
-        "not stated",
-        46.4,
-        _XCIT.format("xcit-m12"),
-        options=_TWELVE,
-        raw=True,
-    ),
-    Known(
-        "xcit-l12",
-        "xcit_large_24_p16_224",
-        "xcit",
-        "not stated",
-        103.8,
-        _XCIT.format("xcit-l12"),
-        options=_TWELVE,
-        raw=True,
-    ),
+    _wide_xcit("xcit-m12", "xcit_medium_24_p16_224", 46.4),
+    _wide_xcit("xcit-l12", "xcit_large_24_p16_224", 103.8),
     Known("robvit-mini", "robvit_mini", "mini", "MIT", 0.8, "for 32x32 images", bundled=True),
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
 )
@@ -239,6 +230,10 @@ def check_name(name: str) -> None:
     """Refuse what is no alias, no checkpoint's path and no name of timm's, without loading timm."""
     if name in ALIASES or local_file(name):
         return
+    name, commit = split_name(name)
+    if name in ALIASES:
+        _at(ALIASES[name], commit)
+        return
     timm = sys.modules.get("timm")  # loaded, it knows what this very program registered; it ignores a tag
     if timm and "." not in name and timm.is_model(name):
         return
@@ -267,20 +262,32 @@ def resolve(name: str) -> Known:
             f"expected a model's name, got the path {name!r}; check that the file is there, "
             "or choose a name from `robvit weights list`"
         )
+    plain, commit = split_name(name)
+    if commit:
+        return _at(resolve(plain), commit)
     import timm  # slow, and aliases do not need it
 
     published = timm.list_pretrained()
     if not timm.is_model(name) or ("." in name and name not in published):
         raise _unknown(name, [*timm.list_models(), *published])
     settings = timm.get_pretrained_cfg(name)
+    hub, _, revision = ((settings and settings.hf_hub_id) or "").partition("@")
     return Known(
         alias=name,
         timm_name=name,
         family=name.split("_")[0],
         licence=(settings and settings.license) or "see its model card",
         params=0.0,
-        hub=(settings and settings.hf_hub_id) or "",
+        hub=hub,
+        revision=revision,
     )
+
+
+def _at(known: Known, commit: str) -> Known:
+    """The same model from this commit of its repository, and from nowhere else."""
+    if not known.hub:
+        raise InputError(f"{known.alias} is not on the model hub, so it has no revision; leave @{commit} out")
+    return replace(known, alias=f"{known.alias}@{commit}", revision=commit, registry=None)
 
 
 def build(known: Known, **overrides: Any) -> nn.Module:

@@ -175,12 +175,17 @@ def hf(
     config: str | None = None,
     image: str | None = None,
     label: str | None = None,
+    revision: str | None = None,
 ) -> Listing:
-    """hf:NAME or hf:NAME:SPLIT; `image` and `label` name the columns where they cannot be guessed."""
+    """hf:NAME or hf:NAME:SPLIT; `image` and `label` name the columns where they cannot be guessed.
+
+    `revision` is a commit; without one, the first that this machine got is meant from then on.
+    """
     name, _, inner = place.partition(":")
     if not name:
         raise DataError("expected a name after hf:, as in hf:uoft-cs/cifar10")
-    return hub.hub_listing(name, split or inner or None, config=config, image=image, label=label)
+    chosen = split or inner or None
+    return hub.hub_listing(name, chosen, config=config, image=image, label=label, revision=revision)
 
 
 def _drawn(kind: str, place: str, split: str | None) -> Listing:

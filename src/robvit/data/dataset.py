@@ -47,7 +47,8 @@ class Images(Protocol):
 class Listing:
     """What an opener found; where images have masks, `mask_values` tells how they are meant.
 
-    Masks lie in files, except those of drawn scenes, which make their own.
+    Masks lie in files, except those of drawn scenes, which make their own. `revision` is the commit of a
+    data set on the model hub.
     """
 
     names: list[str]
@@ -57,6 +58,7 @@ class Listing:
     mask_values: MaskValues | None = None
     classes: list[str] = field(default_factory=list)
     class_map: list[int] | None = None
+    revision: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,8 @@ class ImageDataset(Dataset[Item]):
 
     def facts(self) -> dict[str, Any]:
         """What a record tells of its images: what was opened, which images, and how they were fitted."""
-        return {
+        known = {"hub revision": self.listing.revision} if self.listing.revision else {}
+        return known | {
             "spec": self.spec,
             "split": self.split,
             "digest": self.digest(),

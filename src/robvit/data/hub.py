@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from robvit import revisions
 from robvit.data.dataset import Listing
 from robvit.data.folders import EVALUATION_SPLITS, SPLITS
 from robvit.decoding import ImageError
 from robvit.errors import DataError
+from robvit.fetch import tell
 
+HUB_SECONDS = 10.0  # how long the hub may take to say at which commit a data set is
 _LABEL_COLUMNS = ("label", "labels")
 
 
@@ -32,18 +36,44 @@ class HubImages:
 
 
 def hub_listing(
-    name: str, split: str | None, *, config: str | None, image: str | None, label: str | None
+    name: str,
+    split: str | None,
+    *,
+    config: str | None,
+    image: str | None,
+    label: str | None,
+    revision: str | None = None,
 ) -> Listing:
-    """A split of a data set on the hub; names are the split and the row."""
+    """A split of a data set on the hub at one commit; names are the split and the row."""
     datasets = _datasets()
+    commit = revisions.check_commit(revision, f"hf:{name}?revision={revision}") if revision else _commit(name)
     try:
-        split = _split(name, split, datasets.get_dataset_split_names(name, config))
-        table = datasets.load_dataset(name, config, split=split)
+        split = _split(name, split, datasets.get_dataset_split_names(name, config, revision=commit))
+        table = datasets.load_dataset(name, config, split=split, revision=commit)
     except DataError:
         raise
     except Exception as error:  # the package's errors share no base class
         raise DataError(f"Hugging Face data set {name!r} cannot be loaded: {error}") from error
-    return table_listing(table, split, datasets.Image(decode=False), image=image, label=label)
+    found = table_listing(table, split, datasets.Image(decode=False), image=image, label=label)
+    return replace(found, revision=commit or "")
+
+
+def _commit(name: str) -> str | None:
+    """The commit that this machine means by a data set's name; asked of the hub once, then kept."""
+    repository = f"datasets/{name}"
+    if known := revisions.settled(repository):
+        return known
+    from huggingface_hub import HfApi
+
+    try:
+        commit = str(HfApi().dataset_info(name, timeout=HUB_SECONDS).sha)
+    except Exception as error:  # the client's errors have another base in every version
+        tell(
+            f"{name}: the hub did not say its revision ({error}), so it is not known; name one as ?revision="
+        )
+        return None
+    revisions.settle(repository, commit, f"hf:{name}?revision={commit}")
+    return commit
 
 
 def table_listing(table: Any, split: str, undecoded: Any, *, image: str | None, label: str | None) -> Listing:

@@ -17,6 +17,7 @@ from robvit.evaluation.shards import folder_sha256, shard_files
 from robvit.files import read_tensors
 from robvit.progress import Advance, silent
 from robvit.record import Record, Trial
+from robvit.record_checks import check_outcomes
 from robvit.threat import Threat
 
 
@@ -59,32 +60,62 @@ def verify(
     """
     place = Path(path) / "record.json" if Path(path).is_dir() else Path(path)
     record, found = Record.load(place), Verification()
-    found.note("outcomes agree with predictions and labels")  # or it would not have been loaded
-    _check_protocol(record, found)
+    rules = _check_protocol(record, found)
     if classifier is not None:
         _check_model(record, classifier, found)
     images = _images(record, data, classifier, found)
+    _check_outcomes(record, images, place, found)
     for number, trial in enumerate(record.trials):
         label = f"trial {number} ({' '.join(filter(None, (trial.attack, trial.strength, trial.scenario)))})"
-        _check_trial(place.parent, record, trial, label, classifier, images, batch, found)
+        if trial.not_attacked:
+            why_not = _left_out_flaw(trial, record.trials[:number], rules)
+            found.note(f"{label}: images that were not attacked", why_not)
+        _check_trial(place.parent, trial, label, classifier, images, batch, found)
         progress(1 / len(record.trials), note=label)
     return found
 
 
-def _check_protocol(record: Record, found: Verification) -> None:
+def _check_outcomes(record: Record, images: ImageDataset | None, place: Path, found: Verification) -> None:
+    """What counts as correct agrees with predictions and labels: the images' own, if they are here.
+
+    A record that contradicts its own labels is not even loaded; one that names none, or others, is found out.
+    """
+    labels = record.data.get("labels") if images is None else images.labels
+    try:
+        check_outcomes(record, place, labels)
+        found.note("outcomes agree with predictions and labels")
+    except InputError as error:
+        found.note("outcomes agree with predictions and labels", str(error).removeprefix(f"{place}: "))
+
+
+def _left_out_flaw(trial: Trial, before: list[Trial], rules: Protocol | None) -> str:
+    """Why images that an attack did not see may not count as they do, or nothing."""
+    earlier = [t for t in before if t.scenario == trial.scenario and not t.control]
+    for i in trial.skipped:
+        if trial.correct[i] or all(t.correct[i] or i in t.not_attacked for t in earlier):
+            return f"image {i} is said to have been wrong before, and no trial before says so"
+    audited = [entry.attack for entry in rules.attacks if entry.audited] if rules else []
+    if trial.unseen and trial.attack not in audited:
+        return (
+            f"{len(trial.unseen)} correct images were left out, and the protocol has no audit by this attack"
+        )
+    return ""
+
+
+def _check_protocol(record: Record, found: Verification) -> Protocol | None:
     """The rules are those of the digest, a bundled name stands for the bundled rules, and all attacks ran."""
     name, digest = record.protocol.get("name"), record.protocol.get("digest")
     if not name:
-        return
+        return None
     if not digest:
         found.unchecked.append(f"protocol {name}: the record does not carry its digest")
-        return
+        return None
     held = {key: value for key, value in record.protocol.items() if key in Protocol.model_fields}
     try:
         rules = find(Protocol(**held))
     except (InputError, ValueError) as error:
         found.note(f"protocol {name}", " ".join(str(error).split())[:200])
-        return
+        return None
     same = rules.digest() == digest
     found.note(f"protocol {name}", "" if same else "its rules are not those of its digest")
     for entry in rules.attacks:
@@ -93,6 +124,7 @@ def _check_protocol(record: Record, found: Verification) -> None:
         whole = any(all(t.settings.get(k) == v for k, v in wanted if k != "seed") for t in ran)
         claim = f"{entry.attack} of the {entry.attacker} attacker ran as the protocol says"
         found.note(claim, "" if whole else "no trial has these settings")
+    return rules
 
 
 def _check_model(record: Record, classifier: Classifier, found: Verification) -> None:
@@ -136,7 +168,6 @@ def _images(
 
 def _check_trial(
     root: Path,
-    record: Record,
     trial: Trial,
     label: str,
     classifier: Classifier | None,
@@ -149,8 +180,12 @@ def _check_trial(
         seen = [row for part in images.batches(batch) for row in _predictions(net, part[0])]
         found.note(f"{label}: predictions", _difference(seen, trial.predicted))
         return
+    alive = [i for i in range(len(trial.correct)) if i not in trial.not_attacked]
     if not trial.shards:
-        found.unchecked.append(f"{label}: no images were kept")
+        if trial.kind == "attack" and not trial.control and alive:
+            found.note(f"{label}: kept images", "there are none, so nothing shows what it claims")
+        else:
+            found.unchecked.append(f"{label}: no images were kept")
         return
     folder = root / trial.shards
     if not folder.resolve().is_relative_to(root.resolve()) or not folder.is_dir():
@@ -161,7 +196,6 @@ def _check_trial(
         found.note(f"{label}: files", "" if same else "they are not the files that the record names")
     else:
         found.unchecked.append(f"{label}: the record does not carry the hash of its files")
-    alive = [i for i in range(len(trial.correct)) if i not in {*trial.skipped, *trial.unseen}]
     try:
         parts = [_adversarial(path) for path in shard_files(folder)]
     except InputError as error:
