@@ -51,15 +51,15 @@ def wanted(which: str) -> list[str]:
 
 
 def environment(which: str) -> Path:
-    """The Python of an environment with these versions, made where there is none or it was not finished."""
+    """The Python of an environment with these versions; one that is there is brought to them."""
     place = ROOT / f".venv-{which}"
-    python, finished = place / "bin/python", place / "finished"
-    if not finished.exists():
-        venv.create(place, with_pip=True, clear=True)
+    python, finished, names = place / "bin/python", place / "finished", wanted(which)
+    if not finished.exists() or finished.read_text() != "\n".join(names):
+        venv.create(place, with_pip=True)
         install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "hatchling"]
-        subprocess.run([*install, *wanted(which)], check=True)
+        subprocess.run([*install, *names], check=True)
         subprocess.run([*install, "--no-deps", "-e", ROOT], check=True)
-        finished.touch()
+        finished.write_text("\n".join(names))
     return python
 
 
