@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit hashed hashes oldest newest clean
 
 demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -67,6 +67,14 @@ sbom: .venv/ready  ## the software bill of materials: sbom.json, CycloneDX
 audit: .venv/ready  ## known vulnerabilities of the pinned versions; asks a database on the network
 	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
 	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
+
+hashed: .venv/made  ## fill .venv with the pinned versions, every file compared with hashes.txt before it is opened
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: -r hashes.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch .venv/ready .venv/demo
+
+hashes: .venv/ready  ## hashes.txt anew, after constraints.txt was changed; asks the package registry
+	$(BIN)/python scripts/hashes.py
 
 oldest:  ## the quick tests of what versions differ in, with the oldest versions that pyproject.toml allows
 	$(PYTHON) scripts/versions.py oldest

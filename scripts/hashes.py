@@ -18,7 +18,7 @@ from pip._internal.commands import create_command
 from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
-BUILD = ("hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers")  # what builds robvit itself
+BUILD = ("hatchling", "editables", "packaging", "pathspec", "pluggy", "trove-classifiers")  # of robvit itself
 PYTHONS = {"py3", "py2.py3", "cp311", "cp312", "cp313"}
 # Parts of torch for one system; elsewhere torch asks for none of them.
 LINUX = re.compile(r"(nvidia|cuda|triton)\b")

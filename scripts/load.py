@@ -4,10 +4,10 @@
     python scripts/load.py --count 200
 
 First honest clients ask alone, then beside connections that send nothing, a header that never ends or an
-image that never comes, and beside clients that throw bombs of every format. All of it is on loopback, the
-server is the command in a process of its own. The exit status is 1 if an honest request or a health check
-is not answered, if the 99th percentile of waiting grows tenfold, if the memory of the server and its
-decoders doubles, or if it does not stop within its time.
+image that never comes, and beside clients that throw bombs, one client for each format. All of it is on
+loopback, the server is the command in a process of its own. The exit status is 1 if an honest request or a
+health check is not answered, if the 99th percentile of waiting grows tenfold, if the memory of the server and
+its decoders doubles, if it does not stop within its time, or if a kind of bomb did not reach a decoder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import http.client
 import io
+import itertools
 import os
 import random
 import re
@@ -35,8 +36,10 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.bombs import BOMBS
+from robvit.decoding import NETWORK_FORMATS
 
 SLOWER, LARGER, STOP_SECONDS = 10, 2, 35
+DECODED = {"200", "422"}  # what is answered after a look at an image; who is turned away gets 429
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n"
 OPENINGS = (
     b"",
@@ -53,7 +56,7 @@ class Seen:
     statuses: Counter[str] = field(default_factory=Counter)
     probes: Counter[str] = field(default_factory=Counter)
     memory: list[float] = field(default_factory=list)
-    bombs: Counter[str] = field(default_factory=Counter)
+    bombs: Counter[tuple[str, str]] = field(default_factory=Counter)
     connections: int = 0
 
     def percentile(self, share: float) -> float:
@@ -145,11 +148,13 @@ def honest(port: int, count: int, clients: int, pid: int, seen: Seen) -> None:
 class Hostile:
     """Connections that wait and clients that throw bombs, until told to stop."""
 
-    def __init__(self, port: int, connections: int, throwers: int, seen: Seen) -> None:
+    def __init__(self, port: int, connections: int, seen: Seen) -> None:
         self.port, self.seen, self.stop = port, seen, threading.Event()
         self.bombs = {name: make() for name, make in BOMBS.items()}
         self.threads = [threading.Thread(target=lambda: asyncio.run(self.crowd(connections)))]
-        self.threads += [threading.Thread(target=self.throw, args=(seed,)) for seed in range(throwers)]
+        formats = sorted({name.partition(",")[0] for name in BOMBS})
+        assert {kind.upper() for kind in formats} >= set(NETWORK_FORMATS)
+        self.threads += [threading.Thread(target=self.throw, args=(kind,)) for kind in formats]
 
     def __enter__(self) -> Hostile:
         for thread in self.threads:
@@ -180,14 +185,19 @@ class Hostile:
                 writer.close()
             await asyncio.sleep(0.2)
 
-    def throw(self, seed: int) -> None:
-        order = random.Random(seed)
+    def throw(self, kind: str) -> None:
+        """One bomb of a format after the other, in turn; who is turned away tries again a moment later."""
+        turn = itertools.cycle(name for name in self.bombs if name.partition(",")[0] == kind)
+        name = next(turn)
         while not self.stop.is_set():
-            name = order.choice(list(self.bombs))
             status = ask(self.port, "/predict", self.bombs[name])
             if status == "ConnectionRefusedError":  # it has stopped listening
                 return
-            self.seen.bombs[f"{name}: {status}"] += 1
+            self.seen.bombs[name, status] += 1
+            if status == "429":
+                time.sleep(0.2)
+            else:
+                name = next(turn)
 
 
 def row(name: str, seen: Seen, memory: float) -> str:
@@ -205,14 +215,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000, help="honest requests beside the hostile ones")
     parser.add_argument("--clients", type=int, default=2, help="honest clients")
     parser.add_argument("--connections", type=int, default=200, help="silent or slow ones")
-    parser.add_argument("--throwers", type=int, default=2, help="clients that throw bombs")
     given = parser.parse_args()
     with serving() as (process, port):
         honest(port, 50, given.clients, process.pid, Seen())  # warm
         calm, beset = Seen(), Seen()
         honest(port, max(100, given.count // 5), given.clients, process.pid, calm)
         idle = memory(process.pid)
-        with Hostile(port, given.connections, given.throwers, beset):
+        with Hostile(port, given.connections, beset):
             honest(port, given.count, given.clients, process.pid, beset)
             start = time.monotonic()
             process.send_signal(signal.SIGTERM)
@@ -223,11 +232,14 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|")
     print(row("alone", calm, idle))
     print(row("among hostile ones", beset, max(beset.memory)))
-    print(f"\n{beset.connections} silent or slow connections, {sum(beset.bombs.values())} bombs:")
-    for name, count in sorted(beset.bombs.items()):
-        print(f"  {count:5} {name}")
+    decoded = sum(count for (_, status), count in beset.bombs.items() if status in DECODED)
+    print(f"\n{beset.connections} silent or slow connections, {decoded} bombs that reached a decoder:")
+    for (name, status), count in sorted(beset.bombs.items()):
+        print(f"  {count:5} {name}: {status}")
     print(f"stopped {stopped:.1f} s after SIGTERM, with status {process.returncode}")
+    reached = {name for name, status in beset.bombs if status in DECODED}
     failed = {
+        f"no decoder saw {', '.join(set(BOMBS) - reached)}": bool(set(BOMBS) - reached),
         "honest requests were lost": set(calm.statuses) | set(beset.statuses) != {"200"},
         "health checks failed": set(calm.probes) | set(beset.probes) != {"200"},
         "waiting grew tenfold": beset.percentile(0.99) >= SLOWER * calm.percentile(0.99),

@@ -1,7 +1,8 @@
-"""The bill of materials: what is declared is listed, with the versions that are installed."""
+"""The bill of materials lists what is declared, with installed versions; hashes are of the pinned ones."""
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from importlib.metadata import version
@@ -30,3 +31,14 @@ def test_the_bill_of_materials_lists_what_is_declared_and_what_that_needs() -> N
     assert {need["ref"] for need in found["dependencies"]} == refs
     assert all(set(need["dependsOn"]) <= refs for need in found["dependencies"])
     assert bill() == found
+
+
+def test_hashes_are_of_the_pinned_versions_and_name_no_place() -> None:
+    pins = {line.lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    text = (ROOT / "hashes.txt").read_text()
+    hashed = dict(
+        re.findall(r"^(\S+==\S+)((?: ;[^\\]+)? \\\n(?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.M)
+    )
+    assert pins <= {name.lower() for name in hashed}
+    assert len(hashed) == len(re.findall(r"==\d", text))  # nothing stands there without a hash
+    assert "://" not in text

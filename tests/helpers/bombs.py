@@ -54,6 +54,23 @@ def huge_header() -> bytes:
     return png(20_000, 20_000, 1, 0, bytes(2_501 * 2_000))
 
 
+def run_lengths() -> bytes:
+    """A BMP of 24 megapixels in 200 kilobytes: every row is twenty pairs of a length and a colour."""
+    row = bytes((255, 0)) * (SIDE // 255) + bytes((SIDE % 255, 0, 0, 0))
+    rows = row * SIDE + b"\0\1"
+    start = 14 + 40 + 4 * 256
+    head = b"BM" + struct.pack("<IHHI", start + len(rows), 0, 0, start)
+    info = struct.pack("<IiiHHIIiiII", 40, SIDE, SIDE, 1, 8, 1, len(rows), 0, 0, 256, 0)
+    return head + info + bytes(4 * 256) + rows
+
+
+def many_frames(frames: int = 3000) -> bytes:
+    """A GIF of 24 megapixels whose frames after the first are one pixel each."""
+    first = encoded(Image.new("P", (SIDE, SIDE)), "GIF")
+    block = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2\2\x44\1\0"
+    return first.removesuffix(b";") + block * frames + b";"
+
+
 BOMBS: dict[str, Callable[[], bytes]] = {
     "PNG, promises 400 megapixels": huge_header,
     "PNG, 9 MB of EXIF": exif_bomb,
@@ -65,6 +82,8 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ),
     "WebP, 24 megapixels with alpha": lambda: encoded(Image.new("RGBA", (SIDE, SIDE)), "WEBP", lossless=True),
     "GIF, 24 megapixels": lambda: encoded(Image.new("P", (SIDE, SIDE)), "GIF"),
+    "GIF, 24 megapixels and 3000 frames": many_frames,
+    "BMP, 24 megapixels in 200 kB": run_lengths,
     "BMP, 1 bit, 24 megapixels": lambda: encoded(Image.new("1", (SIDE, SIDE)), "BMP"),
     "TIFF": lambda: encoded(Image.new("L", (9, 9)), "TIFF"),
 }

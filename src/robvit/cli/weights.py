@@ -32,7 +32,8 @@ def list_() -> None:
     """Show the friendly names, what timm calls them, and where their weights come from.
 
     $ROBVIT_CACHE moves robvit's own cache, $HF_HOME the hub's;
-    HF_HUB_OFFLINE=1 keeps the hub out.
+    HF_HUB_OFFLINE=1 keeps the hub out. NAME@COMMIT takes a model's
+    weights from that commit of its repository on the hub.
     """
     out.print(f"[bold]{'name':<20}{'parameters':>11}  {'licence':<12}{'comes from':<23}here[/bold]")
     for known in zoo.TABLE:
