@@ -34,8 +34,9 @@ class Trial:
     are several; `attacker` is that attacker's name among the protocols' and `surrogate` the model the
     images were made on, if not the judged one. The images in `skipped` were misclassified before this
     attack, which did not see them: they count as wrong, with what was predicted then. Those in `unseen` were
-    correct, and the attack, an audit of a sample, did not see them either. A `control` takes no part in the
-    worst case. `shards` is the folder of the adversarial images, relative to the record's, and
+    correct, and the attack, an audit of a sample, did not see them either. A targeted attack has the class
+    it aimed at in `targets`, the label itself where there was nothing to attack. A `control` takes no part in
+    the worst case. `shards` is the folder of the adversarial images, relative to the record's, and
     `shards_sha256` names its files.
     """
 
@@ -58,6 +59,7 @@ class Trial:
     severity: int | None = None
     shards: str = ""
     shards_sha256: str = ""
+    targets: list[int] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -75,6 +77,7 @@ class Trial:
     def title(self) -> str:
         """The attack, for people, with its surrogate and the sample it saw: "fab_t, 300 of 812"."""
         seen, name = len(self.correct) - len(self.not_attacked), self.attack
+        name += f" to {self.settings.get('target', 'targets')}" if self.targets else ""
         name += f" on {self.surrogate}" if self.surrogate else ""
         return name + (f", {seen} of {seen + len(self.unseen)}" if self.unseen else "")
 

@@ -110,7 +110,7 @@ def check_lengths(record: Record, path: str | Path) -> None:
         if any(len(point) not in (2, 4) for line in curve.lines.values() for point in line):
             raise InputError(f"{path}: every point of {curve.title!r} must be [x, y] or [x, y, low, high]")
     for trial in record.trials:
-        for name in ("correct", "predicted", "distance"):
+        for name in ("correct", "predicted", "distance", *(["targets"] if trial.targets else [])):
             if len(getattr(trial, name)) != record.data.get("count"):
                 got = len(getattr(trial, name))
                 raise InputError(

@@ -124,7 +124,7 @@ def test_a_targeted_attack_reaches_its_class_where_it_can_be_reached(name, norm)
 
 
 def test_targets_are_classes_and_only_some_attacks_have_them():
-    assert set(TARGETED) == {"pgd", "pgd_margin", "apgd", "apgd_ce"}
+    assert set(TARGETED) == {"pgd", "pgd_margin", "apgd", "apgd_ce", "transfer"}
     (x, y), (model, _), threat = setting(), pulled(0.5), Threat("linf", 0.1)
     for target in (None, torch.rand(2, 3)):
         with pytest.raises(InputError, match=r"targeted.*label|needs labels"):

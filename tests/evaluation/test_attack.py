@@ -288,3 +288,10 @@ def test_images_whose_names_differ_by_their_ending_are_all_written(tmp_path: Pat
     robvit.attack(model, images, attack="fgsm", out=tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "images").rglob("*.png"))
     assert names == ["a.jpg.png", "a.jpg.png", "a.png.png", "a.png.png"]
+
+
+def test_images_that_a_program_holds_need_no_names_of_classes(tmp_path: Path) -> None:
+    x, y = open_data("sample", limit=3).tensors()
+    robvit.attack("robvit-mini", (x, y), settings={"steps": 1}, out=tmp_path)
+    assert (tmp_path / "sheet.png").is_file()
+    assert Record.load(tmp_path / "record.json").data["labels"] == y.tolist()

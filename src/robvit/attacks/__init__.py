@@ -20,6 +20,7 @@ from robvit.attacks.fab import fab, fab_t
 from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
+from robvit.attacks.pgd_min import pgd_min
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
@@ -34,6 +35,8 @@ from robvit.attacks.sanity import (
 from robvit.attacks.scales import find_scales
 from robvit.attacks.segpgd import segpgd
 from robvit.attacks.square import square
+from robvit.attacks.targets import choose_targets
+from robvit.attacks.transfer import transfer
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
@@ -62,6 +65,7 @@ __all__ = [
     "autoattack",
     "bpda",
     "certify",
+    "choose_targets",
     "cw_l2",
     "eight_bit",
     "eot",
@@ -78,8 +82,10 @@ __all__ = [
     "pgd",
     "pgd_dlr",
     "pgd_margin",
+    "pgd_min",
     "run",
     "segpgd",
     "square",
+    "transfer",
     "worst_of",
 ]

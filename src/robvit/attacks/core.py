@@ -170,8 +170,8 @@ def refuse_targets(settings: dict[str, Any]) -> None:
     """Refuse a targeted attack where all there is are the true labels of a data set."""
     if settings.get("targeted"):
         raise InputError(
-            "a targeted attack needs the class wanted for each image, got true labels; "
-            "call robvit.attacks.run(..., targeted=True) with the targets as y"
+            "a targeted attack needs the class wanted for each image, got true labels; say how it is chosen "
+            "with target= (--target), or call robvit.attacks.run(..., targeted=True) with the targets as y"
         )
 
 

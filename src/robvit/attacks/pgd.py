@@ -53,14 +53,16 @@ def ascend(
     steps: int,
     size: Callable[[int], float],
     momentum: float = 0.0,
+    smooth: Callable[[torch.Tensor], torch.Tensor] | None = None,
     rank: Objective | None = None,
     targeted: bool = False,
 ) -> None:
     """Climb from `start` for the survivors of `best`, which keeps what is found.
 
     One pass serves to judge a point and to leave it: n steps take n + 1 forward and n backward
-    passes, and the last point is judged too. `rank` compares the points of one climb where the
-    objective changes from step to step. y are labels to leave, or the classes wanted if `targeted`.
+    passes, and the last point is judged too. `smooth` changes every gradient before it is used.
+    `rank` compares the points of one climb where the objective changes from step to step. y are
+    labels to leave, or the classes wanted if `targeted`.
     """
     rows = best.survivors()
     state = _State(rows, x[rows], start[rows], torch.zeros_like(x[rows]))
@@ -78,7 +80,7 @@ def ascend(
         keep = best.offer(state.rows, state.point, worth, success)
         if keep is not None:
             state, grad = take(state, keep), grad[keep]
-        velocity = grad
+        velocity = grad = smooth(grad) if smooth else grad
         if momentum:  # gradients of equal length, so that old ones count however steep they were
             velocity = momentum * state.velocity + grad / grad.abs().mean((1, 2, 3), keepdim=True).clamp_min(
                 1e-30
@@ -89,7 +91,7 @@ def ascend(
         state = _State(state.rows, state.x, point, velocity)
 
 
-def _search(
+def search(
     model: Model,
     x: torch.Tensor,
     y: torch.Tensor | None,
@@ -103,6 +105,7 @@ def _search(
     momentum: float,
     early_stop: bool,
     seed: int,
+    smooth: Callable[[torch.Tensor], torch.Tensor] | None = None,
     rank: Objective | None = None,
     corner: bool = False,
     targeted: bool = False,
@@ -125,6 +128,7 @@ def _search(
             steps=steps,
             size=size,
             momentum=momentum,
+            smooth=smooth,
             rank=rank,
             targeted=targeted,
         )
@@ -186,7 +190,7 @@ def pgd(
     seed: decides the starts, together with each image.
     """
     size = 2.5 * threat.eps / max(steps, 1) if step_size is None else step_size
-    return _search(
+    return search(
         model,
         x,
         y,
@@ -249,7 +253,7 @@ def gama(
         cuts = (step >= 0.6 * steps) + (step >= 0.85 * steps)
         return 2 * threat.eps * 0.1**cuts
 
-    return _search(
+    return search(
         model,
         x,
         y,

@@ -32,6 +32,7 @@ from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import Autocast, check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
+from robvit.attacks.targets import Target, choose_targets
 from robvit.errors import InputError, check_batch, check_images, check_labels
 from robvit.progress import silent
 from robvit.threat import Threat
@@ -45,8 +46,9 @@ class Outcome:
 
     `predicted` and `clean_predicted` are its classes (B,) after and before, or masks (B H W), or -1 where
     it returns features; `success` (B,) says that it errs on `adv`, `clean_correct` (B,) that it was right
-    before. `distance` (B,) is in the threat's norm. Passes are sums over images and include the clean pass
-    and the final judgement; `warnings` holds the names of warning classes.
+    before. With `targets` (B,), the classes aimed at, success is to be classified so, and `labels` (B,) say
+    what is `correct`. `distance` (B,) is in the threat's norm. Passes are sums over images and include the
+    clean pass and the final judgement; `warnings` holds the names of warning classes.
     """
 
     adv: torch.Tensor
@@ -59,11 +61,18 @@ class Outcome:
     backward: int = 0
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    targets: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+
+    @property
+    def correct(self) -> torch.Tensor:
+        """Which images (B,) are still classified correctly."""
+        return ~self.success if self.targets is None else self.predicted == self.labels
 
     @property
     def robust_accuracy(self) -> float:
         """The share of images that are still classified correctly."""
-        return float((~self.success).float().mean())
+        return float(self.correct.float().mean())
 
 
 def run(
@@ -74,6 +83,7 @@ def run(
     threat: Threat,
     *,
     victim: Model | None = None,
+    target: Target | None = None,
     batch: int = 128,
     eight_bit: bool = False,
     samples: int = 1,
@@ -94,6 +104,8 @@ def run(
     threat: the norm and the budget that every image must keep.
     victim: another model that judges (transfer); then every image is attacked to the attack's full
         objective, whatever `model` thinks of it.
+    target: makes the attack a targeted one while y stay labels: "random", "least-likely", "most-likely", a
+        class, or one for each image (`choose_targets`); success is then to be classified as the target.
     batch: images in one pass.
     eight_bit: round to whole grey levels inside the budget before judging, so that saving changes nothing.
     samples: fresh passes over which a randomised model is averaged when it judges.
@@ -109,6 +121,8 @@ def run(
     check_precision(precision)
     if y is not None and len(y) != len(x):
         raise InputError(f"there must be one label an image, {len(x)}, got {len(y)}")
+    if target is not None:
+        settings = {**settings, "targeted": True}
     function, gradients = _known(attack, settings)
     if len(x) > batch:
         refuse_batches(attack, settings)
@@ -120,29 +134,38 @@ def run(
     names: set[str] = set()
     parts: list[_Part] = []
     with torch.no_grad(), frozen(model), frozen(victim):
-        for some, labels in _batches(x, y, batch):
+        for place, (some, labels) in enumerate(_batches(x, y, batch)):
             clean = decide(some)
             _check_output(clean, labels, len(some))
             if not parts:
                 asked, steady = (search, False) if transfer else (judged, samples == 1)
                 names |= doubts(asked, some, labels, clean, gradients, steady)
-            before = won(clean, labels)
-            rows = torch.arange(len(some)) if transfer else (~before).nonzero()[:, 0]
+            aim = labels  # to leave, or to reach
+            if target is not None:
+                own = target[place * batch :][:batch] if isinstance(target, torch.Tensor) else target
+                aim = choose_targets(own, clean, labels, some, int(settings.get("seed", 0)))
+            before = won(clean, aim)
+            alike = torch.zeros_like(before)
+            if target is not None:
+                alike = _given(aim) == _given(labels)  # there is nothing to attack
+            rows = (~alike if transfer else ~before & ~alike).nonzero()[:, 0]
             adv = some.detach().clone()
             if len(rows):
-                made = function(search, some[rows], _of(labels, rows), threat, **settings)
+                made = function(search, some[rows], _of(aim, rows), threat, **settings)
                 adv[rows] = _certified(some[rows], made, threat, eight_bit)
             output = decide(adv)
             if precision != "fp32" and not transfer:
-                claimed = won(search(adv), labels) & ~won(output, labels)
+                claimed = won(search(adv), aim) & ~won(output, aim)
                 again = rows[claimed[rows]]
                 if len(again):
                     names.add(PrecisionDisagreement.__name__)
-                    made = function(judged, some[again], _of(labels, again), threat, **settings)
+                    made = function(judged, some[again], _of(aim, again), threat, **settings)
                     adv[again] = _certified(some[again], made, threat, eight_bit)
                     output[again] = decide(adv[again])
-            success, distance = won(output, labels), threat.size(adv - some)
-            parts.append((adv, success, _predicted(output), ~before, _predicted(clean), distance))
+            success, distance = won(output, aim), threat.size(adv - some)
+            wrong = before if target is None else misclassified(clean, labels)
+            part = (adv, success, _predicted(output), ~wrong, _predicted(clean), distance)
+            parts.append(part if target is None else (*part, _given(aim), _given(labels)))
     return _outcome(parts, {search, judged}, time.monotonic() - start, names)
 
 
@@ -208,7 +231,7 @@ def _certified(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bo
 def _outcome(parts: list[_Part], counts: set[Count], seconds: float, names: set[str]) -> Outcome:
     if any(count.nan_seen for count in counts):
         raise InputError("the model must return numbers, got NaN on attacked images; check its precision")
-    adv, success, predicted, clean_correct, clean_predicted, distance = (
+    adv, success, predicted, clean_correct, clean_predicted, distance, *aims = (
         torch.cat(part) for part in zip(*parts, strict=True)
     )
     return Outcome(
@@ -222,6 +245,8 @@ def _outcome(parts: list[_Part], counts: set[Count], seconds: float, names: set[
         backward=sum(count.backward for count in counts),
         seconds=seconds,
         warnings=tuple(sorted(names)),
+        targets=aims[0] if aims else None,
+        labels=aims[1] if aims else None,
     )
 
 
@@ -245,6 +270,11 @@ def _check_output(output: torch.Tensor, y: torch.Tensor | None, count: int) -> N
     if output.ndim != 2 or output.shape[1] < 2:
         raise InputError(f"the model must return logits ({count}, K) with K >= 2, got {tuple(output.shape)}")
     check_labels(y, count, output.shape[1])
+
+
+def _given(y: torch.Tensor | None) -> torch.Tensor:
+    assert y is not None
+    return y
 
 
 def _of(y: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:

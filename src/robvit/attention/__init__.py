@@ -1,9 +1,10 @@
-"""Attention: hooks that watch and scale it, whether it saturates, and whether scaling helps an attack.
+"""Attention: hooks that watch it, scale it and change its gradients; whether scaling helps an attack.
 
 The names below are for every room. `robvit.attention.saturation` and `robvit.attention.comparison` measure,
 with attacks, and are imported by those who need them.
 """
 
+from robvit.attention.gradients import attention_cut, token_gradients_levelled
 from robvit.attention.hooks import Recording, class_attention, watch
 from robvit.attention.scaling import (
     KEPT,
@@ -20,10 +21,12 @@ __all__ = [
     "SCALERS",
     "Recording",
     "attention_blocks",
+    "attention_cut",
     "attention_layers",
     "class_attention",
     "keep_scales",
     "kept_scales",
     "scaled",
+    "token_gradients_levelled",
     "watch",
 ]

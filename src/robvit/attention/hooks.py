@@ -35,25 +35,54 @@ class Recording:
     maps: list[torch.Tensor] = field(default_factory=list)
 
 
-class _SoftmaxInputs(TorchFunctionMode):
-    """While an attention layer runs, note what enters its softmax, in the fused kernel too."""
+FUSED = F.scaled_dot_product_attention
+SOFTMAX = (torch.Tensor.softmax, torch.softmax, F.softmax)
+
+
+class InAttention(TorchFunctionMode):
+    """While an attention layer runs, its softmax, or the fused kernel with it, goes through `attend`."""
+
+    layer: int | None = None
+
+    def attend(self, layer: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """What takes the place of `func`, which is `FUSED` or one of `SOFTMAX`."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.layer is not None and (func is FUSED or func in SOFTMAX):
+            return self.attend(self.layer, func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _SoftmaxInputs(InAttention):
+    """Notes what enters the softmax of each layer."""
 
     def __init__(self, note: Callable[[int, torch.Tensor], None]) -> None:
         super().__init__()
         self.note = note
-        self.layer: int | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.layer is not None:
-            if func is F.scaled_dot_product_attention:
-                self.note(self.layer, _fused_scores(*args, **kwargs))
-            elif func in (torch.Tensor.softmax, torch.softmax, F.softmax):
-                self.note(self.layer, args[0])
+    def attend(self, layer: int, func: Any, args: Any, kwargs: Any) -> Any:
+        self.note(layer, fused_scores(*args, **kwargs) if func is FUSED else args[0])
         return func(*args, **kwargs)
 
 
-def _fused_scores(
+def inside_attention(model: nn.Module, mode: InAttention, stack: ExitStack) -> None:
+    """Have the mode at work inside the attention layers of a model until the stack unwinds."""
+    for index, layer in enumerate(attention_layers(model)):
+
+        def enter(_: nn.Module, __: Any, index: int = index) -> None:
+            mode.layer = index
+
+        def leave(_: nn.Module, __: Any, ___: Any) -> None:
+            mode.layer = None
+
+        stack.callback(layer.register_forward_pre_hook(enter).remove)
+        stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
+    stack.enter_context(mode)
+
+
+def fused_scores(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -109,18 +138,7 @@ def _watch_attention(
         if maps:
             recording.maps.append(score.softmax(dim=-1))
 
-    mode = _SoftmaxInputs(note)
-    for index, layer in enumerate(attention_layers(model)):
-
-        def enter(_: nn.Module, __: Any, index: int = index) -> None:
-            mode.layer = index
-
-        def leave(_: nn.Module, __: Any, ___: Any) -> None:
-            mode.layer = None
-
-        stack.callback(layer.register_forward_pre_hook(enter).remove)
-        stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
-    stack.enter_context(mode)
+    inside_attention(model, _SoftmaxInputs(note), stack)
 
 
 @torch.no_grad()

@@ -30,7 +30,9 @@ from robvit.cli.options import (
     Tokens,
 )
 from robvit.cli.shell import tell_next, typed
+from robvit.cli.tables import show_table
 from robvit.names import facts
+from robvit.plugins import offered
 from robvit.settings import parse_settings
 
 if TYPE_CHECKING:
@@ -48,6 +50,12 @@ def attack(
     surrogate: Annotated[
         str | None,
         typer.Option(help="Make the images on this model; MODEL judges them (transfer)."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Aim at a class: random, least-likely or most-likely (wrong ones), or its name or number."
+        ),
     ] = None,
     head: Head = None,
     tokens: Tokens = None,
@@ -104,6 +112,7 @@ def attack(
             threat=Threat.parse(norm, eps),
             settings=parse_settings(setting or [], ATTACKS.info(attack).defaults, attack),
             surrogate=source,
+            target=target,
             out=out,
             split=split,
             resize=resize,
@@ -127,6 +136,9 @@ def _tell(record: Record, out: Path) -> None:
         typer.echo(record.table())
     for name, value in record.metrics.items():
         typer.echo(f"{name}: {value:.1%}")
+    for table in record.tables if record.trials else ():
+        typer.echo()
+        show_table(table)
     for name in {name for trial in record.trials for name in trial.warnings}:
         typer.echo(f"warning: {name}: {getattr(library, name).__doc__}")
     for note in record.notes:
@@ -146,5 +158,7 @@ def attacks() -> None:
     for name, about in facts("attack").items():
         settings = ", ".join(f"{k}={v}" for k, v in about["defaults"].items() if not isinstance(v, list))
         table.add_row(name, " ".join(about["norms"]), about["paper"], settings)
+    for name in offered("attack"):
+        table.add_row(name, "", "", "of an installed package")
     Console().print(table)
     typer.echo("\nnext: robvit attack robvit-mini-robust sample --attack apgd_ce --set steps=20")

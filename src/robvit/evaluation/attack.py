@@ -15,6 +15,7 @@ from robvit.attacks import ATTACKS
 from robvit.attacks.compute import PROBED, Compute, settle
 from robvit.attacks.core import check_settings
 from robvit.attacks.precision import check_precision
+from robvit.attacks.targets import RULES
 from robvit.attention import attention_layers
 from robvit.data import ImageDataset
 from robvit.drawing.images import pixels, save_png
@@ -30,6 +31,8 @@ from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record, Table
+from robvit.registry import unknown
+from robvit.statistics import interval
 from robvit.threat import Threat
 
 SHOWN = 8  # pairs on the sheet
@@ -46,6 +49,7 @@ def attack(
     threat: Threat = USUAL,
     settings: dict[str, Any] | None = None,
     surrogate: Attacked | None = None,
+    target: str | int | None = None,
     out: str | Path | None = None,
     split: str | None = None,
     resize: str = "squash",
@@ -69,6 +73,8 @@ def attack(
     threat: the norm and the budget that every adversarial image keeps, also after rounding to 8 bits.
     settings: those of the attack, such as {"steps": 20}.
     surrogate: another model on which images are made (transfer); `model` judges them.
+    target: "random", "least-likely" or "most-likely", among wrong classes, or a class by its name or number:
+        the attack then aims at it, and the record tells for how many images it is predicted.
     out: a folder for adversarial images, sheet.png, shards and record.json, from which an interrupted run
         goes on; without it nothing is left behind.
     split: the part of the data; its judging part if left out.
@@ -89,6 +95,7 @@ def attack(
     source = judged if surrogate is None else _opened(surrogate)
     images = judged_images(data, Subset(), split=split, limit=limit)
     images = aligned(judged, images.resized(_common_size(judged, source) or images.size, resize))
+    aim = _target(target, attack, images)
     models = [source] if surrogate is None else [source, judged]
     for one in models:
         check_fit(one, images, masks=True)
@@ -102,12 +109,13 @@ def attack(
         None if surrogate is None else fitted(judged.net, images),
         batch,
         compiler=compiler,
-        passes=_passes(attack, given, threat, source, images),
+        passes=passes_an_image(attack, given, threat, source, images),
+        target=aim,
     )
     names = {} if surrogate is None else {"surrogate": source.name}
     record = Record("attack", model_facts(judged) | names, images.facts(), [], command=command)
     with kept_in(out) as folder:
-        compute = _settled(job, precision, folder / "compute.json")
+        compute = settled(job, precision, folder / "compute.json")
         job = replace(job, precision=compute.precision)
         with compute.in_use():
             done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
@@ -117,18 +125,20 @@ def attack(
             _add_scores(record, *done.mask_scores())
         else:
             record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
+            if target is not None:
+                record.tables.append(_targeted_table(record, images))
         if out is not None and processes().is_main_process:
             _write_images(done, folder, record)
             record.save(folder / "record.json")
     return record
 
 
-def _passes(
+def passes_an_image(
     attack: str, settings: dict[str, Any], threat: Threat, source: Classifier, images: ImageDataset
 ) -> int:
     """The forward passes of an image that withstands; 0 where they cannot be counted."""
     info = ATTACKS.info(attack)
-    if info.task != "classes" or images.kind != "labels" or settings.get("targeted"):
+    if info.task != "classes" or images.kind != "labels":
         return 0
     layers = len(attention_layers(source.net)) if info.needs == "attention" else 0
     try:
@@ -137,7 +147,42 @@ def _passes(
         return 0
 
 
-def _settled(job: AttackJob, precision: str, keep: Path) -> Compute:
+def _target(target: str | int | None, attack: str, images: ImageDataset) -> str | int | None:
+    """What the attack aims at: a rule, or the number of a class; refuses what is neither."""
+    if target is None:
+        return None
+    if "targeted" not in ATTACKS.info(attack).defaults:
+        able = ", ".join(entry.name for entry in ATTACKS if "targeted" in entry.info.defaults)
+        raise InputError(f"{attack} aims at no class; these attacks do: {able}")
+    if target in RULES:
+        return target
+    if str(target) in images.classes:
+        return images.classes.index(str(target))
+    if str(target).isdecimal() and int(target) < (len(images.classes) or int(target) + 1):
+        return int(target)
+    raise unknown("target", str(target), [*RULES, *images.classes])
+
+
+def _targeted_table(record: Record, images: ImageDataset) -> Table:
+    """How often the target is predicted, over the images whose label it is not."""
+    trial = record.trials[-1]
+    rows = zip(trial.predicted, trial.targets, images.labels, strict=True)
+    hits = [predicted == target for predicted, target, label in rows if target != label]
+    low, high = (100 * bound for bound in interval(sum(hits), len(hits)))
+    share = 100 * sum(hits) / max(len(hits), 1)
+    aimed = str(trial.settings["target"])
+    if aimed.isdecimal():
+        aimed = _class_name(images, int(aimed))
+    return Table(
+        "Targeted success in per cent",
+        ["attack", "target", "images", "predicted as the target", "low", "high"],
+        [[trial.attack, aimed, len(hits), share, low, high]],
+        "Success is that the target is predicted; images of the target's own class are not counted. Low and "
+        "high bound the 95 % interval. Accuracy counts images that are still classified correctly.",
+    )
+
+
+def settled(job: AttackJob, precision: str, keep: Path) -> Compute:
     """How the job is computed: chosen on a few of its images."""
     device = processes().device
     x = job.images.take(range(min(PROBED, job.batch, len(job.images)))).tensors()[0].to(device)
@@ -190,5 +235,10 @@ def _captions(job: AttackJob, record: Record, place: int) -> tuple[str, str, boo
     if not record.trials:
         _, clean, attacked = record.tables[0].rows[place]
         return f"{clean:.0%} of pixels correct", f"{attacked:.0%} of pixels correct", attacked > clean / 2
-    names, trial = job.images.classes, record.trials[-1]
-    return names[job.images.labels[place]], names[trial.predicted[place]], trial.correct[place]
+    trial = record.trials[-1]
+    shown, seen = (_class_name(job.images, n) for n in (job.images.labels[place], trial.predicted[place]))
+    return shown, seen, trial.correct[place]
+
+
+def _class_name(images: ImageDataset, number: int) -> str:
+    return images.classes[number] if images.classes else f"class {number}"

@@ -23,7 +23,7 @@ from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.errors import DataError, InputError, check_batch
+from robvit.errors import DataError, check_batch
 from robvit.evaluation.masks import MaskScore, pixel_counts, score_of
 from robvit.evaluation.shards import (
     Shard,
@@ -55,8 +55,10 @@ class AttackJob:
     With a `victim`, images are made on `model` and judged on the victim (transfer). `identity` names
     weights and everything else that decides the models' outputs. The attack "clean" leaves images as
     they are and has no threat. With a `source`, images are not made but taken from the shards of
-    another job. With an `original`, the cosine of the judged model's features with its is measured. `passes`,
-    if known, are the forward passes of an image that withstands: by them progress moves inside a batch.
+    another job. With an `original`, the cosine of the judged model's features with its is measured. With a
+    `target`, "random" say, the attack aims at a class. Without `rounded`, images stay floats, and none are
+    kept. `passes`, if known, are the forward passes of an image that withstands: by them progress moves
+    inside a batch.
     """
 
     attack: str
@@ -72,6 +74,8 @@ class AttackJob:
     source: Path | None = None
     original: Model | None = None
     passes: int = 0
+    target: str | int | None = None
+    rounded: bool = True
 
     def __post_init__(self) -> None:
         check_batch(self.batch)
@@ -83,10 +87,6 @@ class AttackJob:
         if self.images.kind != wanted:
             remedy = " (masks are attacked by segpgd)" if self.images.kind == "masks" else ""
             raise DataError(f"{self.attack} needs {wanted}, these images have {self.images.kind}{remedy}")
-        if self.settings.get("targeted"):
-            raise InputError(
-                "images have true labels, no targets; call the attack itself with the classes wanted"
-            )
         if self.compiler is not None:
             check_compiler(self.compiler)
 
@@ -97,12 +97,19 @@ class AttackJob:
 
     @property
     def makes_images(self) -> bool:
-        """Whether adversarial images come of it, which its shards then hold."""
+        """Whether adversarial images come of it."""
         return self.threat is not None and self.source is None
+
+    @property
+    def keeps_images(self) -> bool:
+        """Whether its shards hold adversarial images, which are whole grey levels."""
+        return self.makes_images and self.rounded
 
     def facts(self) -> dict[str, Any]:
         """All that decides the result, by name."""
-        return {
+        unusual = {} if self.target is None else {"target": self.target}
+        unusual |= {} if self.rounded else {"rounded": False}
+        return unusual | {
             "format": "shards-6",
             "source": None if self.source is None else key_of(_held_facts(self.source)),
             "features": self.original is not None,
@@ -145,12 +152,15 @@ class Shards:
         parts = [shard.facts for shard in self]
         known: dict[str, Any] = {name: [v for part in parts for v in part[name]] for name in LISTS}
         known |= {name: sum(part[name] for part in parts) for name in SUMS}
-        if below is not None and self.job.makes_images and parts:
+        if self.job.target is not None:
+            known["targets"] = [v for part in parts for v in part["targets"]]
+        if below is not None and self.job.keeps_images and parts:
             known["shards"] = self.folder.relative_to(below).as_posix()
             known["shards_sha256"] = folder_sha256(self.folder)
         budget = self.job.threat.budget if self.job.threat else None
         names = sorted({name for part in parts for name in part["warnings"]})
-        return Trial(self.job.attack, budget, self.job.settings, **known, warnings=names, **fields)
+        settings = self.job.settings | ({} if self.job.target is None else {"target": self.job.target})
+        return Trial(self.job.attack, budget, settings, **known, warnings=names, **fields)
 
     def clean_trial(self, **fields: Any) -> Trial:
         """What the judged model made of the same images before the attack."""
@@ -211,8 +221,9 @@ def _outcome(
         y,
         job.threat,
         victim=job.victim,
+        target=job.target,
         batch=len(x),
-        eight_bit=True,
+        eight_bit=job.rounded,
         precision=job.precision,
         compiler=job.compiler,
         each_pass=each_pass,
@@ -234,8 +245,10 @@ def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -
     if job.images.kind == "masks":
         counts = pixel_counts(outcome.predicted, y, len(job.images.classes))
         return facts | {"correct": score_of([counts], len(job.images.classes)).accuracy}
+    if outcome.targets is not None:
+        facts["targets"] = outcome.targets.tolist()
     return facts | {
-        "correct": (~outcome.success).tolist(),
+        "correct": outcome.correct.tolist(),
         "predicted": outcome.predicted.tolist(),
         "clean_correct": outcome.clean_correct.tolist(),
         "clean_predicted": outcome.clean_predicted.tolist(),
@@ -246,7 +259,7 @@ def _tensors(
     job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome, index: int
 ) -> dict[str, torch.Tensor]:
     """The images of a batch and what a page shows beside them."""
-    own = job.makes_images
+    own = job.keeps_images
     tensors = {"adv": levels(outcome.adv).cpu() if own else torch.zeros(0, dtype=torch.uint8)}
     if job.images.kind == "masks":
         for name, predicted in (("counts", outcome.predicted), ("clean_counts", outcome.clean_predicted)):

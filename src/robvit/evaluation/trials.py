@@ -19,7 +19,7 @@ def trial_of(
         attack,
         threat.budget,
         settings or {},
-        correct=(~outcome.success).tolist(),
+        correct=outcome.correct.tolist(),
         predicted=outcome.predicted.tolist(),
         distance=outcome.distance.tolist(),
         forward=outcome.forward,

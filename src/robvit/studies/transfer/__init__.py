@@ -1,0 +1,1 @@
+"""Beyond the four papers: attacks made on one model, judged by others."""
