@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluation.attack import attack as attack
     from robvit.evaluation.compare import compare as compare
+    from robvit.evaluation.curve import curve as curve
     from robvit.evaluation.evaluate import evaluate as evaluate
     from robvit.evaluation.protocol import Protocol as Protocol
     from robvit.explanation.explain import explain as explain
@@ -69,6 +70,7 @@ _PUBLIC = {
     "certify": ("robvit.certification.certify", "certify"),
     "check": ("robvit.checking", "check"),
     "compare": ("robvit.evaluation.compare", "compare"),
+    "curve": ("robvit.evaluation.curve", "curve"),
     "data": ("robvit.data", ""),
     "defend_patches": ("robvit.certification.patches", "defend_patches"),
     "doctor": ("robvit.diagnosis.doctor", "doctor"),
@@ -104,6 +106,7 @@ __all__ = [
     "certify",
     "check",
     "compare",
+    "curve",
     "data",
     "defend_patches",
     "doctor",

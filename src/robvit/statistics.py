@@ -74,3 +74,53 @@ def _at_least(hits: int, count: int, share: float) -> float:
         math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * yes + (count - k) * no)
         for k in range(hits, count + 1)
     )
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """The mean of a few numbers, their standard deviation, and Student's 95 % interval of the mean.
+
+    One number has neither deviation nor interval: both are NaN.
+    """
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return mean, math.nan, math.nan, math.nan
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    half = t_quantile(0.975, count - 1) * deviation / math.sqrt(count)
+    return mean, deviation, mean - half, mean + half
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float, float]:
+    """Welch's test of two means: their difference, its 95 % interval, and the two-sided p-value."""
+    (a, s, *_), (b, t, *_) = mean_interval(first), mean_interval(second)
+    parts = s * s / len(first), t * t / len(second)
+    error, difference = math.sqrt(sum(parts)), a - b
+    if error == 0:  # no spread at all: any difference is certain
+        return difference, difference, difference, 1.0 if difference == 0 else 0.0
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
+    half = t_quantile(0.975, freedom) * error
+    p = 2 * (1 - t_share(abs(difference) / error, freedom))
+    return difference, difference - half, difference + half, p
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """The value below which this share, above one half, of Student's distribution lies."""
+    low, high = 0.0, 1.0
+    while t_share(high, freedom) < share:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_share(middle, freedom) < share else (low, middle)
+    return high
+
+
+def t_share(value: float, freedom: float) -> float:
+    """The share of Student's distribution below a value of zero or more, by Simpson's rule.
+
+    With value = sqrt(freedom) tan(angle) the density becomes a power of the cosine, smooth on a finite range.
+    """
+    end, pieces = math.atan(value / math.sqrt(freedom)), 2000
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    heights = [max(math.cos(end * i / pieces), 0.0) ** (freedom - 1) for i in range(pieces + 1)]
+    whole = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
+    return 0.5 + scale * whole * end / pieces / 3

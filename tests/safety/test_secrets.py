@@ -117,6 +117,7 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "report": (["D"], []),
     "compare": (["E", "E"], []),
+    "curve": ([*SMALL, "--tokens", "T", "--set", "steps=1", "--set", "rounds=1"], []),
     "verify": (["E", MINI, "--tokens", "T"], []),
     "export": ([MINI, "--tokens", "T", "--with-secret", "--format", "timm", "--limit", "2"], [""]),
     "check": ([*SMALL, "--tokens", "T"], []),

@@ -16,11 +16,22 @@ def compare(
         list[Path],
         typer.Argument(help="Two or more files record.json, or their folders, of the same images."),
     ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A record of a second setting, once for each of its seeds; the others are the seeds of the "
+            "first."
+        ),
+    ] = None,
 ) -> None:
     """Compare models image by image: differences with 95 % intervals, and exact McNemar tests.
 
-    With more than two records p-values are corrected for all tests together (Holm).
+    With more than two records p-values are corrected for all tests together (Holm). With --against two
+    settings are compared, each trained with several seeds: means over seeds, by Welch's test.
     """
+    if against:
+        _compare_seeds(records, against)
+        return
     if not 2 <= len(records) <= len(ascii_uppercase):
         raise typer.BadParameter(f"give two records or more, at most 26, got {len(records)}")
     for place in records:
@@ -58,3 +69,35 @@ def compare(
     typer.echo(f"\nonly A: images that A alone gets right; p: exact McNemar test, two-sided{which}")
     for line in dict.fromkeys(line for other in opened[1:] for line in differences(opened[0], other)):
         typer.echo(f"note: {line}")
+
+
+def _compare_seeds(first: list[Path], second: list[Path]) -> None:
+    """Two settings, each with the spread over its seeds."""
+    for place in (*first, *second):
+        check_record(place)
+    from rich.console import Console
+    from rich.table import Table
+
+    from robvit.evaluation.compare import open_record
+    from robvit.evaluation.seeds import compare_seeds
+
+    a, b = ([open_record(place) for place in places] for places in (first, second))
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "A", "B", "A - B", "95 % interval", "p"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
+    for one in compare_seeds(a, b):
+        table.add_row(
+            " ".join(part for part in one.a.line if part and part != "none"),
+            *(f"{100 * side.mean:.1f} ± {100 * side.deviation:.1f}" for side in (one.a, one.b)),
+            f"{100 * one.difference:+.1f}",
+            f"{100 * one.low:+.1f} to {100 * one.high:+.1f}",
+            f"{one.adjusted:.2g}",
+        )
+    for name, places in (("A", first), ("B", second)):
+        typer.echo(f"{name}: {len(places)} seeds ({', '.join(map(str, places))})")
+    typer.echo(f"{a[0].data['count']} images\n")
+    Console().print(table)
+    typer.echo(
+        "\nmean ± standard deviation over seeds, in per cent; p: Welch's test over seeds, two-sided, "
+        "corrected for all tests (Holm); it speaks of other seeds on these images"
+    )

@@ -15,6 +15,14 @@ def table(
     style: Annotated[
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How it is written.")
     ] = "text",
+    seeds: Annotated[
+        bool,
+        typer.Option(
+            "--seeds",
+            help="The records are of one setting trained with several seeds: mean, standard deviation and "
+            "95 % interval of the mean over the seeds.",
+        ),
+    ] = False,
 ) -> None:
     """Print one table of several records: accuracy under each attack with its 95 % interval."""
     for place in records:
@@ -22,4 +30,4 @@ def table(
     from robvit.evaluation.compare import open_record
     from robvit.report.tables import formatted
 
-    typer.echo(formatted([open_record(place) for place in records], style), nl=False)
+    typer.echo(formatted([open_record(place) for place in records], style, seeds=seeds), nl=False)

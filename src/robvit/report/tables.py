@@ -8,10 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from robvit.errors import InputError
+from robvit.evaluation.seeds import over_seeds
+from robvit.files import spreadsheet_cell
 from robvit.record import Record
 
 FORMATS = ("text", "csv", "markdown", "latex")
 COLUMNS = ("model", "data", "images", "scenario", "attack", "threat", "accuracy", "low", "high")
+SEED_COLUMNS = (
+    "data",
+    "images",
+    "scenario",
+    "attack",
+    "threat",
+    "seeds",
+    "mean",
+    "deviation",
+    "low",
+    "high",
+)
+FIGURES = {"images", "seeds", "accuracy", "mean", "deviation", "low", "high"}  # flush right in LaTeX
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
 
 
@@ -31,16 +46,31 @@ def rows_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def formatted(records: Sequence[Record], style: str = "text") -> str:
-    """The records' lines in one of `FORMATS`; columns in which nothing stands are left out."""
+def seed_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A row for each line that trainings with several seeds share: mean, deviation, interval of the mean."""
+    about = {"data": records[0].data.get("spec", ""), "images": records[0].data.get("count", 0)}
+    rows = []
+    for row in over_seeds(records):
+        line = dict(zip(("scenario", "attack", "threat"), row.line, strict=True))
+        shares = {name: 100 * getattr(row, name) for name in ("mean", "deviation", "low", "high")}
+        rows.append({**about, **line, "seeds": len(row.shares), **shares})
+    return rows
+
+
+def formatted(records: Sequence[Record], style: str = "text", *, seeds: bool = False) -> str:
+    """The records' lines in one of `FORMATS`; columns in which nothing stands are left out.
+
+    With `seeds` the records are of one setting trained with several seeds, and the lines are over these.
+    """
     if style not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}, got {style!r}")
-    rows = rows_of(records)
+    rows = seed_rows(records) if seeds else rows_of(records)
     if not rows:
         raise InputError(
             "these records hold no attack, so there is no table; give those of evaluate or attack"
         )
-    columns = [name for name in COLUMNS if any(row[name] not in ("", None) for row in rows)]
+    wanted = SEED_COLUMNS if seeds else COLUMNS
+    columns = [name for name in wanted if any(row[name] not in ("", None) for row in rows)]
     if style == "csv":
         return _csv(columns, rows)
     cells = [[_cell(row[name]) for name in columns] for row in rows]
@@ -58,9 +88,7 @@ def _csv(columns: list[str], rows: list[dict[str, Any]]) -> str:
     writer.writerow(columns)
     for row in rows:
         values = [row[name] for name in columns]
-        writer.writerow(
-            [f"'{v}" if isinstance(v, str) and v[:1] in ("=", "+", "-", "@") else v for v in values]
-        )
+        writer.writerow([spreadsheet_cell(value) for value in values])
     return text.getvalue()
 
 
@@ -72,7 +100,7 @@ def _markdown(columns: list[str], cells: list[list[str]]) -> str:
 
 def _latex(columns: list[str], cells: list[list[str]]) -> str:
     """A tabular for booktabs."""
-    kinds = "".join("r" if name in ("images", "accuracy", "low", "high") else "l" for name in columns)
+    kinds = "".join("r" if name in FIGURES else "l" for name in columns)
     body = [" & ".join(_escaped(cell) for cell in line) + r" \\" for line in (columns, *cells)]
     lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
     return "\n".join([*lines, r"\end{tabular}", ""])
