@@ -74,6 +74,8 @@ PYTHON = {
             "robvit.record.Record",
             *(f"robvit.record.{p.__name__}" for p in PARTS.values()),
             "robvit.evaluation.compare.compare",
+            "robvit.evaluation.seeds.over_seeds",
+            "robvit.evaluation.seeds.compare_seeds",
             "robvit.evaluation.protocol.Protocol",
         ],
     ),
@@ -86,6 +88,8 @@ PYTHON = {
             "robvit.backbones.families.Family",
             "robvit.attention.hooks.watch",
             "robvit.attention.scaling.scaled",
+            "robvit.attention.gradients.attention_cut",
+            "robvit.attention.gradients.token_gradients_levelled",
         ],
     ),
     "Training": (

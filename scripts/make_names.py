@@ -40,8 +40,9 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
         own = [entry for entry in registry if entry.name not in registry.brought]
         found[registry.kind] = {e.name: {fact: getattr(e.info, fact) for fact in told} for e in own}
     found[LOSSES.kind] = dict(sorted(found[LOSSES.kind].items()))  # their modules are loaded in any order
-    for name, options in dataset_options().items():
-        found[DATASETS.kind][name]["options"] = options
+    options = dataset_options()
+    for name, facts in found[DATASETS.kind].items():
+        facts["options"] = options[name]
     found["format"] = {name: {"suffix": suffix} for name, suffix in SUFFIXES.items()}
     found["preset"] = {name: {} for name in PRESETS}
     found["key of a recipe"] = {key: {} for key in _keys(Recipe)}

@@ -12,6 +12,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
+from robvit import plugins
 from robvit.attention import KEPT, attention_layers, keep_scales
 from robvit.backbones import download, weights, zoo
 from robvit.backbones import validate as checked
@@ -53,8 +54,9 @@ def load(
 
     Tokens, head, adapters and LoRA are objects or files, and are refused if they belong to other weights.
 
-    name: an alias (`robvit models`), any timm name, the path of a checkpoint, or a network of your own, which
-        is taken as it is; NAME@COMMIT takes the weights of that commit of the hub's repository
+    name: an alias (`robvit models`), any timm name, the path of a checkpoint, "module:function", which is
+        imported and called, or a network of your own, which is taken as it is; NAME@COMMIT takes the weights
+        of that commit of the hub's repository
     pretrained: whether to load weights, or start from random ones
     tokens: robustness tokens, or a pool, of which every call draws a set: attack that with `eot`
     head: a head on frozen features
@@ -70,7 +72,7 @@ def load(
     mean, std: the same as numbers for each channel, both together
     pos_embed: how positions are interpolated to another size: as timm does, or as the DINOv2 hub does
         ("hub"), which the published tokens were trained with
-    arch: the network of a checkpoint that does not say what it is
+    arch: the network of a checkpoint that does not say what it is: a name, or "module:function"
     """
     if (mean is None) != (std is None):
         raise InputError("mean and std belong together; give both, or normalise=")
@@ -78,6 +80,16 @@ def load(
         normalise = (tuple(mean), tuple(std))
     if isinstance(name, nn.Module):
         model = wrap(name, normalise, img_size)
+        return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
+    code = arch if arch and plugins.is_spec(arch) else name
+    if plugins.is_spec(code) and not code.startswith(zoo.TORCHVISION):
+        fresh = {"num_classes": num_classes, "patch_size": patch_size, "drop_path": drop_path or None}
+        for option, value in fresh.items():
+            if value is not None:
+                raise InputError(f"{option} is for networks that robvit builds; {code} builds its own")
+        model = brought(plugins.made(code), name, normalise, img_size)
+        if code != name:  # a checkpoint of that network
+            _fill_brought(model, name)
         return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
     path = zoo.local_file(name)
     lora = _own_lora(name, lora) if pretrained else lora
@@ -121,13 +133,49 @@ def load(
     return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
 
 
+def brought(
+    made: Any, name: str, normalise: Literal["model", "imagenet", "none"] | Statistics, img_size: Size | None
+) -> Model:
+    """What a function of somebody's returned as a model of that name: a model of robvit's, or a network."""
+    if isinstance(made, Model):
+        if img_size is not None and made.input_size[0] != img_size:
+            raise InputError(f"{name} returns a model for {made.input_size[0]} pixels, not for {img_size}")
+        return made.replace(name=name).eval()
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"{name} must return a network, a torch.nn.Module, got {type(made).__name__}; "
+            "a plain function is taken by `attack`, `evaluate`, `check`, `doctor` and `review` alone"
+        )
+    if normalise == "model" and not says_normalisation(made):
+        raise InputError(
+            f"nothing tells how the network of {name} wants its pixels normalised; have it return "
+            "robvit.Model(net, mean=..., std=...)"
+        )
+    return wrap(made, normalise, img_size).replace(name=name)
+
+
+def _fill_brought(model: Model, path: str) -> None:
+    """Load a checkpoint into a network of somebody's, whose classifier may have been made anew since."""
+    tensors, origin = weights.state_dict(path)
+    net: Any = model.net
+    classes = origin.build.get("num_classes")
+    if classes is not None and classes != model.classes and hasattr(net, "reset_classifier"):
+        net.reset_classifier(classes)
+    checked.load_strict(net, tensors, path)
+
+
+def says_normalisation(net: nn.Module) -> bool:
+    """Whether a network tells how it wants its pixels, as timm's do."""
+    return bool(getattr(net, "pretrained_cfg", None))
+
+
 def wrap(
     net: nn.Module, normalise: Literal["model", "imagenet", "none"] | Statistics, img_size: Size | None
 ) -> Model:
     """A network of anybody's as a model on pixels; if it is not timm's, its normalisation must be told."""
     if isinstance(net, Model):
         raise InputError(f"{net.name} is a model of robvit's already; use it as it is, or model.replace(...)")
-    if normalise == "model" and not getattr(net, "pretrained_cfg", None):
+    if normalise == "model" and not says_normalisation(net):
         raise InputError(
             f"nothing tells how {type(net).__name__} wants its pixels normalised; give mean= and std=, "
             'or normalise="none" if it does so itself'

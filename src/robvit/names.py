@@ -42,7 +42,10 @@ def check_name(kind: str, name: str, hint: str = "") -> None:
     """Refuse a name that nothing of this kind has, neither in the package nor filed by a running program."""
     if any(registry.kind == kind and name in registry for registry in REGISTRIES):
         return
-    if kind in plugins.GROUPS and (plugins.is_spec(name) or plugins.is_offered(kind, name)):
+    if kind in plugins.GROUPS and plugins.is_spec(name):
+        plugins.check_there(name)
+        return
+    if kind in plugins.GROUPS and plugins.is_offered(kind, name):
         return
     if name not in facts(kind) and not mentioned(name, PACKAGE.joinpath(ROOMS[kind]).rglob("*.py")):
         raise unknown(kind, name, list(facts(kind)), hint)

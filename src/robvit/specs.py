@@ -5,6 +5,7 @@ imagenet-a:/data/imagenet-a     a name and a place
 masks:/data/streets?void=11     with an option
 /data/pets                      any folder of images, or a single image
 sample?corruption=fog:3         any named dataset under a corruption, of severity 1 to 5
+mine:pets                       a function of yours, module:function, which is imported and called
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from robvit import plugins
 from robvit.files import given_path
 from robvit.registry import unknown
 
@@ -42,6 +44,8 @@ def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
                 raise unknown(f"option of {name}", option, allowed)
         return Spec(name, place, options)
     path = given_path(text)
+    if not isinstance(spec, Path) and plugins.is_spec(head) and plugins.is_there(head) and not path.exists():
+        return Spec(head, "", dict(parse_qsl(query, keep_blank_values=True)))
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return Spec(FOLDER, text, {})
-    raise unknown("data set", name, list(known), "Or give a folder of images.")
+    raise unknown("data set", name, list(known), "Or give a folder of images, or module:function.")

@@ -13,8 +13,12 @@ import robvit
 from robvit import plugins
 from robvit.attacks import ATTACKS
 from robvit.cli import app
+from robvit.data import DATASETS
 from robvit.errors import BrokenAttack, InputError, UnknownName
+from robvit.evaluation.classifiers import open_classifier
+from robvit.evaluation.protocol import find
 from robvit.record import Record
+from robvit.training import LOSSES
 
 ATTACK = """
 import torch
@@ -28,6 +32,64 @@ def leap(model, x, y, threat):
 number = 3
 """
 
+# A tiny distribution: what pip leaves in site-packages of a package with entry points.
+PACKAGE = """
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import robvit
+
+
+def push(model, x, y, threat, *, share: float = 1.0, seed: int = 0):
+    return threat.project(x, x + share * threat.eps)
+
+
+def focal(model, x, y, attack, *, gamma: float = 2.0):
+    logits = model(attack(model, x, y))
+    sure = logits.softmax(1).gather(1, y[:, None])[:, 0]
+    return ((1 - sure) ** gamma * F.cross_entropy(logits, y, reduction="none")).mean()
+
+
+def stripes(place, split, *, count: str = "12"):
+    images = torch.zeros(int(count), 3, 32, 32, dtype=torch.uint8)
+    labels = torch.arange(int(count)) % 10
+    for image, label in zip(images, labels):
+        image[:, :, int(label)::3] = 200
+    return images, labels
+
+
+def net():
+    torch.manual_seed(0)
+    shape = dict(img_size=32, patch_size=4, depth=1, embed_dim=24, num_heads=3)
+    return timm.create_model("vit_tiny_patch16_224", num_classes=10, **shape)
+
+
+def model():
+    return robvit.Model(net(), mean=(0.1,) * 3, std=(0.2,) * 3)
+
+
+def bare():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+
+def function():
+    return lambda x: x.flatten(1)[:, :10]
+
+
+def number():
+    return 3
+"""
+ENTRY_POINTS = """
+[robvit.attacks]
+push_of_a_package = {name}:push
+[robvit.losses]
+focal_of_a_package = {name}:focal
+[robvit.datasets]
+stripes_of_a_package = {name}:stripes
+"""
+
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -36,6 +98,152 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(ATTACK)
     monkeypatch.chdir(tmp_path)
     return name
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A distribution that importlib.metadata finds by itself; the name of its module."""
+    name = f"package_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(PACKAGE)
+    facts = tmp_path / f"{name}-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(ENTRY_POINTS.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for registry in (ATTACKS, LOSSES, DATASETS):  # what another test brought stays away from this one
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "brought", set(registry.brought))
+    return name
+
+
+def done(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def test_an_installed_package_offers_attacks_losses_and_data(package: str, tmp_path: Path) -> None:
+    assert "push_of_a_package" in done("attacks")
+    assert "stripes_of_a_package" in done("data", "list")
+    data = "stripes_of_a_package?count=4"
+    done("attack", "robvit-mini", data, "--attack", "push_of_a_package", "--out", "runs/attack")
+    record = Record.load(tmp_path / "runs" / "attack" / "record.json")
+    assert record.attacks()[0].attack == "push_of_a_package"
+    assert record.data["labels"] == [0, 1, 2, 3]
+    protocol = "name: own@1\nabout: own\nthreat: {norm: linf, eps: 8/255}\n"
+    protocol += "attacks: [{attack: push_of_a_package}]\n"
+    (tmp_path / "own.yaml").write_text(protocol)
+    assert find("own.yaml").attacks[0].attack == "push_of_a_package"
+    with pytest.raises(UnknownName, match="option of stripes_of_a_package"):
+        robvit.data.open_data("stripes_of_a_package?size=4")
+
+
+def test_a_loss_of_somebodys_trains_from_the_command_line(package: str, tmp_path: Path) -> None:
+    own = ((f"{package}:focal", f"{package}:stripes?count=40"), ("focal_of_a_package", "sample"))
+    for number, (loss, data) in enumerate(own):
+        words = [
+            "--set",
+            "loss_settings.gamma=1.0",
+            "--set",
+            "epochs=0.1",
+            "--set",
+            "warmup=0",
+            "--set",
+            "batch=8",
+        ]
+        words += [
+            "--set",
+            "inner.steps=1",
+            "--limit",
+            "40",
+            "--set",
+            "validation=8",
+            "--set",
+            "judge_steps=1",
+        ]
+        done("train", "mini", "--data", data, "--loss", loss, *words, "--out", f"runs/{number}")
+        recipe = Record.load(tmp_path / "runs" / str(number) / "record.json").model["recipe"]
+        assert recipe["loss"] == loss
+    with pytest.raises(UnknownName, match="no training loss is called 'focale'"):
+        CliRunner().invoke(app, ["train", "mini", "--loss", "focale"], catch_exceptions=False)
+
+
+def test_data_of_somebodys_is_opened_by_module_and_function(package: str) -> None:
+    images = robvit.data.open_data(f"{package}:stripes?count=6", limit=4)
+    assert len(images) == 4
+    assert images[0][0].shape == (3, 32, 32)
+    assert robvit.data.open_data(f"{package}:stripes?corruption=fog:3").corruption == "fog:3"
+    with pytest.raises(UnknownName, match=r"no option of .* is called 'cuont'; did you mean count"):
+        robvit.data.open_data(f"{package}:stripes?cuont=3")
+
+
+def test_a_model_of_somebodys_is_one_model_wherever_it_is_named(package: str) -> None:
+    x = torch.rand(2, 3, 32, 32)
+    for function, mean in (("net", 0.5), ("model", 0.1)):  # timm's own statistics, or those given
+        name = f"{package}:{function}"
+        loaded, judged = robvit.load(name), open_classifier(name)
+        assert loaded.name == judged.name == name
+        assert loaded.mean.flatten().tolist() == pytest.approx([mean] * 3)
+        assert torch.equal(loaded(x), judged.net(x))
+        assert loaded.identity() == judged.identity
+    assert open_classifier(f"{package}:function").net(x).shape == (2, 10)
+    assert open_classifier(f"{package}:bare").net(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("bare", {}, r"nothing tells how .* robvit.Model\(net, mean"),
+        ("function", {}, "must return a network"),
+        ("number", {}, "must return a network"),
+        ("net", {"num_classes": 5}, "num_classes is for networks that robvit builds"),
+        ("model", {"img_size": 64}, "for 32 pixels, not for 64"),
+    ],
+)
+def test_what_is_no_network_is_refused(package: str, function: str, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        robvit.load(f"{package}:{function}", **options)
+
+
+def test_a_model_of_somebodys_goes_through_every_command(package: str) -> None:
+    name, few = f"{package}:model", ("--limit", "4")
+    done("attack", name, "sample", *few, "--set", "steps=1", "--out", "runs/attack")
+    done(
+        "doctor",
+        name,
+        "sample",
+        "--limit",
+        "30",
+        "--check",
+        "softmax_output",
+        "--steps",
+        "4",
+        "--out",
+        "runs/doctor",
+    )
+    done("train", "head", name, "sample", "--limit", "20", "--out", "head.safetensors")
+    done("attack", name, "sample", *few, "--head", "head.safetensors", "--set", "steps=1", "--out", "runs/h")
+    done("explain", name, "sample:0", "--figure", "perturbation", "--set", "steps=1", "--out", "runs/explain")
+    done("certify", name, "sample", *few, "--patch", "4", "--out", "runs/certify")
+    done("export", name, "--format", "torch", "--out", "model.pt2")
+    done("robustify", name, "sample", "--steps", "1", "--attack-steps", "1", "--limit", "16")
+    words = [
+        "--set",
+        "epochs=0.1",
+        "--set",
+        "warmup=0",
+        "--set",
+        "batch=8",
+        "--set",
+        "inner.steps=1",
+        "--set",
+        "validation=8",
+    ]
+    done("train", "mini", "--model", name, "--data", "sample", "--limit", "40", *words, "--out", "runs/t")
+    trained = robvit.load("runs/t/model.safetensors", arch=name)
+    assert trained.classes == 10
+    assert trained.fingerprint() != robvit.load(name).fingerprint()
 
 
 def test_an_attack_of_somebodys_runs_from_the_command_line(mine: str, tmp_path: Path) -> None:
@@ -60,7 +268,7 @@ def test_an_attack_of_somebodys_is_certified_too(mine: str) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("nowhere_at_all:nudge", InputError, "No module named"),
+        ("nowhere_at_all:nudge", InputError, "there is no module nowhere_at_all"),
         ("{mine}:nothing", InputError, "has no nothing"),
         ("{mine}:number", InputError, "must be a function to be a attack|must be a function"),
         ("pgdd", UnknownName, "did you mean pgd"),

@@ -90,6 +90,7 @@ SMALLER = {
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
     "certify": "--limit 2 --samples 4",
+    "curve": "--limit 2 --set steps=1 --set rounds=1",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.

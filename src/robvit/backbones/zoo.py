@@ -204,6 +204,9 @@ UNTRAINED: tuple[Known, ...] = (
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
 
 
+TORCHVISION = "torchvision:"  # before the name of a network of torchvision's
+
+
 def is_path(name: str) -> bool:
     """Whether a name means a file: it has a separator or a checkpoint's ending."""
     return "/" in name or "\\" in name or name.lower().endswith(CHECKPOINTS)

@@ -6,11 +6,10 @@ The rooms check again what they are given; here is only what can be known from n
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
-from robvit import names
+from robvit import names, plugins
 from robvit.backbones import zoo
 from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
@@ -20,8 +19,6 @@ from robvit.registry import unknown
 from robvit.settings import check_setting, parse_settings
 from robvit.specs import CORRUPTION, FOLDER, parse_spec
 
-TORCHVISION = "torchvision:"
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function
 MAKERS = {
     "head": "`robvit train head` makes one",
     "tokens": "`robvit robustify` makes them",
@@ -33,11 +30,13 @@ MAKERS = {
 def check_model(name: str | None, arch: str | None = None, **files: Path | None) -> None:
     """Refuse an unknown model, and files that are not there: `head`, `tokens`, `lora` or `adapters`."""
     for known in filter(None, (name, arch)):
-        if known.startswith(TORCHVISION):
-            files_of = names.sources("torchvision", "models")
-            if files_of and not names.mentioned(known.removeprefix(TORCHVISION), files_of):
-                raise InputError(f"torchvision has no network called {known.removeprefix(TORCHVISION)!r}")
-        elif not FUNCTION.fullmatch(known):
+        if known.startswith(zoo.TORCHVISION):
+            network, files_of = known.removeprefix(zoo.TORCHVISION), names.sources("torchvision", "models")
+            if files_of and not names.mentioned(network, files_of):
+                raise InputError(f"torchvision has no network called {network!r}")
+        elif plugins.is_spec(known):
+            plugins.check_there(known)
+        else:
             zoo.check_name(known)
     for what, path in files.items():
         check_file(path, what)
@@ -71,13 +70,16 @@ def free_place(path: Path, force: bool) -> Path:
 
 def check_data(spec: str | None) -> None:
     """Refuse a dataset that nobody knows, an option it does not have, and a folder that is not there."""
-    if spec is None:
-        return
+    head = (spec or "").partition("?")[0]
+    if spec is None or plugins.is_offered("data set", head.partition(":")[0]):
+        return  # of an installed package
     known = names.facts("data set")
     name = spec.partition("?")[0].partition(":")[0]
     if name not in known and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
         return  # too new for the table
     name, place, options = parse_spec(spec, {name: facts["options"] for name, facts in known.items()})
+    if name not in known:
+        return  # module:function, which is imported when it is opened
     if CORRUPTION in options:
         check_corruption(options[CORRUPTION])
     if ":PATH" not in known[name]["example"] or not place:

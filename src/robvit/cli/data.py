@@ -11,6 +11,7 @@ import typer
 from robvit.cli.checks import check_corruption, check_data
 from robvit.cli.commands import Command, Group
 from robvit.names import facts
+from robvit.plugins import offered
 
 if TYPE_CHECKING:
     from robvit.data import ImageDataset
@@ -37,6 +38,8 @@ def list_sets() -> None:
     table = Table("ask for", "what it is", box=None, pad_edge=False)
     for about in facts("data set").values():
         table.add_row(about["example"], about["about"])
+    for name in offered("data set"):
+        table.add_row(name, "of an installed package")
     console = Console()
     console.print(table, markup=False)
     console.print("\nNext: robvit data show sample --out sheet.png", highlight=False)

@@ -51,7 +51,11 @@ ModelName = Annotated[
 ]
 OwnModel = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
+    typer.Argument(
+        metavar="MODEL",
+        help="An alias or timm name (`robvit models`), a checkpoint's path, or module:function, which is "
+        "imported, called and returns a network.",
+    ),
 ]
 DataSpec = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")

@@ -66,7 +66,10 @@ def recipes() -> None:
 def recipe(
     name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a YAML file.")],
     model: Annotated[
-        str | None, typer.Option(help="An alias, a timm name or a checkpoint; the recipe's own if left out.")
+        str | None,
+        typer.Option(
+            help="An alias, a timm name, a checkpoint, or module:function; the recipe's own if left out."
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A data set or a folder of images; the recipe's own if left out.")
@@ -75,6 +78,10 @@ def recipe(
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="Another value for a key: --set lr=1e-3 --set inner.eps=4/255."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="A loss in place of the recipe's: a name, or module:function, which is imported."),
     ] = None,
     extra: Annotated[
         str | None, typer.Option(help="Synthetic images for a share of each batch (--set extra_share=0.5).")
@@ -95,6 +102,7 @@ def recipe(
     resumes where it stopped, to the same weights. Under `accelerate launch -m robvit train ...` several
     processes or GPUs share every batch.
     """
+    setting = [*(setting or []), *([] if loss is None else [f"loss={loss}"])]
     check_recipe(name, setting)
     check_model(model, arch)
     check_data(data)
@@ -103,7 +111,7 @@ def recipe(
     from robvit.training.job import job_of
     from robvit.training.recipe import changes_of, load_recipe
 
-    chosen = load_recipe(name, **changes_of(setting or []))
+    chosen = load_recipe(name, **changes_of(setting))
     job = job_of(
         chosen, model, data, extra=extra, split=split or "train", resize=resize, limit=limit, arch=arch
     )

@@ -8,16 +8,20 @@ every image once, cheaply, and leaves the broken ones out, counted and named in 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from robvit import plugins
 from robvit.data import imagenet
+from robvit.data.arrays import from_arrays, from_items
 from robvit.data.catalog import DATASETS
 from robvit.data.dataset import ImageDataset, Listing
 from robvit.data.sampling import balanced_order
@@ -25,6 +29,7 @@ from robvit.data.shapes import Scenes
 from robvit.errors import DataError, InputError
 from robvit.files import given_path, read_text
 from robvit.progress import progress
+from robvit.registry import unknown
 from robvit.specs import CORRUPTION, parse_spec
 
 
@@ -46,7 +51,8 @@ def open_data(
 ) -> ImageDataset:
     """Open a data set as images (3 H W) in [0,1] with labels or masks (H W).
 
-    spec: a name from `DATASETS`, a name with a place ("imagenet:PATH"), a folder, or an image file.
+    spec: a name from `DATASETS`, a name with a place ("imagenet:PATH"), a folder, an image file, or
+        "module:function", which is imported and called as those of `DATASETS` are.
     split: "train", "test" or "val"; the test or validation split if left out, never the training split.
     size: the side in pixels of square images; as they are stored if left out.
     resize: "squash" to a square, or "crop" the middle, as for ImageNet.
@@ -57,14 +63,38 @@ def open_data(
     check: decode every image once now and leave broken ones out; if not, they are errors when read.
     corruption: "fog:3" or another of `CORRUPTIONS`, with a severity of 1 to 5.
     """
+    asked = str(spec).partition("?")[0].partition(":")[0]
+    if asked not in DATASETS and plugins.is_offered(DATASETS.kind, asked):
+        DATASETS.entry(asked)  # of an installed package: filed now, its options are known
     name, place, options = parse_spec(spec, dataset_options())
     corruption = options.pop(CORRUPTION, corruption)
-    listing = DATASETS[name](place, split, **options)
+    opener = DATASETS[name]
+    for option in options:
+        if option not in (known := dataset_options()[name]):  # of module:function, imported just now
+            raise unknown(f"option of {name}", option, [*known, CORRUPTION])
+    listing = opener(place, split, **options)
     if not listing.names:
         raise DataError(f"{spec} holds no images")
     chosen = _select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
     chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.resized(size, resize).corrupted(corruption)
+
+
+def _adopt(name: str, function: Callable[..., Any]) -> None:
+    """File a function of somebody's: it may return a listing, (images, labels), a dataset or a loader."""
+
+    @functools.wraps(function)
+    def listed(place: str, split: str | None, **options: Any) -> Listing:
+        found = function(place, split, **options)
+        if isinstance(found, Listing):
+            return found
+        images = from_arrays(*found) if isinstance(found, tuple) else from_items(found)
+        return images.listing
+
+    DATASETS.add(name, about=inspect.getdoc(function) or "", example=name)(listed)
+
+
+DATASETS.adopt = _adopt
 
 
 def dataset_options() -> dict[str, list[str]]:

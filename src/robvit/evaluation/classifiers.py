@@ -4,7 +4,8 @@
     torchvision:resnet18                               torchvision's network with its default weights
     package.module:function                            a function of yours; it is imported and called
 
-The last runs the code of that module, so name only modules you trust.
+The last runs the code of that module, so name only modules you trust. It returns a model of robvit's, a
+network of timm's, which is normalised as it says, or any callable from pixels in [0,1] to logits.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from robvit.attacks.core import modules_of
 from robvit.backbones import validate as checked
 from robvit.backbones import weights
 from robvit.backbones.model import Model
+from robvit.backbones.zoo import TORCHVISION
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
 from robvit.evaluation.probe import answers_digest
 from robvit.files import sha256, tensors_sha256
-from robvit.loading import load
+from robvit.loading import brought, load, says_normalisation
 from robvit.registry import unknown
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-TORCHVISION = "torchvision:"
 OUT_OF_PLAY = -1e4  # the logit of classes a set has no images of: finite, so that losses stay numbers
 
 
@@ -119,9 +120,15 @@ def open_classifier(
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
         _refuse(given, text)
         return _torchvision(text, arch, img_size)
-    if plugins.is_spec(text):
-        _refuse(given, text)
-        return _foreign(_called_for(text), text, img_size)
+    if plugins.is_spec(text) and not given:
+        made = plugins.made(text)
+        if isinstance(made, Model) or (isinstance(made, nn.Module) and says_normalisation(made)):
+            return _ours(brought(made, text, "model", img_size))
+        if not callable(made):
+            raise InputError(
+                f"{text} must return a callable from images to logits, got {type(made).__name__}"
+            )
+        return _foreign(made, text, img_size)
     ours = _ours(load(text, arch=arch, img_size=img_size, **own))
     return replace(ours, file_sha256=sha256(text)) if Path(text).is_file() else ours
 
@@ -236,14 +243,6 @@ def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifie
         size, mean, std = shown.crop_size[0], tuple(shown.mean), tuple(shown.std)
     wrapped = Normalised(net, mean, std).eval()
     return Classifier(wrapped, name, f"{known} {tensors_sha256(wrapped.state_dict())}", img_size or size)
-
-
-def _called_for(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `module:function` returns; the module is looked for in the working folder too."""
-    found = plugins.imported(text)()
-    if not callable(found):
-        raise InputError(f"{text} must return a callable from images to logits, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
 
 
 def _refuse(given: list[str], name: str) -> None:

@@ -91,7 +91,8 @@ class Attack(Strict):
 
     @model_validator(mode="after")
     def _known(self) -> Attack:
-        if self.attack not in ATTACKS and not plugins.is_spec(self.attack):
+        brought = plugins.is_spec(self.attack) or plugins.is_offered(ATTACKS.kind, self.attack)
+        if self.attack not in ATTACKS and not brought:
             raise _strange("attack", self.attack, ATTACKS.names)
         info = ATTACKS.info(self.attack)
         if info.task != "classes":

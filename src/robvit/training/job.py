@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit import plugins
 from robvit.backbones import weights
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
@@ -70,6 +71,11 @@ def job_of(
             raise InputError(f"this recipe names no {name}; give --{name}")
     assert model is not None
     assert data is not None
+    if isinstance(model, str) and plugins.is_spec(model):
+        if model == recipe.model:  # a file may come from anybody
+            raise InputError(f"a recipe names no code to run, got {model}; give it yourself with --model")
+        # Its own weights are trained, as a module's are.
+        model = load(model, img_size=recipe.img_size, normalise=recipe.normalise)
     return Job(recipe, model, data, **more)
 
 
@@ -136,4 +142,7 @@ def _opened(
         data = open_data(data, split=job.split, limit=limit)
     elif limit is not None:
         raise InputError("limit goes with the name of a data set; take fewer of an open one: data.take(...)")
+    if data.kind == "labels" and not data.classes:  # a program's own have numbers alone
+        count = max(data.listing.labels or [0]) + 1
+        data = data.relabelled(list(range(count)), [f"class {number}" for number in range(count)])
     return data.resized(size, job.resize)
