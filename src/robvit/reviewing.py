@@ -6,8 +6,8 @@ from pathlib import Path
 
 from robvit.backbones import zoo
 from robvit.diagnosis.doctor import doctor
-from robvit.evaluation.classifiers import Classifier, aligned, open_classifier
-from robvit.evaluation.evaluate import Judged, evaluate
+from robvit.evaluation.classifiers import Judged, aligned, open_classifier
+from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.subset import Data, judged_images
 from robvit.files import sha256, written_whole
@@ -50,7 +50,7 @@ def review(
     command: what a person typed, for the records.
     """
     place, rules = Path(out), find(protocol)
-    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    classifier = open_classifier(model)
     judged = evaluate(
         classifier,
         data,

@@ -41,20 +41,21 @@ def _choose_threads(threads: int | None) -> int | None:
     return threads
 
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or "
-        "module:function, which is imported and called.",
-    ),
-]
+MODEL_HELP = (
+    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or module:function, "
+    "which is imported and called."
+)
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OwnModel = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
 ]
 DataSpec = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")
+]
+ProtocolName = Annotated[
+    str, typer.Option("--protocol", help="A protocol (`robvit evaluate --list`), or a YAML file.")
 ]
 ImageSize = Annotated[
     int | None,
@@ -111,6 +112,9 @@ Precision = Annotated[
         help="Precision of the attack, /plain without fused attention; auto probes what is fastest. "
         "Successes are always confirmed in fp32.",
     ),
+]
+WithSecret = Annotated[
+    bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Decides every random draw.")]
 Limit = Annotated[

@@ -20,6 +20,7 @@ from robvit.cli.options import (
     Resize,
     Threads,
     TrainSplit,
+    WithSecret,
     choice,
 )
 from robvit.cli.shell import printable, typed
@@ -98,7 +99,7 @@ def rotate(
     """
     check_file(old, "tokens")
     check_model(model, arch, head=head)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.defenses.rotate import rotate as issue
     from robvit.progress import progress
@@ -141,9 +142,7 @@ def bake(
         str, typer.Option(help="dinov2: the hub's DINOv2 with registers.", **choice("timm", "dinov2"))
     ] = "timm",
     img_size: ImageSize = None,
-    with_secret: Annotated[
-        bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
-    ] = False,
+    with_secret: WithSecret = False,
     force: Force = False,
 ) -> None:
     """Write a plain checkpoint whose register tokens are the robustness tokens; serving needs no robvit."""

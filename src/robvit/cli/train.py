@@ -97,7 +97,7 @@ def recipe(
     """
     check_recipe(name, setting)
     check_model(model, arch)
-    check_data(data)
+    check_data(data, split)
     check_data(extra)
     check_out(out)
     from robvit.training.job import job_of
@@ -195,7 +195,8 @@ def head(
     check_name("head", kind)
     check_model(model, arch)
     check_file(tokens, "tokens")
-    check_data(data)
+    check_data(data, split)
+    check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head
     from robvit.loading import load
     from robvit.progress import progress

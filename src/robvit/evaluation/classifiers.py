@@ -99,17 +99,23 @@ class ClassSubset(nn.Module):
         return logits.masked_fill(self.absent, OUT_OF_PLAY)
 
 
+# What can be judged: a name, a checkpoint, a classifier that is open already, or any callable to logits.
+Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
+
+
 def open_classifier(
-    model: str | Path | Callable[[torch.Tensor], torch.Tensor],
+    model: Judged,
     *,
     arch: str | None = None,
     img_size: int | None = None,
     **own: Any,
 ) -> Classifier:
-    """A classifier from a name, a checkpoint, `module:function`, a network or any callable.
+    """A classifier from a name, a checkpoint, `module:function`, a network or any callable; or itself.
 
     `own` are the options of `robvit.load` (tokens, head) and are refused by what is no model of robvit's.
     """
+    if isinstance(model, Classifier):
+        return model
     if isinstance(model, Model):
         return _ours(model)
     if not isinstance(model, str | Path):

@@ -35,8 +35,8 @@ def awp(
                 buffer.copy_(before)
             for weight, gradient in zip(weights, gradients, strict=True):
                 if gradient is not None:
-                    slope = mean(gradient)
-                    weight.add_(slope * (gamma * weight.norm() / slope.norm().clamp_min(1e-12)))
+                    grad = mean(gradient)
+                    weight.add_(grad * (gamma * weight.norm() / grad.norm().clamp_min(1e-12)))
         yield
     finally:
         with torch.no_grad():
