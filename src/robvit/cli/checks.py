@@ -76,7 +76,8 @@ def check_data(spec: str | None, split: str | None = None) -> None:
         return
     known = names.facts("data set")
     name = spec.partition("?")[0].partition(":")[0]
-    if name not in known and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
+    could_be = name not in known and re.fullmatch(r"[a-z][\w-]+", name)
+    if could_be and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
         return  # too new for the table
     name, place, options = parse_spec(spec, {name: facts["options"] for name, facts in known.items()})
     if CORRUPTION in options:
