@@ -113,7 +113,7 @@ class TokenTrainer:
         """The cosines of clean and of attacked features, and what is minimised."""
         x = torch.cat((batch.clean, batch.adv))
         tokens = self.model.tokens(x, self.tokens, self.layers)
-        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        features = tokens.features()
         target = torch.cat((batch.target, batch.target))
         cosine = F.cosine_similarity(features, target, dim=self.recipe.axis)
         kept, attacked = (part.mean() for part in cosine.chunk(2))
