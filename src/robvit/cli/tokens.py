@@ -128,7 +128,8 @@ def rotate(
     typer.echo(f"{rotation.tokens}; clean cosine {clean:.2f}, the bound is {bound}")
     for row in (record.tables[0].columns, *record.tables[0].rows):
         typer.echo("".join(f"{Table.cell(value):<28}" for value in row).rstrip())
-    typer.echo(record.notes[0])
+    for note in record.notes:
+        typer.echo(note)
     typer.echo(f"written: {out}/tokens.safetensors (a secret, for your eyes only), {out}/record.json")
     typer.echo(f"next: serve the new ones, then remove {old}")
 
