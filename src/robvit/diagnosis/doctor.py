@@ -17,7 +17,7 @@ from robvit.attacks.eot import eot
 from robvit.data import open_data
 from robvit.diagnosis.checks import CHECKS
 from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
-from robvit.diagnosis.grading import Status, Verdict, run_check
+from robvit.diagnosis.grading import Grade, Status, run_check
 from robvit.evaluation.classifiers import (
     Classifier,
     Judged,
@@ -137,14 +137,14 @@ def _images(
     return *images.tensors(), images.facts()
 
 
-def _finding(name: str, verdict: Verdict, images: list[str]) -> Finding:
-    info, violations = CHECKS.info(name), verdict.images
-    is_doubtful = verdict.status in (Status.RED, Status.AMBER)
+def _finding(name: str, grade: Grade, images: list[str]) -> Finding:
+    info, violations = CHECKS.info(name), grade.images
+    is_doubtful = grade.status in (Status.RED, Status.AMBER)
     rows = [] if violations is None or not is_doubtful else violations.nonzero()[:, 0].tolist()
     return Finding(
         name,
-        verdict.status,
-        verdict.evidence,
+        grade.status,
+        grade.evidence,
         [images[row] for row in rows],
         title=info.title,
         remedy=info.remedy if is_doubtful else "",

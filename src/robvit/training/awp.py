@@ -10,13 +10,13 @@ from torch import nn
 
 from robvit.training.inner_attack import InnerAttack
 
-Objective = Callable[[], torch.Tensor]
+Closure = Callable[[], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
 def awp(
-    network: nn.Module, objective: Objective, attack: InnerAttack, *, gamma: float, mean: Mean
+    network: nn.Module, objective: Closure, attack: InnerAttack, *, gamma: float, mean: Mean
 ) -> Iterator[None]:
     """Inside, the weights are moved to where the loss is worse; afterwards they are as before, bit for bit.
 
