@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -19,6 +18,7 @@ from robvit.cli.options import (
     Lora,
     ModelName,
     Resize,
+    ShardFolder,
     Split,
     Threads,
     Tokens,
@@ -30,7 +30,7 @@ from robvit.cli.tables import show_table
 def check(
     model: ModelName,
     data: DataSpec = "sample",
-    out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/check"),
+    out: ShardFolder = Path("runs/check"),
     tokens: Tokens = None,
     lora: Lora = None,
     head: Head = None,

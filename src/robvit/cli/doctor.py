@@ -21,6 +21,7 @@ from robvit.cli.options import (
     Lora,
     ModelName,
     Norm,
+    ReportFolder,
     Resize,
     Seed,
     Split,
@@ -47,7 +48,7 @@ def doctor(
     data: DataSpec = "sample",
     norm: Norm = "linf",
     eps: Eps = "8/255",
-    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/doctor"),
+    out: ReportFolder = Path("runs/doctor"),
     check: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
     surrogate: Annotated[
         str | None,

@@ -54,6 +54,9 @@ OwnModel = Annotated[
 DataSpec = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")
 ]
+ShardFolder = Annotated[Path, typer.Option("--out", help="Folder for shards and record.")]
+ReportFolder = Annotated[Path, typer.Option("--out", help="Folder for record and report.")]
+CheckpointPath = Annotated[Path, typer.Option("--out", help="Where the checkpoint is written.")]
 ProtocolName = Annotated[
     str, typer.Option("--protocol", help="A protocol (`robvit evaluate --list`), or a YAML file.")
 ]

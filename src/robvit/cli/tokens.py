@@ -11,6 +11,7 @@ from robvit.cli.checks import check_data, check_file, check_model, check_out, fr
 from robvit.cli.commands import Command, Group
 from robvit.cli.options import (
     Architecture,
+    CheckpointPath,
     DataSpec,
     Device,
     Force,
@@ -138,7 +139,7 @@ def rotate(
 def bake(
     model: OwnModel,
     file: Annotated[Path, typer.Argument(help="A token file.")],
-    out: Annotated[Path, typer.Option(help="Where the checkpoint is written.")] = Path("baked.safetensors"),
+    out: CheckpointPath = Path("baked.safetensors"),
     layout: Annotated[
         str, typer.Option(help="dinov2: the hub's DINOv2 with registers.", **choice("timm", "dinov2"))
     ] = "timm",
