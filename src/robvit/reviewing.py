@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robvit.backbones import zoo
 from robvit.diagnosis.doctor import doctor
 from robvit.evaluation.classifiers import Judged, aligned, open_classifier
 from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.subset import Data, judged_images
-from robvit.files import sha256, written_whole
+from robvit.files import written_whole
 from robvit.progress import Advance, Log, part_of, silent
 from robvit.report.html import write_report
 from robvit.report.verdict import Review, junit, markdown, sarif
@@ -76,18 +75,10 @@ def review(
         command=command,
         progress=part_of(progress, 0.3, "doctor"),
     )
-    made = Review(judged, examined, _file_hash(model))
+    made = Review(judged, examined, classifier.file_sha256)
     if place is not None:
         for name, text in TEXTS.items():
             with written_whole(place / name) as aside:
                 aside.write_text(text(made), encoding="utf-8")
         write_report([judged, examined], place / "report.html")
     return made
-
-
-def _file_hash(model: Judged) -> str:
-    """The SHA-256 of a model that was given as a file; empty for any other."""
-    if not isinstance(model, str | Path) or not zoo.is_path(str(model)):
-        return ""
-    path = zoo.local_file(str(model))
-    return "" if path is None else sha256(path)

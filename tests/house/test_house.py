@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
-    "reviewing": BASE | {"backbones", "evaluation", "diagnosis", "report"},
+    "reviewing": BASE | {"evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},

@@ -54,11 +54,10 @@ def review(
     from robvit.progress import progress
     from robvit.reviewing import review as run
 
-    given = any(value is not None for value in (arch, img_size, head, lora))
-    subject = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora) if given else model
+    classifier = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora)
     with progress(f"reviewing {model}", total=1) as advance:
         made = run(
-            subject,
+            classifier,
             data,
             protocol=protocol,
             out=out,

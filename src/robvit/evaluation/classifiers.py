@@ -129,7 +129,8 @@ def open_classifier(
         _refuse(given, text)
         return _foreign(_called_for(text), text, img_size)
     ours = _ours(load(text, arch=arch, img_size=img_size, **own))
-    return replace(ours, file_sha256=sha256(text)) if Path(text).is_file() else ours
+    file = Path(text).expanduser()
+    return replace(ours, file_sha256=sha256(file)) if file.is_file() else ours
 
 
 def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
