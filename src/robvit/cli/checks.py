@@ -143,10 +143,11 @@ def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = 
 
 def check_compiler(name: str | None) -> None:
     """Refuse a compiler that torch does not have, as far as its files tell."""
-    files = names.sources("torch", "_dynamo/backends")
+    if name is None:
+        return
+    backend, files = name.removesuffix("/padded"), names.sources("torch", "_dynamo/backends")
     offered = {found.name for found in entry_points(group="torch_dynamo_backends")}
-    known = name is None or name.removesuffix("/padded") in offered
-    if name is not None and not known and files and not names.mentioned(name.removesuffix("/padded"), files):
+    if files and backend not in offered and not names.mentioned(backend, files):
         raise InputError(f"torch has no compiler called {name!r}; the usual one is inductor")
 
 
