@@ -36,6 +36,7 @@ def list_sets() -> None:
         table.add_row(about["example"], about["about"])
     console = Console()
     console.print(table, markup=False)
+    typer.echo()
     tell_next("data", "show", "sample", out="sheet.png")
 
 
