@@ -18,6 +18,12 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def share_of(outcomes: Sequence[bool]) -> tuple[float, float, float]:
+    """The share of outcomes that are true, and its 95 % interval."""
+    hits, count = sum(outcomes), len(outcomes)
+    return hits / count, *interval(hits, count)
+
+
 def surely_above(count: int, total: int, limit: float) -> bool:
     """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
     return count >= MIN_IMAGES and interval(count, total)[0] > limit

@@ -69,7 +69,7 @@ STANDS_FOR = {
     "HEAD": "head.safetensors",
     "tokens=dinov2_small.pt": "tokens=published.pt",
     "scale=paper": "scale=small",
-    "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
+    "rob-tokens-small@1": "levels.yaml",  # the same levels with shorter trainings, written here
     "quick@1": "quick.yaml",  # the same attacks with fewer steps
 }
 
@@ -368,8 +368,8 @@ def _write_placeholders(folder: Path) -> None:
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     plain_vit.save_plain_vit(folder / "plain.safetensors")
-    ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
-    ladder["attacker_budget"] = {
+    levels = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
+    levels["attacker_budget"] = {
         "sets": 2,
         "images": 8,
         "steps": 1,
@@ -377,10 +377,10 @@ def _write_placeholders(folder: Path) -> None:
         "attack_steps": 1,
         "leak_steps": 1,
     }
-    ladder["name"] = "ladder@1"
-    for attack in ladder["attacks"]:
+    levels["name"] = "levels@1"
+    for attack in levels["attacks"]:
         attack["settings"] = {"steps": 2}
-    (folder / "ladder.yaml").write_text(yaml.safe_dump(ladder), encoding="utf-8")
+    (folder / "levels.yaml").write_text(yaml.safe_dump(levels), encoding="utf-8")
     quick = protocol.find("quick@1").model_dump(mode="json", exclude_defaults=True)
     quick["name"] = "short@1"  # the names of the package's own are reserved
     for attack in quick["attacks"]:

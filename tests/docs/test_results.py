@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from helpers.scripts import load_script
 from robvit.budget import Budget
 from robvit.record import Record, Table, Trial
 
@@ -34,13 +33,7 @@ BEFORE_RECORDS = {
 
 @pytest.fixture
 def fill(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "scripts" / "fill_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fill_docs", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("fill_docs", monkeypatch)
 
 
 @pytest.fixture

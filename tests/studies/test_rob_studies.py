@@ -11,12 +11,12 @@ import torch
 import robvit
 import robvit.studies.rob.common as rob_common
 import robvit.studies.rob.tables as rob_tables
+from helpers.studies import check_tables
 from robvit.attention import watch
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures.activations import largest_activations
-from robvit.record import Record
 
 QUICK: dict[str, Any] = {"model": "robvit-mini", "steps": 2, "learn": 16}
 
@@ -45,11 +45,7 @@ def test_each_study_of_tokens_runs_on_the_bundled_model(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
-    record.save(tmp_path / "record.json")
-    assert Record.load(tmp_path / "record.json").tables == record.tables
-    for table in record.tables:
-        assert table.rows
-        assert all(len(row) == len(table.columns) for row in table.rows)
+    check_tables(record, tmp_path)
 
 
 @pytest.mark.slow

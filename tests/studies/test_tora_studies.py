@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import robvit
+from helpers.studies import check_tables
 from robvit.defenses.tora.attack import gates
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
-from robvit.record import Record
 from robvit.studies.tora.common import PUBLISHED
 from robvit.studies.tora.tables import _trades_off
 
@@ -37,11 +37,7 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
-    record.save(tmp_path / "record.json")
-    assert Record.load(tmp_path / "record.json").tables == record.tables
-    for table in record.tables:
-        assert table.rows
-        assert all(len(row) == len(table.columns) for row in table.rows)
+    check_tables(record, tmp_path)
     if name == "tora-fig-attention":
         assert (tmp_path / "out" / "gates.png").is_file()
     if name == "tora-table1":

@@ -125,8 +125,7 @@ class Model(nn.Module):
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
     ) -> torch.Tensor:
         """Class token and patch tokens (B 1+N D), nothing else; (B N D) where there is no class token."""
-        tokens = self.tokens(x, extra, layers)
-        return torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        return self.tokens(x, extra, layers).features()
 
     def features_and_logits(
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
@@ -135,9 +134,8 @@ class Model(nn.Module):
         if self.head is None and self.adapters is None and not self.family.takes_extra:
             return (self.features(x, extra, layers), *([self(x)] if self.classes else []))
         tokens = self.tokens(x, extra, layers)
-        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
         size = (x.shape[-2], x.shape[-1])
-        return (features, *([self.logits(tokens, size)] if self.classes else []))
+        return (tokens.features(), *([self.logits(tokens, size)] if self.classes else []))
 
     def tokens(
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)

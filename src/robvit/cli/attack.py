@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out
+from robvit.cli.checks import check_attack, check_compiler, check_data, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -89,7 +89,8 @@ def attack(
     check_attack(attack, norm, eps, setting)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
-    check_data(data)
+    check_data(data, split)
+    check_compiler(compiler)
     check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.evaluation.attack import attack as attack_data

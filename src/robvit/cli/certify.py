@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.certification.windows import patch_side
 from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.options import (
     Architecture,
@@ -18,6 +19,7 @@ from robvit.cli.options import (
     Limit,
     Lora,
     OwnModel,
+    ReportFolder,
     Resize,
     Seed,
     Split,
@@ -25,6 +27,7 @@ from robvit.cli.options import (
     Tokens,
 )
 from robvit.cli.shell import command_line, typed
+from robvit.errors import InputError
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -51,7 +54,7 @@ def certify(
     ] = None,
     samples: Annotated[int, typer.Option(min=2, help="Noisy copies that certify an image.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Chance of error an image.")] = 0.001,
-    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/certify"),
+    out: ReportFolder = Path("runs/certify"),
     tokens: Tokens = None,
     lora: Lora = None,
     head: Head = None,
@@ -73,12 +76,15 @@ def certify(
     """
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
+    if patch is not None and patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
+    if l2 is not None and not l2 > 0:
+        raise InputError(f"--l2 must be a radius above 0, such as 0.5, got {l2:g}")
     check_model(model, arch, head=head, tokens=tokens, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.certification.certify import certify as run
     from robvit.certification.smoothing import Smoothing, usual_sigma
-    from robvit.certification.windows import patch_side
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.report.html import write_report

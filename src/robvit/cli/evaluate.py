@@ -19,8 +19,11 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
+    OptionalModel,
     Precision,
+    ProtocolName,
     Resize,
+    ShardFolder,
     Split,
     Threads,
     Tokens,
@@ -33,19 +36,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
-            "imported and called.",
-        ),
-    ] = None,
+    model: OptionalModel = None,
     data: DataSpec = "sample",
-    protocol: Annotated[
-        str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
-    ] = "quick@1",
-    out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/evaluate"),
+    protocol: ProtocolName = "quick@1",
+    out: ShardFolder = Path("runs/evaluate"),
     tokens: Tokens = None,
     lora: Lora = None,
     adapters: Adapters = None,
@@ -92,7 +86,7 @@ def evaluate(
         return
     check_protocol(protocol)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
-    check_data(data)
+    check_data(data, split)
     check_data(public)
     check_out(out)
     from robvit.errors import InputError
@@ -142,7 +136,7 @@ def _retrieval(
     model: str, data: str, gallery: str | None, eps: str, out: Path, own: dict[str, Any], **settings: Any
 ) -> None:
     check_model(model, own["arch"], tokens=own["tokens"], lora=own["lora"])
-    check_data(data)
+    check_data(data, settings["split"])
     check_data(gallery)
     check_out(out)
     check_budget("linf", parse_number(eps), usable=True)

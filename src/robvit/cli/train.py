@@ -105,7 +105,7 @@ def recipe(
     setting = [*(setting or []), *([] if loss is None else [f"loss={loss}"])]
     check_recipe(name, setting)
     check_model(model, arch)
-    check_data(data)
+    check_data(data, split)
     check_data(extra)
     check_out(out)
     from robvit.training.job import job_of
@@ -203,7 +203,8 @@ def head(
     check_name("head", kind)
     check_model(model, arch)
     check_file(tokens, "tokens")
-    check_data(data)
+    check_data(data, split)
+    check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head
     from robvit.loading import load
     from robvit.progress import progress

@@ -12,9 +12,8 @@ from robvit.decoding import ImageError
 from robvit.errors import IGNORE, DataError
 from robvit.files import given_path
 from robvit.progress import progress
+from robvit.specs import SPLITS
 
-# A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
-SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
 EVALUATION_SPLITS = ("test", "val")
 MASK_FOLDERS = ("masks", "annotations", "labels")
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")

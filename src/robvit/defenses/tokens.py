@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -141,7 +142,8 @@ class RobustTokens:
         if found.searchable:
             warnings.warn(
                 f"tokens {found.key_id} of {path} were made by an older robvit, and whoever has a record of "
-                f"their training can find them by search; issue new ones: robvit tokens rotate {path} MODEL",
+                "their training can find them by search; issue new ones: "
+                f"robvit tokens rotate {shlex.quote(str(path))} MODEL",
                 SearchableTokens,
                 stacklevel=4,
             )

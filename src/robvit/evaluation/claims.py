@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.record import LEVELS, Record, Table, Trial
-from robvit.statistics import interval
+from robvit.statistics import share_of
 
 
 def attacker_levels(record: Record) -> list[Table]:
@@ -15,7 +15,7 @@ def attacker_levels(record: Record) -> list[Table]:
     rows: list[list[object]] = []
     for scenario in scenarios:
         first = next(t for t in record.trials if t.scenario == scenario)
-        clean, worst = (_share(correct) for correct in (first.correct, record.still_correct(scenario)))
+        clean, worst = (share_of(correct) for correct in (first.correct, record.still_correct(scenario)))
         rows.append([scenario, "control" if first.control else first.attacker, *clean[:1], *worst])
     columns = ["scenario", "attacker", "clean accuracy", "attacked accuracy", "low", "high"]
     known = dict.fromkeys(t.attacker for t in record.attacks() if t.attacker in ATTACKERS)
@@ -32,7 +32,7 @@ def claims(record: Record) -> list[str]:
     attacks, clean = record.attacks(), record.clean()
     if clean is None:
         return []
-    share, low, high = _share(clean.correct)
+    share, low, high = share_of(clean.correct)
     notes = [
         f"Clean accuracy {share:.1%} of {len(clean.correct)} images (95 % interval {low:.1%} to {high:.1%})."
     ]
@@ -79,7 +79,3 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
     if not any(info.knows_all for info in known.values()):
         notes.append("No attacker knew everything, so this is transfer only and no claim of robustness.")
     return notes
-
-
-def _share(correct: list[bool]) -> tuple[float, float, float]:
-    return sum(correct) / len(correct), *interval(sum(correct), len(correct))

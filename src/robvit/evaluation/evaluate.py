@@ -6,16 +6,21 @@ Each attack is a folder of shards, so that a run that was killed goes on, severa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
 from robvit.errors import InputError, check_batch
 from robvit.evaluation.claims import attacker_levels, claims
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    fitted,
+    model_facts,
+    open_classifier,
+)
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.forecast import forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
@@ -25,8 +30,6 @@ from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Record
-
-Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 
 
 def evaluate(
@@ -64,7 +67,7 @@ def evaluate(
     command: what a person typed, for the record.
     """
     rules = find(protocol)
-    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    classifier = open_classifier(model)
     published = is_imagenet_c(data)
     check_precision(precision, auto=True)
     check_batch(batch)

@@ -7,9 +7,7 @@ paper's folder. Its table puts our figures beside the paper's; the record says a
 from __future__ import annotations
 
 import inspect
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +19,10 @@ from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import judged_images
 from robvit.loading import load
-from robvit.locks import alone_in
+from robvit.locks import kept_in
 from robvit.record import Record
 from robvit.registry import Registry, unknown
+from robvit.settings import check_like
 
 Study = Callable[..., Record]
 
@@ -194,12 +193,13 @@ def reproduce(
         settings: those of the study, such as steps=10.
     """
     entry = STUDIES.entry(study)
-    for key in settings:
+    for key, value in settings.items():
         if key not in entry.info.defaults:
             raise unknown(f"setting of {study}", key, list(entry.info.defaults))
+        check_like(key, value, entry.info.defaults[key])
     if images is not None and images < 1:
         raise InputError(f"images must be 1 or more, got {images}; leave it out for the study's own number")
-    with _folder(out) as folder:
+    with kept_in(out) as folder:
         context = StudyContext(
             str(model) if isinstance(model, Path) else model,
             str(data) if isinstance(data, Path) else data,
@@ -226,17 +226,6 @@ def _run(function: Study, effort: Effort | None, context: StudyContext, settings
     spent = {key: value for key, value in settings.items() if key in names}
     others = {key: value for key, value in settings.items() if key not in names}
     return function(context, replace(effort, **spent), **others)
-
-
-@contextmanager
-def _folder(out: str | Path | None) -> Iterator[Path]:
-    """The folder of a run, for it alone; without one, a folder that is gone afterwards."""
-    if out is None:
-        with tempfile.TemporaryDirectory() as aside:
-            yield Path(aside)
-    else:
-        with alone_in(out):
-            yield Path(out)
 
 
 def mean(values: list[float]) -> float:
