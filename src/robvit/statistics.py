@@ -18,6 +18,16 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def mean_interval(values: Sequence[float], z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % interval of a mean by its standard error; all there is room for if there is but one value."""
+    count, middle = len(values), math.fsum(values) / len(values)
+    if count < 2:
+        return -math.inf, math.inf
+    spread = math.fsum((value - middle) ** 2 for value in values) / (count - 1)
+    half = z * math.sqrt(spread / count)
+    return middle - half, middle + half
+
+
 def surely_above(count: int, total: int, limit: float) -> bool:
     """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
     return count >= MIN_IMAGES and interval(count, total)[0] > limit
@@ -28,6 +38,18 @@ def mcnemar(only_first: int, only_second: int) -> float:
     count, fewer = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(count, k) for k in range(fewer + 1))
     return min(1.0, 2.0 * tail / 2.0**count)
+
+
+def fisher(hits: int, count: int, other_hits: int, other_count: int) -> float:
+    """Fisher's exact two-sided p-value: whether two shares of different images differ."""
+    total, drawn = count + other_count, hits + other_hits
+
+    def chance(k: int) -> float:
+        return math.comb(count, k) * math.comb(other_count, drawn - k) / math.comb(total, drawn)
+
+    seen = chance(hits)
+    possible = range(max(0, drawn - other_count), min(count, drawn) + 1)
+    return min(1.0, math.fsum(p for k in possible if (p := chance(k)) <= seen * (1 + 1e-7)))
 
 
 def paired_interval(

@@ -17,10 +17,11 @@ from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
-from robvit.attacks.feature import feature, feature_reference
+from robvit.attacks.feature import feature
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pixels import eight_bit
+from robvit.attacks.published_code import feature_reference, pgd_reference, segpgd_reference
 from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
@@ -78,8 +79,10 @@ __all__ = [
     "pgd",
     "pgd_dlr",
     "pgd_margin",
+    "pgd_reference",
     "run",
     "segpgd",
+    "segpgd_reference",
     "square",
     "worst_of",
 ]
