@@ -36,6 +36,18 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2.0 * tail / 2.0**count)
 
 
+def fisher(hits: int, count: int, other_hits: int, other_count: int) -> float:
+    """Fisher's exact two-sided p-value: whether two shares of different images differ."""
+    total, drawn = count + other_count, hits + other_hits
+
+    def chance(k: int) -> float:
+        return math.comb(count, k) * math.comb(other_count, drawn - k) / math.comb(total, drawn)
+
+    seen = chance(hits)
+    possible = range(max(0, drawn - other_count), min(count, drawn) + 1)
+    return min(1.0, math.fsum(p for k in possible if (p := chance(k)) <= seen * (1 + 1e-7)))
+
+
 def paired_interval(
     only_first: int, only_second: int, count: int, z: float = 1.959964
 ) -> tuple[float, float, float]:

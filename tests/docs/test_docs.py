@@ -61,6 +61,8 @@ STANDS_FOR = {
     "cifar10": "sample",
     "/data/imagenet": "sample",
     "IMAGENET": "images",
+    "imagenet:PATH": "sample",
+    "learn_data=imagenet:OTHER": "learn_data=sample",
     "IMAGENET_FOLDER": "images",
     "IMAGES": "images",
     "ANIMALS": "animals",

@@ -17,11 +17,12 @@ from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
-from robvit.attacks.feature import feature, feature_reference
+from robvit.attacks.feature import feature
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pgd_min import pgd_min
 from robvit.attacks.pixels import eight_bit
+from robvit.attacks.published_code import feature_reference, pgd_reference, segpgd_reference
 from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
@@ -83,8 +84,10 @@ __all__ = [
     "pgd_dlr",
     "pgd_margin",
     "pgd_min",
+    "pgd_reference",
     "run",
     "segpgd",
+    "segpgd_reference",
     "square",
     "transfer",
     "worst_of",

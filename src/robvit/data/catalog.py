@@ -180,6 +180,15 @@ def camvid(place: str, split: str | None) -> Listing:
     return folders.mask_listing(found, MaskValues(len(CAMVID_CLASSES), void=11), CAMVID_CLASSES)
 
 
+@DATASETS.add(
+    about="Oxford-IIIT Pet, images/BREED and masks/BREED; three quarters of each breed are for training",
+    example="pets:PATH?target=breeds",
+)
+def pets(place: str, split: str | None, *, target: str = "masks") -> Listing:
+    """Pets before a background, 1 and 2 in the masks, the border between void; or labelled by breed."""
+    return folders.pets(folders.existing_folder(place), _known_split("pets", split), target)
+
+
 @DATASETS.add(about="any images with masks: images/ and masks/", example="masks:PATH?void=11")
 def masks(place: str, split: str | None, *, void: str = str(IGNORE)) -> Listing:
     """Classes stored as 0, 1, ...; `classes.txt` beside the folders names them, else they are counted."""

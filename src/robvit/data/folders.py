@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 
 from robvit.data.dataset import Listing
 from robvit.data.decode import SUFFIXES, MaskValues, read_mask_values
+from robvit.data.sampling import balanced_order
 from robvit.decoding import ImageError
-from robvit.errors import IGNORE, DataError
+from robvit.errors import IGNORE, DataError, InputError
 from robvit.files import given_path
 from robvit.progress import progress
 from robvit.specs import SPLITS
 
 EVALUATION_SPLITS = ("test", "val")
+PETS_SEED = 37  # of the split of Oxford-IIIT Pet, which brings none of its own
 MASK_FOLDERS = ("masks", "annotations", "labels")
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
 
@@ -139,6 +142,23 @@ def masked_images(root: Path, split: str | None) -> tuple[list[str], list[Path],
     if not paths:
         raise DataError(f"{images} holds no images")
     return named(images, paths), paths, [_mask_of(path, images, masks) for path in paths]
+
+
+def pets(root: Path, split: str, target: str) -> Listing:
+    """Oxford-IIIT Pet, whose split is drawn here once and for all, breed by breed."""
+    if target not in ("masks", "breeds"):
+        raise InputError(f"target must be masks or breeds, got {target!r}")
+    listing = class_folders(existing_folder(root / "images"))
+    labels = listing.labels or []
+    order = balanced_order(listing.names, labels, PETS_SEED)
+    tested = set(islice(order, len(listing.names) // 4))
+    places = [i for i in range(len(listing.names)) if (i in tested) == (split == "test")]
+    names = [listing.names[i] for i in places]
+    paths = [root / "images" / name for name in names]
+    if target == "breeds":
+        return Listing(names, paths, labels=[labels[i] for i in places], classes=listing.classes)
+    masks = [_mask_of(path, root / "images", _mask_folder(root)) for path in paths]
+    return mask_listing((names, paths, masks), MaskValues(2, first=1, void=3), ["pet", "background"])
 
 
 def count_mask_classes(masks: list[Path], void: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.record import LEVELS, Record, Table, Trial
 from robvit.statistics import share_of
+from robvit.verdict import Verdict, claim_of, power_of
 
 
 def attacker_levels(record: Record) -> list[Table]:
@@ -43,7 +44,7 @@ def claims(record: Record) -> list[str]:
             f"{row.threat}: an image counts only if it stays correct under every attack."
         )
         notes += [str(audit) for audit in record.audits]
-        notes += _by_attacker(record, attacks)
+        notes += [*_by_attacker(record, attacks), *_may_claim(record)]
         if "trade-off" in record.model:
             notes.append(
                 "The attacks aim at the mean of both heads; `robvit reproduce tora-table1` also attacks each "
@@ -78,4 +79,24 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
         notes.append(f"Accuracy under attack {record.robust_accuracy(scenario):.1%} {info.claim}.")
     if not any(info.knows_all for info in known.values()):
         notes.append("No attacker knew everything, so this is transfer only and no claim of robustness.")
+    return notes
+
+
+def _may_claim(record: Record) -> list[str]:
+    """Against which attackers secret tokens are told apart from none, image by image."""
+    attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == "no tokens")
+    if (bare := next(attacked, None)) is None:
+        return []
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for scenario in dict.fromkeys(t.scenario for t in record.attacks()):
+        claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
+        told[claim.verdict is Verdict.SEEN].append(scenario.removeprefix("trained tokens, "))
+    notes = []
+    if told[True]:
+        notes.append(f"A defender may claim that tokens help where the {'; the '.join(told[True])}.")
+    if told[False]:
+        notes.append(
+            f"Nothing may be claimed where the {'; the '.join(told[False])}: what is left is not told apart "
+            f"from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
+        )
     return notes

@@ -58,7 +58,8 @@ def evaluate(
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
-    public: the images of attackers who learn; the data's training part if left out.
+    public: the images of attackers who learn; the data's training part if left out. Those that the model's
+        tokens were learned from are never among them.
     batch: images in one pass.
     precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
         what is fastest on this device and keeps to it in the folder `out`.
@@ -76,7 +77,8 @@ def evaluate(
     images = judged_images(data, rules.subset, split=first, limit=limit)
     images = aligned(classifier, images.resized(classifier.size or images.size, resize))
     classes = check_fit(classifier, images)
-    learned = public_images(public, data, images, split=split)
+    taken = getattr(classifier.net, "learned_from", frozenset())
+    learned = public_images(public, data, images, split=split, taken=taken)
     if rules.learns:
         learned(1)  # refused now rather than after an hour
     plan = plan_of(rules, classifier.net, count=len(images), classes=classes)
