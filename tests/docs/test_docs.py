@@ -90,6 +90,7 @@ SMALLER = {
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
     "certify": "--limit 2 --samples 4",
+    "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.

@@ -19,6 +19,7 @@ from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
 from robvit.attacks.feature import feature, feature_reference
 from robvit.attacks.losses import LOSSES
+from robvit.attacks.patch import feature_patch, patch
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.run import Outcome, judge, run
@@ -34,6 +35,7 @@ from robvit.attacks.sanity import (
 from robvit.attacks.scales import find_scales
 from robvit.attacks.segpgd import segpgd
 from robvit.attacks.square import square
+from robvit.attacks.universal import feature_universal, universal
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
@@ -68,18 +70,22 @@ __all__ = [
     "fab",
     "fab_t",
     "feature",
+    "feature_patch",
     "feature_reference",
+    "feature_universal",
     "fgsm",
     "find_scales",
     "frozen",
     "gama",
     "judge",
     "misclassified",
+    "patch",
     "pgd",
     "pgd_dlr",
     "pgd_margin",
     "run",
     "segpgd",
     "square",
+    "universal",
     "worst_of",
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.budget import NORMS
+from robvit.budget import THREATS
 from robvit.errors import InputError
 
 
@@ -93,9 +93,12 @@ TrainSplit = Annotated[
         "--split", help="The split to learn from: train if left out, or all of a folder without splits."
     ),
 ]
-Norm = Annotated[str, typer.Option("--norm", **choice(*NORMS), help="The norm of the perturbation.")]
+Norm = Annotated[str, typer.Option("--norm", **choice(*THREATS), help="The norm of the perturbation.")]
 Eps = Annotated[
-    str, typer.Option("--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf.")
+    str,
+    typer.Option(
+        "--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf, the side of a patch."
+    ),
 ]
 AttackSettings = Annotated[
     list[str] | None,
