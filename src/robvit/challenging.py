@@ -30,7 +30,7 @@ from robvit.evaluation.trials import clean_trial_of, trial_of
 from robvit.locks import kept_in
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Finding, Record, Table
-from robvit.threat import Threat
+from robvit.threat import NORMS, Threat
 
 Defence = Callable[..., Model]  # a model to a defended one; see `challenge`
 USUAL = Threat("linf", 8 / 255)
@@ -134,6 +134,8 @@ def challenge(
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
     """
+    if threat.norm not in NORMS:
+        raise InputError(f"a defence is challenged in {', '.join(NORMS)}, got {threat.norm}")
     plain = model if isinstance(model, Classifier) else open_classifier(model)
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
     images = aligned(plain, images.resized(plain.size or images.size, resize))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.budget import THREATS
+from robvit.budget import NORMS, THREATS
 from robvit.errors import InputError
 
 
@@ -93,7 +93,13 @@ TrainSplit = Annotated[
         "--split", help="The split to learn from: train if left out, or all of a folder without splits."
     ),
 ]
-Norm = Annotated[str, typer.Option("--norm", **choice(*THREATS), help="The norm of the perturbation.")]
+Norm = Annotated[str, typer.Option("--norm", **choice(*NORMS), help="The norm of the perturbation.")]
+NormOrPatch = Annotated[
+    str,
+    typer.Option(
+        "--norm", **choice(*THREATS), help="The norm of the perturbation, or patch: a square of any pixels."
+    ),
+]
 Eps = Annotated[
     str,
     typer.Option(
