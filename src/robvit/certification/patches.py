@@ -84,9 +84,11 @@ class PatchDefense(nn.Module):
     def safe(self, answers: Answers, y: torch.Tensor) -> torch.Tensor:
         """Which labels y (B,) all pairs agree on, (B,); an image is given up with the first that does not.
 
-        Pairs that drop the most come first: they cost least and are the first to disagree.
+        What is known already comes first, then pairs that drop the most: they cost least and are the first
+        to disagree.
         """
-        held = torch.arange(len(y), device=y.device)
+        agree = (answers.label == y[:, None, None]) & answers.sure
+        held = (agree | (answers.label == UNKNOWN)).all(2).all(1).nonzero()[:, 0]
         pairs = torch.tensor(self.cover.pairs, device=y.device)
         done = 0
         while done < len(pairs) and len(held):
