@@ -207,18 +207,18 @@ def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
 def test_a_curve_over_sizes_holds_each_certificate_by_itself(
     mini: robvit.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {side: certify(mini, "sample", patch=side, limit=12) for side in (5, 6)}
+    alone = {side: certify(mini, "sample", patch=side, limit=12) for side in (5, 10)}
     asked: list[int] = []
     whole = PatchDefense.asked
     monkeypatch.setattr(PatchDefense, "asked", lambda self, x: asked.append(len(x)) or whole(self, x))
-    record = certify(mini, "sample", patch=[6, 4, 5, 5], limit=12, out=tmp_path)
-    assert asked == [12, 12]  # patches of 4 and 5 pixels touch two tokens, one of 6 three
+    record = certify(mini, "sample", patch=[10, 4, 5, 5], limit=12, out=tmp_path)
+    assert asked == [12, 12]  # patches of 4 and 5 pixels touch two tokens a side, one of 10 four
     for side, one in alone.items():
         assert record.metrics[f"certified accuracy, patch {side}"] == one.metrics["certified accuracy"]
         trials = [t for t in record.trials if t.strength == f"patch {side}"]
         assert [t.correct for t in trials] == [one.trials[-1].correct]
     (line, clean), table = record.curves[0].lines.values(), record.tables[0]
-    assert [point[0] for point in line] == [row[0] for row in table.rows] == [4, 5, 6]
+    assert [point[0] for point in line] == [row[0] for row in table.rows] == [4, 5, 10]
     assert [100 * point[1] for point in line] == [row[5] for row in table.rows]
     assert all(low <= share <= high for _, share, low, high in [*line, *clean])
     assert table.rows[0][1] == pytest.approx(100 * 16 / 1024)

@@ -48,7 +48,7 @@ class PatchDefense(nn.Module):
 
     def exportable(self) -> nn.Module:
         """The same logits without a branch, so that `torch.export` and ONNX take it; it asks all pairs."""
-        return StraightDefense(self.dropping, self.cover)
+        return StraightDefense(self.dropping, self.cover).eval()
 
     def asked(self, x: torch.Tensor) -> Answers:
         """Images (B 3 H W) of which windows can be dropped; what was answered once is not asked again."""
