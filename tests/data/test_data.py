@@ -232,6 +232,19 @@ class TestSubsets:
         with pytest.raises(DataError, match="robustbench-5000 or a file"):
             open_data(pets, subset="robustbench-500")
 
+    def test_a_folder_is_divided_by_a_share(self, pets: Path) -> None:
+        whole, spec = open_data(pets), f"folder:{pets}?test=0.4"
+        test, train = open_data(spec), open_data(spec, split="train")
+        assert sorted(test.names + train.names) == whole.names
+        assert test.names == open_data(spec, split="test").names
+        assert set(test.labels) == set(train.labels) == set(whole.labels)
+        assert [whole.labels[whole.names.index(name)] for name in train.names] == train.labels
+        with pytest.raises(DataError, match="splits train and test, got 'val'"):
+            open_data(spec, split="val")
+        for share in ("0", "1", "half"):
+            with pytest.raises(InputError, match=f"test must be a share.*got '{share}'"):
+                open_data(f"folder:{pets}?test={share}")
+
     def test_digest_knows_names_labels_and_order(self, pets: Path) -> None:
         found = open_data(pets)
         assert found.digest() == open_data(pets).digest()

@@ -93,6 +93,7 @@ SMALLER = {
     "train head": "--limit 20",
     "certify": "--limit 2 --samples 4",
     "curve": "--limit 2 --set steps=1 --set rounds=1",
+    "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.

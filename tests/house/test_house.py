@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
+    "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE

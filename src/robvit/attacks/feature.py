@@ -61,8 +61,7 @@ def feature(
         raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
     limits = [p for p in (psnr, threat.psnr) if p is not None]
     bound = replace(threat, psnr=max(limits, default=None))
-    towards = y is not None and y.is_floating_point()
-    objective = _approach(loss, y) if towards else objective_of(loss, model(x))
+    objective = feature_objective(model, x, y, loss)
     if mse:
         model, objective = _sparing(model, objective, x, mse)
     size = 2.5 * threat.eps / steps if step_size is None else step_size
@@ -77,9 +76,11 @@ def feature(
     return eight_bit(x, best.adv, bound) if rounded else best.adv
 
 
-def _approach(loss: str | Loss, target: torch.Tensor | None) -> Objective:
-    """Minus the loss from these features, so that ascending it goes there."""
-    away = objective_of(loss, target)
+def feature_objective(model: Model, x: torch.Tensor, y: torch.Tensor | None, loss: str | Loss) -> Objective:
+    """Away from the clean features of x (B 3 H W), or, where y are features, towards those."""
+    if y is None or not y.is_floating_point():
+        return objective_of(loss, model(x))
+    away = objective_of(loss, y)
     return lambda output, rows, step: -away(output, rows, step)
 
 

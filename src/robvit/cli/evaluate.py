@@ -51,6 +51,9 @@ def evaluate(
     gallery: Annotated[
         str | None, typer.Option(help="Where retrieval looks; the data's training part if left out.")
     ] = None,
+    gallery_limit: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="At most this many images in the gallery.")
+    ] = None,
     eps: Annotated[str, typer.Option(help="Budget of retrieval's attacks (L-inf).")] = "2/255",
     public: Annotated[
         str | None,
@@ -82,7 +85,8 @@ def evaluate(
         return
     if task == "retrieval":
         own = {"arch": arch, "img_size": img_size, "tokens": tokens, "lora": lora}
-        _retrieval(model, data, gallery, eps, out, own, split=split, resize=resize, limit=limit, batch=batch)
+        images = {"split": split, "resize": resize, "limit": limit, "gallery_limit": gallery_limit}
+        _retrieval(model, data, gallery, eps, out, own, batch=batch, **images)
         return
     check_protocol(protocol)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)

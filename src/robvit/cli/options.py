@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.budget import NORMS
+from robvit.budget import NORMS, THREATS
 from robvit.errors import InputError
 
 
@@ -102,8 +102,17 @@ TrainSplit = Annotated[
     ),
 ]
 Norm = Annotated[str, typer.Option("--norm", **choice(*NORMS), help="The norm of the perturbation.")]
+NormOrPatch = Annotated[
+    str,
+    typer.Option(
+        "--norm", **choice(*THREATS), help="The norm of the perturbation, or patch: a square of any pixels."
+    ),
+]
 Eps = Annotated[
-    str, typer.Option("--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf.")
+    str,
+    typer.Option(
+        "--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf, the side of a patch."
+    ),
 ]
 AttackSettings = Annotated[
     list[str] | None,

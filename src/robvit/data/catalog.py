@@ -122,11 +122,14 @@ def cifar100(place: str, split: str | None) -> Listing:
 
 
 @DATASETS.add(
-    about="any images, in one folder a class or without classes; a bare path will do", example="folder:PATH"
+    about="any images, in one folder a class or without classes; a bare path will do, ?test=0.25 divides it",
+    example="folder:PATH",
 )
-def folder(place: str, split: str | None) -> Listing:
+def folder(place: str, split: str | None, *, test: str = "") -> Listing:
     """Class folders, or images without labels; files called by WordNet ids are labelled as ImageNet."""
     path = given_path(place)
+    if test:
+        return folders.held_out(folder(place, None), test, split)
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return Listing([path.name], [path])
     root = folders.split_folder(folders.existing_folder(place), split)

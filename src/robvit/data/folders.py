@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -102,6 +104,39 @@ def class_folders(root: Path) -> Listing:
         paths += inside
         labels += [label] * len(inside)
     return Listing(names, paths, labels=labels, classes=[folder.name for folder in folders])
+
+
+def held_out(listing: Listing, share: str, split: str | None) -> Listing:
+    """A part of a folder that has none: "test", the share of each class that is held out, or "train".
+
+    Names alone decide, so that both parts are the same on every machine.
+    """
+    try:
+        part = float(share)
+    except ValueError:
+        part = 0.0
+    if not 0 < part < 1:
+        raise InputError(f"test must be a share between 0 and 1, such as 0.25, got {share!r}")
+    wanted = next((name for name, names in SPLITS.items() if (split or "test") in names), "")
+    if wanted not in ("test", "train"):
+        raise DataError(f"a folder divided by test={share} has the splits train and test, got {split!r}")
+    labels = listing.labels or [0] * len(listing.names)
+    chosen: list[int] = []
+    for label in sorted(set(labels)):
+        own = [i for i, other in enumerate(labels) if other == label]
+        own.sort(key=lambda i: hashlib.sha256(listing.names[i].encode()).digest())
+        count = max(1, round(part * len(own)))
+        chosen += own[:count] if wanted == "test" else own[count:]
+    if not chosen:
+        raise DataError("every class has a single image, which is held out; none are left to learn from")
+    chosen.sort()
+    assert isinstance(listing.images, list)
+    return replace(
+        listing,
+        names=[listing.names[i] for i in chosen],
+        images=[listing.images[i] for i in chosen],
+        labels=None if listing.labels is None else [labels[i] for i in chosen],
+    )
 
 
 def plain_folder(root: Path) -> Listing:
