@@ -29,7 +29,7 @@ def tokens_under(row: int, column: int, patch: int, token: int, columns: int) ->
         (28, 7, 5, 3),
         (48, 8, 9, 4),
         (42, 14, 14, 2),
-        (32, 4, 6, (1, 5)),
+        (32, 4, 6, (1, 6)),
     ],
 )
 def test_every_place_of_a_patch_is_inside_a_window(
