@@ -347,6 +347,8 @@ def test_a_patch_that_is_no_number_is_refused() -> None:
 def test_the_command_says_what_was_certified(tmp_path: Path) -> None:
     words = ["certify", "vit_tiny_patch16_224", "sample", "--out", str(tmp_path / "c")]
     assert "give --patch or --l2" in CliRunner().invoke(app, words).output
+    for sides in ("0", "7,0"):
+        assert "1 pixel or more" in str(CliRunner().invoke(app, [*words, "--patch", sides]).exception)
     small = ["--l2", "0.1", "--samples", "20", "--limit", "2", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["certify", "robvit-mini", "sample", *small])
     assert done.exit_code == 0, done.output

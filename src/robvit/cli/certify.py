@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.certification.windows import patch_side
+from robvit.certification.windows import patch_sides, window_counts
 from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.options import (
     Architecture,
@@ -80,7 +80,7 @@ def certify(
     """
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
-    if patch is not None and patch_side(patch, (224, 224)) < 1:
+    if patch is not None and min(patch_sides(patch, (224, 224))) < 1:
         raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     if l2 is not None and not l2 > 0:
         raise InputError(f"--l2 must be a radius above 0, such as 0.5, got {l2:g}")
@@ -89,7 +89,6 @@ def certify(
     check_out(out)
     from robvit.certification.certify import certify as run
     from robvit.certification.smoothing import Smoothing, usual_sigma
-    from robvit.certification.windows import patch_sides, window_counts
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.report.html import write_report
