@@ -206,12 +206,9 @@ def _trial(name: str, norm: str, eps: float, falls: Falls) -> Trial:
     return Trial(name, Threat(norm, eps).budget, {}, [not down for down in fell], predicted, distance)
 
 
-def _shares(trial: Trial) -> tuple[float, float, float]:
-    return trial.accuracy, *interval(sum(trial.correct), len(trial.correct))
-
-
 def _per_cent(trial: Trial) -> list[float]:
-    return [100 * value for value in _shares(trial)]
+    """Accuracy and its 95 % interval."""
+    return [100 * share for share in (trial.accuracy, *interval(sum(trial.correct), len(trial.correct)))]
 
 
 def _shown(eps: float, norm: str) -> str:
@@ -223,10 +220,11 @@ def _write(record: Record, falls: Falls, folder: Path) -> None:
     record.save(folder / "record.json")
     norm, name = record.protocol["norm"], record.model.get("name")
     axis, unit = ("eps in grey levels (1/255), linf", 255) if norm == "linf" else (f"eps, {norm}", 1)
-    points = [[unit * (t.threat.eps if t.threat else 0.0), *_shares(t)] for t in record.trials]
-    lines = {record.trials[-1].attack: points}
+    points = [[unit * (t.threat.eps if t.threat else 0.0), *_per_cent(t)] for t in record.trials]
+    names = (record.trials[-1].attack, "95 % interval, low", "high")
+    lines = {line: [[at, shares[i]] for at, *shares in points] for i, line in enumerate(names)}
     caption = f"{name}, {record.data['count']} images of {record.data.get('spec') or 'your own'}"
-    drawn = draw_charts([Curve("", axis, "accuracy", lines)])
+    drawn = draw_charts([Curve("", axis, "accuracy in per cent", lines)])
     save_png(sheet("Accuracy against eps", caption, [drawn]), folder / "curve.png")
     place = folder / "smallest_eps.csv"
     with written_whole(place) as aside, aside.open("w", newline="", encoding="utf-8") as file:
