@@ -12,39 +12,39 @@ A page says what it shows in a comment of YAML, a line a row with the record tha
     <!-- end of results -->
 
 What stands between the two comments is written here and never by hand. A single study's record is shown
-by its own tables: `table 2: rob-table2` shows the one whose title begins so.
+by its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
+rob-attacker` draws the curve whose title begins so, into docs/figures. A record that is not there yet shows
+no figure, and the page says so. Tables of other kinds say in a comment above what they are: figures of a
+paper (`published:`), counted by a file of the project (`counted:`), or `no measurement`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
+import hashlib
 import json
+import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import yaml
 
-from robvit.record import Record, Table
+from robvit.drawing.charts import draw_charts
+from robvit.drawing.images import save_png
+from robvit.record import Curve, Table
 from robvit.statistics import interval
+from robvit.studies.kept import KeptResult, read_kept
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+FIGURES = ROOT / "docs" / "figures"
 BLOCK = re.compile(r"<!-- results\n(?P<rows>.*?)-->\n(?P<shown>.*?)<!-- end of results -->", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a study left in results/: its record, and how it was made."""
-
-    name: str
-    record: Record
-    about: dict[str, Any]
+CURVE = "curve "
+Part = TypeVar("Part", Table, Curve)
 
 
 def pages() -> list[Path]:
@@ -52,47 +52,80 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def read_result(name: str) -> Result:
-    """The result of a study by its name."""
-    packed, about = RESULTS / name / "record.json.gz", RESULTS / name / "about.json"
-    if not packed.is_file() or not about.is_file():
-        raise SystemExit(f"no result is called {name}: expected {packed.relative_to(ROOT)}; run `make lab`")
-    with tempfile.TemporaryDirectory() as folder:
-        unpacked = Path(folder) / "record.json"
-        unpacked.write_bytes(gzip.decompress(packed.read_bytes()))
-        return Result(name, Record.load(unpacked), json.loads(about.read_text("utf-8")))
+def filled(text: str, page: Path) -> str:
+    """A page with all its tables and figures of results as the records have them."""
+    return BLOCK.sub(lambda block: _block(block["rows"], page), text)
 
 
-def filled(text: str) -> str:
-    """A page with all its tables of results as the records have them."""
-    return BLOCK.sub(lambda block: _block(block["rows"]), text)
-
-
-def _block(rows: str) -> str:
-    chosen = {label: read_result(name) for label, name in yaml.safe_load(rows).items()}
-    shown = [*_tables(chosen), *_sources(list(chosen.values()))]
+def _block(rows: str, page: Path) -> str:
+    wanted = yaml.safe_load(rows)
+    there = {label: name for label, name in wanted.items() if (RESULTS / name / "about.json").is_file()}
+    chosen = {label: read_kept(name, RESULTS) for label, name in there.items()}
+    missing = dict.fromkeys(name for name in wanted.values() if name not in there.values())
+    shown = [*_tables(chosen), *_figures(chosen, page), *(_sources(list(chosen.values())) if chosen else [])]
+    if missing:
+        names = ", ".join(f"`results/{name}`" for name in missing)
+        shown += [*([""] if shown else []), f"Not measured yet: {names} (`make lab`)."]
     return f"<!-- results\n{rows}-->\n\n" + "\n".join(shown) + "\n\n<!-- end of results -->"
 
 
-def _tables(chosen: dict[str, Result]) -> list[str]:
+def _tables(chosen: dict[str, KeptResult]) -> list[str]:
     lines: list[str] = []
-    judged = {label: result for label, result in chosen.items() if result.record.kind == "evaluate"}
+    judged = {
+        label: result
+        for label, result in chosen.items()
+        if result.record.kind == "evaluate" and not _begins(result.record.tables, label)
+    }
     if judged:
         lines += _markdown(_accuracies(judged))
     for label, result in chosen.items():
-        if label in judged:
+        if label in judged or label.startswith(CURVE):
             continue
-        found = [t for t in result.record.tables if t.title.lower().startswith(label.lower())]
+        found = _begins(result.record.tables, label)
         if not found:
-            titles = "; ".join(t.title for t in result.record.tables)
-            raise SystemExit(f"{result.name} has no table that begins with {label!r}; it has: {titles}")
+            raise _none(result, "table", label, [t.title for t in result.record.tables])
         for table in found:
             lines += [*([""] if lines else []), f"{table.title}:", "", *_markdown(table)]
             lines += ["", table.note] if table.note else []
     return lines
 
 
-def _accuracies(judged: dict[str, Result]) -> Table:
+def _begins(parts: Sequence[Part], label: str) -> list[Part]:
+    """Those whose title begins with the label."""
+    return [part for part in parts if part.title.lower().startswith(label.lower())]
+
+
+def _figures(chosen: dict[str, KeptResult], page: Path) -> list[str]:
+    """A line that shows each curve that is asked for."""
+    lines = []
+    for label, result in chosen.items():
+        if not label.startswith(CURVE):
+            continue
+        wanted = label.removeprefix(CURVE).lower()
+        found = _begins(result.record.curves, wanted)
+        if not found:
+            raise _none(result, "curve", wanted, [c.title for c in result.record.curves])
+        place = os.path.relpath(_drawn(result.name, found), page.parent)
+        lines += ["", f"![{found[0].title}]({place})"]
+    return lines
+
+
+def _drawn(name: str, curves: list[Curve]) -> Path:
+    """The curves as an image, whose name changes with what they hold, so that a stale one is noticed."""
+    content = json.dumps([asdict(curve) for curve in curves], sort_keys=True)
+    place = FIGURES / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.png"
+    if not place.exists():
+        save_png(draw_charts(curves), place)
+    return place
+
+
+def _none(result: KeptResult, what: str, label: str, titles: list[str]) -> SystemExit:
+    return SystemExit(
+        f"{result.name} has no {what} that begins with {label!r}; it has: {'; '.join(titles) or 'none'}"
+    )
+
+
+def _accuracies(judged: dict[str, KeptResult]) -> Table:
     """A line a record: the clean accuracy and the worst case over all attacks, with their intervals."""
     rows = []
     for label, result in judged.items():
@@ -116,7 +149,7 @@ def _markdown(table: Table) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def _sources(results: list[Result]) -> list[str]:
+def _sources(results: list[KeptResult]) -> list[str]:
     """Where the figures come from, and what they cost."""
     folders = ", ".join(dict.fromkeys(f"`results/{result.name}`" for result in results))
     seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
@@ -127,11 +160,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     asked = parser.parse_args()
-    stale = [page for page in pages() if filled(page.read_text("utf-8")) != page.read_text("utf-8")]
+    stale = [page for page in pages() if filled(page.read_text("utf-8"), page) != page.read_text("utf-8")]
     for page in stale:
         print(f"{'stale' if asked.check else 'filled'}: {page.relative_to(ROOT)}")
         if not asked.check:
-            page.write_text(filled(page.read_text("utf-8")), "utf-8")
+            page.write_text(filled(page.read_text("utf-8"), page), "utf-8")
     return bool(stale and asked.check)
 
 

@@ -64,7 +64,7 @@ class Seen:
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def picture() -> bytes:
+def png_bytes() -> bytes:
     held = io.BytesIO()
     Image.frombytes("RGB", (32, 32), random.randbytes(3 * 32 * 32)).save(held, "PNG")
     return held.getvalue()
@@ -115,7 +115,7 @@ def memory(pid: int) -> float:
 
 def honest(port: int, count: int, clients: int, pid: int, seen: Seen) -> None:
     """So many requests by so many clients, with a health check and a look at memory twice a second."""
-    images = [picture() for _ in range(16)]
+    images = [png_bytes() for _ in range(16)]
     todo, lock, done = iter(range(count)), threading.Lock(), threading.Event()
 
     def client() -> None:

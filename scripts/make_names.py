@@ -26,7 +26,7 @@ REGISTRIES: dict[Registry[Any, Any], tuple[str, ...]] = {
     ATTACKS: ("kind", "norms", "paper", "task", "defaults"),
     CHECKS: ("title",),
     CORRUPTIONS: (),
-    DATASETS: ("about", "example"),
+    DATASETS: ("about", "example", "splits"),
     HEADS: (),
     STUDIES: ("paper", "title", "defaults"),
     LOSSES: (),

@@ -11,6 +11,7 @@ end holds all that are there.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,15 +127,15 @@ def judged(name: str, model: Model, labelled: ImageDataset, judge: ImageDataset,
         trials.append(trial(hardened, judge.tensors()[0], judge, kind, "clean"))
         trials.append(trial(hardened, public, judge, f"{kind}, without tokens"))
         figures[f"white box, {kind}"] = left(trial(hardened, insider, few, "white box"))
-    clean, withstood = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
+    clean, attacked = (sum(side[-10:]) / 10 for side in zip(*training.history, strict=True))
     return Record(
         kind="search",
         model={"name": model.name, "setting": name, "fingerprint": model.fingerprint()},
         data=described(judge),
         trials=trials,
         metrics=figures
-        | {"cosine, clean": clean, "cosine, attacked": withstood, "cosine, no tokens": training.baseline},
-        command=" ".join(["python", *sys.argv]),
+        | {"cosine, clean": clean, "cosine, attacked": attacked, "cosine, no tokens": training.baseline},
+        command=shlex.join(["python", *sys.argv]),
     )
 
 
@@ -152,7 +153,7 @@ def without_tokens(model: Model, judge: ImageDataset, public: torch.Tensor) -> R
     trials.append(trial(model, public, judge, "un-hardened, without tokens"))
     facts = {"name": model.name, "setting": BARE, "fingerprint": model.fingerprint()}
     data = described(judge)
-    return Record("search", facts, data, trials, command=" ".join(["python", *sys.argv]))
+    return Record("search", facts, data, trials, command=shlex.join(["python", *sys.argv]))
 
 
 def table(folder: Path) -> str:

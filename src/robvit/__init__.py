@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from robvit.backbones.model import Model as Model
     from robvit.certification.certify import certify as certify
     from robvit.certification.patches import defend_patches as defend_patches
+    from robvit.challenging import challenge as challenge
     from robvit.checking import check as check
     from robvit.data.dataset import ImageDataset as ImageDataset
     from robvit.data.opening import open_data as open_data
@@ -68,6 +69,7 @@ _PUBLIC = {
     "attacks": ("robvit.attacks", ""),
     "backbones": ("robvit.backbones", ""),
     "certify": ("robvit.certification.certify", "certify"),
+    "challenge": ("robvit.challenging", "challenge"),
     "check": ("robvit.checking", "check"),
     "compare": ("robvit.evaluation.compare", "compare"),
     "curve": ("robvit.evaluation.curve", "curve"),
@@ -104,6 +106,7 @@ __all__ = [
     "attacks",
     "backbones",
     "certify",
+    "challenge",
     "check",
     "compare",
     "curve",

@@ -14,12 +14,16 @@ from robvit.errors import InputError
 
 NORMS = ("linf", "l2", "l1")
 PATCH = "patch"  # no norm: a square of so many pixels a side, anywhere, may hold anything
+THREATS = (*NORMS, PATCH)
 MOST_DECIBELS = 200  # of an image in [0,1]; what rounding changes is about 150 dB below it
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How far an attack may go: `eps` in pixels in a norm, and the PSNR in dB that images must keep."""
+    """How far an attack may go: `eps` in pixels in a norm, and the PSNR in dB that images must keep.
+
+    Of a patch, `eps` is the side in pixels of the square inside which anything may change.
+    """
 
     norm: str
     eps: float
@@ -43,8 +47,14 @@ def check_budget(norm: str, eps: float, *, usable: bool = False) -> None:
     An infinite eps is for attacks that look for the smallest perturbation; with `usable` it is refused,
     and so is zero.
     """
-    if norm not in NORMS:
-        raise InputError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    if norm not in THREATS:
+        raise InputError(f"norm must be one of {', '.join(THREATS)}, got {norm!r}")
+    if norm == PATCH:
+        if not (int(usable) <= eps < math.inf and eps == math.floor(eps)):
+            raise InputError(
+                f"a patch has a side of whole pixels, {int(usable)} or more, got {eps:g}; write 32"
+            )
+        return
     most = 1.0 if norm == "linf" else math.inf
     unlimited = eps == math.inf and not usable
     if not unlimited and not (0 <= eps <= most and math.isfinite(eps) and (eps > 0 or not usable)):
@@ -61,10 +71,7 @@ def check_psnr(psnr: float | None) -> None:
 
 def checked_budget(norm: str, eps: float, psnr: float | None = None) -> Budget:
     """A budget from elsewhere; one that cannot be is refused."""
-    if norm != PATCH:
-        check_budget(norm, eps)
-    elif not (1 <= eps < math.inf and eps == math.floor(eps)):
-        raise InputError(f"a patch has a side of whole pixels, 1 or more, got {eps:g}")
+    check_budget(norm, eps)
     check_psnr(psnr)
     return Budget(norm, eps, psnr)
 

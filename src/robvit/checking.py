@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from robvit.certification.dropping import TokenDropping
 from robvit.data import ImageDataset
 from robvit.defenses.low_rank import linear_layers
 from robvit.errors import RobvitError
-from robvit.evaluation.classifiers import Classifier, open_classifier
-from robvit.evaluation.evaluate import Judged, evaluate
+from robvit.evaluation.classifiers import Classifier, Judged, open_classifier
+from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.progress import Advance, Log, silent
@@ -68,7 +69,7 @@ def check(
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
     """
-    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    classifier = open_classifier(model)
     record = evaluate(
         classifier,
         data,
@@ -109,7 +110,7 @@ def defences_table(classifier: Classifier) -> Table:
     rows: list[list[Any]] = []
     for name, (against, costs, command) in DEFENCES.items():
         reason = _why_not(name, net)
-        rows.append([name, against, costs, reason or command.format(classifier.name)])
+        rows.append([name, against, costs, reason or command.format(shlex.quote(classifier.name))])
     return Table("Defences that fit", ["defence", "stands against", "costs", "next, or why not"], rows)
 
 

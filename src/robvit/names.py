@@ -6,6 +6,7 @@ there but defined in the room's files, as a new attack is, is left to the regist
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable
@@ -55,6 +56,14 @@ def mentioned(name: str, files: Iterable[Path]) -> bool:
     """Whether Python files define a function of this name, or have the name in quotes."""
     wanted = re.compile(rf"\bdef {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
     return any(wanted.search(file.read_text(encoding="utf-8")) for file in files)
+
+
+def declared(file: str, name: str) -> list[str]:
+    """The fields that a dataclass in a file of the package declares; nothing is imported."""
+    tree = ast.parse(PACKAGE.joinpath(file).read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    fields = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    return [field.id for field in fields if isinstance(field, ast.Name)]
 
 
 def files_named(folder: str, suffix: str = ".yaml") -> list[str]:

@@ -44,19 +44,19 @@ class BatchProgress:
     progress: Advance
     images: int
     passes: int = 0
-    told: float = 0.0
+    shown: float = 0.0
 
     def each_pass(self, count: int) -> None:
         """A pass over so many images was made."""
-        part = min(count / self.passes, ALMOST * self.images - self.told) if self.passes else 0.0
+        part = min(count / self.passes, ALMOST * self.images - self.shown) if self.passes else 0.0
         if part > 0:
-            self.told += part
+            self.shown += part
             self.progress(part)
 
     def finish(self, note: str) -> None:
         """The batch is done."""
-        self.progress(self.images - self.told, note=note)
-        self.told = float(self.images)
+        self.progress(self.images - self.shown, note=note)
+        self.shown = float(self.images)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
-from robvit.statistics import interval
+from robvit.statistics import share_of
 from robvit.verdict import Claim, Verdict
 from robvit.versions import library_versions
 
@@ -157,10 +157,6 @@ class Row(NamedTuple):
     high: float
 
 
-def _share(correct: list[bool]) -> tuple[float, float, float]:
-    return sum(correct) / len(correct), *interval(sum(correct), len(correct))
-
-
 @dataclass
 class Record:
     """What was judged, on what, how, and what came of it; `history` holds the course of a training.
@@ -221,27 +217,25 @@ class Record:
     def headline(self) -> Row:
         """The one figure to quote: the worst case of everything that was tried, controls aside."""
         threats = dict.fromkeys(t.strength for t in self.attacks())
-        return Row("", "worst case", ", ".join(threats) or "none", *_share(self.still_correct()))
+        return Row("", "worst case", ", ".join(threats) or "none", *share_of(self.still_correct()))
 
     def rows(self) -> list[Row]:
         """The table: a row for each trial, and for each scenario with several attacks its worst case."""
         found = []
         for scenario in self.scenarios():
             trials = [t for t in self.trials if t.scenario == scenario]
-            found += [Row(scenario, t.title, t.strength, *_share(t.correct)) for t in trials]
+            found += [Row(scenario, t.title, t.strength, *share_of(t.correct)) for t in trials]
             attacks = [t for t in self.attacks() if t.scenario == scenario]
             if len(attacks) > 1:
                 found.append(
-                    Row(scenario, "worst case", attacks[-1].strength, *_share(self.still_correct(scenario)))
+                    Row(scenario, "worst case", attacks[-1].strength, *share_of(self.still_correct(scenario)))
                 )
         return found
 
     def table(self) -> str:
         """One line a row, each with its 95 % interval."""
         rows = self.rows()
-        texts = [(row.scenario, row.attack, row.threat) for row in rows] + [
-            ("", "attack" + 4 * " ", 12 * " ")
-        ]
+        texts = [("", 10 * " ", 12 * " "), *((row.scenario, row.attack, row.threat) for row in rows)]
         scenario, attack, threat = (max(map(len, column)) + 2 for column in zip(*texts, strict=True))
         wide = scenario if scenario > 2 else 0
         lines = [f"{'':<{wide}}{'attack':<{attack}}{'threat':<{threat}}{'accuracy':>8}   95 % interval"]

@@ -83,10 +83,10 @@ def check_outcomes(record: Record, path: str | Path, labels: Any) -> None:
         pairs = enumerate(zip(labels, trial.predicted, trial.correct, strict=True))
         for place, (label, predicted, correct) in pairs:
             if label >= 0 and predicted >= 0 and correct != (label == predicted):
-                said = "correct" if correct else "wrong"
+                claimed = "correct" if correct else "wrong"
                 raise InputError(
-                    f"{path}: {trial.attack} calls image {place} {said}, but predicted {predicted} where the "
-                    f"label is {label}; the record was changed or is damaged"
+                    f"{path}: {trial.attack} calls image {place} {claimed}, but predicted {predicted} where "
+                    f"the label is {label}; the record was changed or is damaged"
                 )
 
 

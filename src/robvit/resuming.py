@@ -35,16 +35,17 @@ def check_unchanged(path: str | Path, before: Any, now: Mapping[str, Any]) -> No
             "choose another folder, or remove it"
         )
     names = sorted(n for n in {*before, *plain} if before.get(n) != plain.get(n))
-    told = [_told(name, before.get(name), plain.get(name)) for name in names]
+    changes = [_change(name, before.get(name), plain.get(name)) for name in names]
     raise InputError(
-        f"{path} belongs to another run: {'; '.join(told)}; choose another folder, or remove it to start anew"
+        f"{path} belongs to another run: {'; '.join(changes)}; choose another folder, or remove it to start "
+        "anew"
     )
 
 
-def _told(name: str, before: Any, now: Any) -> str:
+def _change(name: str, before: Any, now: Any) -> str:
     """What changed, with short values where they say something to people."""
     if isinstance(before, dict) and isinstance(now, dict):
         inside = sorted(n for n in {*before, *now} if before.get(n) != now.get(n))
-        return ", ".join(_told(f"{name}.{n}", before.get(n), now.get(n)) for n in inside[:3])
+        return ", ".join(_change(f"{name}.{n}", before.get(n), now.get(n)) for n in inside[:3])
     short = all(isinstance(v, int | float | str | None) and len(str(v)) <= 24 for v in (before, now))
     return f"{name} was {before}, is {now}" if short else f"{name} changed"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robvit.backbones import zoo
 from robvit.diagnosis.doctor import doctor
-from robvit.evaluation.classifiers import Classifier, aligned, open_classifier
-from robvit.evaluation.evaluate import Judged, evaluate
+from robvit.evaluation.classifiers import Judged, aligned, open_classifier
+from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.subset import Data, judged_images
-from robvit.files import sha256, written_whole
+from robvit.files import written_whole
 from robvit.progress import Advance, Log, part_of, silent
 from robvit.report.html import write_report
 from robvit.report.verdict import Review, junit, markdown, sarif
 from robvit.threat import Threat
 
-FORMS = {"review.md": markdown, "junit.xml": junit, "review.sarif": sarif}
+TEXTS = {"review.md": markdown, "junit.xml": junit, "review.sarif": sarif}
 EXAMINED = 32  # images that the doctor sees
 
 
@@ -25,7 +24,7 @@ def review(
     data: Data,
     *,
     protocol: str | Path | Protocol = "linf-4-audited@1",
-    out: str | Path,
+    out: str | Path | None = None,
     split: str | None = None,
     resize: str = "squash",
     limit: int | None = None,
@@ -40,7 +39,7 @@ def review(
     data: labelled images, or what `open_data` opens.
     protocol: a name with its version, a YAML file, or a `Protocol`.
     out: a folder for both records, report.html, review.md, junit.xml and review.sarif; an interrupted review
-        goes on.
+        goes on. Without it nothing is left behind.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
     limit: at most so many images.
@@ -49,13 +48,13 @@ def review(
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the records.
     """
-    place, rules = Path(out), find(protocol)
-    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    place, rules = None if out is None else Path(out), find(protocol)
+    classifier = open_classifier(model)
     judged = evaluate(
         classifier,
         data,
         protocol=rules,
-        out=place / "evaluation",
+        out=place and place / "evaluation",
         split=split,
         resize=resize,
         limit=limit,
@@ -71,22 +70,15 @@ def review(
         classifier,
         images,
         threat=threat,
-        out=place / "doctor",
+        out=place and place / "doctor",
         batch=batch,
         command=command,
         progress=part_of(progress, 0.3, "doctor"),
     )
-    made = Review(judged, examined, _file_hash(model))
-    for name, form in FORMS.items():
-        with written_whole(place / name) as aside:
-            aside.write_text(form(made), encoding="utf-8")
-    write_report([judged, examined], place / "report.html")
+    made = Review(judged, examined, classifier.file_sha256)
+    if place is not None:
+        for name, text in TEXTS.items():
+            with written_whole(place / name) as aside:
+                aside.write_text(text(made), encoding="utf-8")
+        write_report([judged, examined], place / "report.html")
     return made
-
-
-def _file_hash(model: Judged) -> str:
-    """The SHA-256 of a model that was given as a file; empty for any other."""
-    if not isinstance(model, str | Path) or not zoo.is_path(str(model)):
-        return ""
-    path = zoo.local_file(str(model))
-    return "" if path is None else sha256(path)

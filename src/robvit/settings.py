@@ -1,11 +1,12 @@
-"""Settings of attacks and studies: from text, and checked against the defaults they replace."""
+"""Settings of attacks, studies and tokens: from text, and checked against the defaults they replace."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from robvit.budget import parse_number
 from robvit.errors import InputError
@@ -48,6 +49,34 @@ def check_setting(name: str, value: object, default: object) -> None:
         return
     if not fine:
         raise InputError(f"{name} must be {want}, got {value!r}")
+
+
+def check_like(name: str, value: object, default: object) -> None:
+    """Refuse what cannot stand for a default of a study: a word for a number, or one value for a list."""
+    if isinstance(default, bool):
+        fine, want = isinstance(value, bool), "true or false"
+    elif isinstance(default, int | float):
+        fine = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        want = "a number from 0"
+    elif isinstance(default, str):
+        fine, want = isinstance(value, str | Path), "a word"
+    elif isinstance(default, Sequence):
+        fine = isinstance(value, Sequence) and not isinstance(value, str)
+        want = f"a list, such as {json.dumps(list(default[:2]) or ['NAME'])}"
+    else:
+        return
+    if not fine:
+        raise InputError(f"{name} must be {want}, got {value!r}")
+
+
+def parse_layers(layers: Sequence[int] | str) -> tuple[int, ...] | Literal["all"]:
+    """The blocks before which tokens enter, from numbers or from text such as "0,6" or "all"."""
+    if layers == "all":
+        return "all"
+    try:
+        return tuple(int(one) for one in (layers.split(",") if isinstance(layers, str) else layers))
+    except ValueError:
+        raise InputError(f'layers must be "all" or numbers such as 0,6, got {layers!r}') from None
 
 
 def is_fraction(value: object) -> bool:

@@ -7,6 +7,7 @@ matter and every value does.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ def _private(path: str | Path) -> Ed25519PrivateKey:
 
     key = _read(path, lambda text: load_pem_private_key(text, password=None))
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{path} must be an ed25519 private key; make one: robvit sign --new-key {path}")
+        command = f"robvit sign --new-key {shlex.quote(str(path))}"
+        raise InputError(f"{path} must be an ed25519 private key; make one: {command}")
     return key
 
 

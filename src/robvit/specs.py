@@ -17,9 +17,12 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from robvit import plugins
+from robvit.errors import DataError
 from robvit.files import given_path
 from robvit.registry import unknown
 
+# A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
+SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
 CORRUPTION = "corruption"  # the option that every dataset has
 FOLDER = "folder"  # the dataset that a bare path means
 
@@ -49,3 +52,9 @@ def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return Spec(FOLDER, text, {})
     raise unknown("data set", name, list(known), "Or give a folder of images, or module:function.")
+
+
+def check_split(name: str, split: str, splits: Collection[str]) -> None:
+    """Refuse a split that a dataset with fixed splits does not have."""
+    if split not in splits:
+        raise DataError(f"{name} has the splits {' and '.join(splits)}, got {split!r}")

@@ -18,6 +18,12 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def share_of(outcomes: Sequence[bool]) -> tuple[float, float, float]:
+    """The share of outcomes that are true, and its 95 % interval."""
+    hits, count = sum(outcomes), len(outcomes)
+    return hits / count, *interval(hits, count)
+
+
 def surely_above(count: int, total: int, limit: float) -> bool:
     """Whether a share lies above the limit with its whole 95 % interval, and rests on a few images."""
     return count >= MIN_IMAGES and interval(count, total)[0] > limit
@@ -28,6 +34,18 @@ def mcnemar(only_first: int, only_second: int) -> float:
     count, fewer = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(count, k) for k in range(fewer + 1))
     return min(1.0, 2.0 * tail / 2.0**count)
+
+
+def fisher(hits: int, count: int, other_hits: int, other_count: int) -> float:
+    """Fisher's exact two-sided p-value: whether two shares of different images differ."""
+    total, drawn = count + other_count, hits + other_hits
+
+    def chance(k: int) -> float:
+        return math.comb(count, k) * math.comb(other_count, drawn - k) / math.comb(total, drawn)
+
+    seen = chance(hits)
+    possible = range(max(0, drawn - other_count), min(count, drawn) + 1)
+    return min(1.0, math.fsum(p for k in possible if (p := chance(k)) <= seen * (1 + 1e-7)))
 
 
 def paired_interval(

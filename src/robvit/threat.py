@@ -4,6 +4,9 @@ What follows from the norm alone is here: sizes, projections, steepest moves, ra
 attack asks for the norm only where its paper goes another way in it: Square's windows, and the rounding
 to grey levels, which L-inf bounds value by value. Every function works on each image of a batch by
 itself, so that results do not depend on how images are batched.
+
+A patch is treated as one more norm: the size of a perturbation is the side of the least square that holds all
+changed pixels, so that its "ball" are the images that differ inside some square of that side.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
-from robvit.budget import NORMS, Budget, check_budget, check_psnr, parse_number
+from robvit.budget import NORMS, PATCH, Budget, check_budget, check_psnr, parse_number
 
-__all__ = ["NORMS", "Threat"]
+__all__ = ["NORMS", "PATCH", "Threat"]
 
 
 def _per_image(values: torch.Tensor) -> torch.Tensor:
@@ -73,16 +77,18 @@ class Threat:
 
     def mass(self, delta: torch.Tensor) -> torch.Tensor:
         """What adds up over values to the norm, in L1 and L2: absolute values, squares. Any shape."""
-        assert self.norm != "linf"
+        assert self.norm in ("l1", "l2")
         return delta.abs() if self.norm == "l1" else delta.square()
 
     def length(self, mass: torch.Tensor) -> torch.Tensor:
         """The norm of what has this mass, in L1 and L2. Any shape."""
-        assert self.norm != "linf"
+        assert self.norm in ("l1", "l2")
         return mass if self.norm == "l1" else mass.clamp_min(0).sqrt()
 
     def size(self, delta: torch.Tensor) -> torch.Tensor:
         """The norm of each perturbation: (B 3 H W) -> (B,)."""
+        if self.norm == PATCH:
+            return _side(delta)
         flat = delta.flatten(1)
         if self.norm == "linf":
             return flat.abs().amax(1)
@@ -95,6 +101,8 @@ class Threat:
         so that in L2 they add up to little more than one of them and in L1 to the root of their number; the
         norms themselves are summed up to a millionth.
         """
+        if self.norm == PATCH:
+            return 0.0  # a pixel has changed or it has not
         unit = float(torch.finfo(x.dtype).eps)
         count = {"linf": 1.0, "l2": 8.0, "l1": float(x[0].numel()) ** 0.5}[self.norm]
         summed = 1e-6 * self.eps if math.isfinite(self.eps) and self.norm != "linf" else 0.0
@@ -104,9 +112,18 @@ class Threat:
         """The L2 norm at which a perturbation of `x` reaches the PSNR limit; infinite without one."""
         return math.inf if self.psnr is None else math.sqrt(x[0].numel()) * 10 ** (-self.psnr / 20)
 
+    def inside(self, delta: torch.Tensor) -> torch.Tensor:
+        """The nearest perturbation (B 3 H W) inside the ball, whatever the box, in L-inf and L2."""
+        assert self.norm in ("linf", "l2")
+        if self.norm == "linf":
+            return delta.clamp(-self.eps, self.eps)
+        return _shrink(torch.zeros_like(delta), delta, self.eps)
+
     def project(self, x: torch.Tensor, adv: torch.Tensor) -> torch.Tensor:
-        """An image in [0,1] inside the ball around `x`, near `adv`; the nearest one for L-inf and L1."""
-        if not math.isfinite(self.eps):
+        """An image in [0,1] inside the ball around `x`, near `adv`; the nearest one but in L2."""
+        if self.norm == PATCH:
+            adv = _in_square(x, adv.clamp(0, 1), int(self.eps))
+        elif not math.isfinite(self.eps):
             adv = adv.clamp(0, 1)
         elif self.norm == "linf":
             adv = adv.clamp(x - self.eps, x + self.eps).clamp(0, 1)
@@ -128,7 +145,7 @@ class Threat:
         gradient; other norms ignore it.
         """
         length = _each(step, gradient)
-        if self.norm == "linf":
+        if self.norm in ("linf", PATCH):  # inside a patch every value may go any way
             return gradient.sign() * _per_image(length)
         if self.norm == "l2":
             return gradient * _per_image(length / gradient.flatten(1).norm(dim=1).clamp_min(1e-30))
@@ -144,6 +161,8 @@ class Threat:
 
         In L2 and L1 it lies on the sphere, where nearly all of a ball of many dimensions is.
         """
+        if self.norm == PATCH:
+            return self.project(x, uniform)
         spread = 2 * uniform.clamp(1e-6, 1 - 1e-6) - 1
         if self.norm == "l2":
             spread = torch.erfinv(spread)  # normal numbers: every direction is as likely
@@ -163,6 +182,43 @@ class Threat:
         solve = _fill_steepest_first if self.norm == "l1" else _fill_together
         rate = torch.ones_like(slope) if self.norm == "linf" else slope.abs()
         return (solve(slope.abs(), room, rate, rise.abs()) * slope.sign()).view_as(x)
+
+
+def box_sums(values: torch.Tensor, side: int) -> torch.Tensor:
+    """The sum of values (B H W) over every square of a side: (B H-side+1 W-side+1)."""
+    return F.avg_pool2d(values[:, None], side, stride=1, divisor_override=1)[:, 0]
+
+
+def square(places: torch.Tensor, side: int, shape: torch.Size) -> torch.Tensor:
+    """Where squares lie whose first row and column are `places` (B 2): (B 1 H W) bool."""
+    rows, columns = (torch.arange(length, device=places.device) for length in shape[-2:])
+    top, left = places[:, 0, None], places[:, 1, None]
+    inside = ((rows >= top) & (rows < top + side))[:, :, None] & (
+        (columns >= left) & (columns < left + side)
+    )[:, None]
+    return inside[:, None]
+
+
+def _side(delta: torch.Tensor) -> torch.Tensor:
+    """The side of the least square that holds all that is not zero in delta (B 3 H W): (B,)."""
+    changed = (delta != 0).any(1)
+    spans = []
+    for axis in (1, 2):
+        along = changed.any(3 - axis)
+        length = along.shape[1]
+        first, last = along.int().argmax(1), length - 1 - along.flip(1).int().argmax(1)
+        spans.append(torch.where(along.any(1), last - first + 1, 0))
+    return torch.maximum(*spans).to(delta.dtype)
+
+
+def _in_square(x: torch.Tensor, adv: torch.Tensor, side: int) -> torch.Tensor:
+    """The image of `adv` inside the square where it differs most from x, and of x elsewhere (B 3 H W)."""
+    side = min(side, *x.shape[-2:])
+    if side == 0:
+        return x.clone()
+    gain = box_sums((adv - x).square().sum(1), side)
+    best, columns = gain.flatten(1).argmax(1), gain.shape[2]
+    return torch.where(square(torch.stack((best // columns, best % columns), 1), side, x.shape), adv, x)
 
 
 def _project_l1_box(x: torch.Tensor, delta: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,8 @@ from itertools import count
 from robvit.statistics import mcnemar, paired_interval
 
 SURE = 0.05  # a difference counts if chance alone makes it less often
+DIFFERING = 0.2  # the share of images that two models judge differently, for the power of a comparison
+POWER = 1.96 + 0.84  # standard errors at which a test at 5 % finds a difference with a chance of 80 %
 
 
 class Verdict(StrEnum):
@@ -93,6 +96,18 @@ def smallest_difference(images: int) -> float | None:
     """The least difference in points that McNemar's test can tell on so many images, at best."""
     needed = next(n for n in count(1) if mcnemar(n, 0) < SURE)
     return 100 * needed / images if needed <= images else None
+
+
+def power_of(images: int) -> str:
+    """What so many images can tell of a difference, to be said before a comparison runs."""
+    least = smallest_difference(images)
+    if least is None:
+        return f"{images} images can tell no difference at all"
+    likely = 100 * POWER * math.sqrt(DIFFERING / images)
+    return (
+        f"{images} images can tell no difference below {least:.1f} points; where one image in five comes out "
+        f"differently, {min(likely, 100):.1f} points are told four times in five"
+    )
 
 
 def _verdict(difference: float, low: float, high: float, p: float, paper: float | None) -> Verdict:

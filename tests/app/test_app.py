@@ -22,10 +22,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import robvit
+from helpers.plain_vit import plain_vit
 from helpers.playground import playground, token_file
-from robvit.app import gate
+from robvit.app import draw, gate
 from robvit.app.compute import SWEEP_EPS
-from robvit.app.models import KNOWN, OFF, SECRET, playground_models
+from robvit.app.models import KNOWN, OFF, SECRET, PlaygroundModel, playground_models
 from robvit.app.request import AttackRequest, InputImage, Result, Step
 from robvit.app.script import python_script
 from robvit.app.session import Limits, Playground, TimeLimit, VisitorLeft
@@ -131,6 +132,23 @@ def test_the_python_script_makes_the_same_image(
     Path("clean.png").write_bytes(encoded(found.item.clean))
     exec(python_script(play.models["robvit-mini"], request), {})  # noqa: S102  our own script
     assert np.array_equal(np.asarray(Image.open("adversarial.png")), found.item.adversarial)
+
+
+def test_a_certificate_is_drawn_where_tokens_have_pixels_of_their_own(
+    play: Playground, cat: InputImage
+) -> None:
+    model = robvit.Model(plain_vit(), name="small").eval()
+    names = [f"class {i}" for i in range(10)]
+    own = Playground({"small": PlaygroundModel("small", model, classes=names)})
+    (found,) = own.certificate(AttackRequest(cat, "small"))
+    defense, x = robvit.defend_patches(model, 4), cat.tensor(32)
+    label = defense.classify(x).label
+    assert found.label == names[int(label)]
+    assert found.certified == bool(defense.certify(x, label))
+    assert found.image.shape == (32, 32, 3)
+    assert "4×4 pixels" in draw.patch_map(found)
+    with pytest.raises(RobvitError, match="share pixels"):
+        list(play.certificate(AttackRequest(cat, "robvit-mini")))
 
 
 def test_the_sweep_is_the_attack_at_each_budget(play: Playground, cat: InputImage) -> None:

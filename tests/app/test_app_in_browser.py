@@ -120,7 +120,7 @@ def test_good_and_bad_uploads(browser: Browser, server: ServedPlayground, tmp_pa
 
 def test_every_control_explains_itself(browser: Browser, server: ServedPlayground) -> None:
     with visit(browser, server) as page:
-        for name in ("upload", "attack", "sweep", "stop", "script"):
+        for name in ("upload", "attack", "sweep", "certificate", "stop", "script"):
             control = page.locator(f"#{name}")
             expect(control).to_have_attribute("title", re.compile(".{20,}"), timeout=PATIENCE)
         for text in (

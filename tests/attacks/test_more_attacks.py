@@ -24,8 +24,10 @@ from robvit.attacks import (
     feature_reference,
     misclassified,
     pgd,
+    pgd_reference,
     run,
     segpgd,
+    segpgd_reference,
 )
 from robvit.attacks import losses as L
 from robvit.errors import BrokenAttack, InputError
@@ -171,6 +173,31 @@ def test_the_reference_attack_follows_the_published_code():
     assert torch.equal(still, one), "it stops after the step, on the error before it"
     with pytest.raises(BrokenAttack):
         run("feature_reference", model, x, None, Threat("linf", 0.0))
+
+
+def test_the_published_attacks_differ_in_what_they_minimise_alone():
+    model, x = tiny().float().eval(), (images(3) * 255).round().float() / 255
+    y = labelled(model, x)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+
+    def loss(image: torch.Tensor) -> float:
+        return float(F.cross_entropy(model(image).detach(), y))
+
+    adv = pgd_reference(model, x, y, LINF)
+    assert loss(adv) > loss(x)
+    assert bool(((adv - x) * 255 <= 8 * std + 1e-3).all()), "eight levels of the normalised image"
+    with pytest.raises(InputError, match="pgd_reference needs labels"):
+        pgd_reference(model, x, None, LINF)
+    with pytest.raises(InputError, match="segpgd_reference needs a label a pixel"):
+        segpgd_reference(model, x, y, LINF)
+
+
+def test_the_error_in_the_feature_attack_has_the_sign_that_keeps_it_small():
+    model, x = Tokens(), levels()
+    bare, spared = (feature(model, x, None, LINF, psnr=None, mse=weight) for weight in (0.0, 1e4))
+    assert float((spared - x).square().mean()) < float((bare - x).square().mean()) / 2
+    hardly = feature(model, x, None, LINF, psnr=None, mse=1e-9)
+    assert float((hardly - bare).abs().mean()) < 0.5 / 255
 
 
 @pytest.mark.parametrize(

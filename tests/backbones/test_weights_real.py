@@ -27,14 +27,22 @@ def tensors() -> weights.Tensors:
     return weights.state_dict("dinov2-small")[0]
 
 
-def test_features_agree_with_the_graph_they_came_from(graph: bytes, tensors: weights.Tensors) -> None:
+def with_all_tokens(graph: bytes) -> bytes:
+    """The graph, which gives pooled patches, with all tokens after the last norm as a second output."""
     model = onnx.load_model_from_string(graph)
-    last = "/norm/Add_1_output_0"  # all tokens after the last norm; the graph itself gives pooled patches
-    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(last))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = torch.randn(1, 3, 224, 224)
-    pooled, tokens = (torch.from_numpy(np.array(a)) for a in session.run(None, {"input": x.numpy()}))
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("/norm/Add_1_output_0"))
+    return bytes(model.SerializeToString())
 
+
+def answers(graph: bytes, x: torch.Tensor) -> list[torch.Tensor]:
+    """What the graph makes of images; nothing of it is held afterwards."""
+    session = onnxruntime.InferenceSession(with_all_tokens(graph), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(np.array(answer)) for answer in session.run(None, {"input": x.numpy()})]
+
+
+def test_features_agree_with_the_graph_they_came_from(graph: bytes, tensors: weights.Tensors) -> None:
+    x = torch.randn(1, 3, 224, 224)
+    pooled, tokens = answers(graph, x)
     net = zoo.build(SMALL, img_size=224).eval()
     # The exporter wrote the hub's bicubic resizing down as a linear one, at the hub's scale of 16.1 / 37.
     pos = weights.hub_pos_embed(tensors["pos_embed"], (16, 16), mode="bilinear")

@@ -8,7 +8,7 @@ import pytest
 
 from robvit.errors import InputError
 from robvit.record import Record
-from robvit.verdict import Verdict, claim_of, smallest_difference
+from robvit.verdict import Verdict, claim_of, power_of, smallest_difference
 
 YES, NO = [True], [False]
 
@@ -63,3 +63,9 @@ def test_a_record_keeps_claims_as_data(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(text)
     with pytest.raises(InputError, match="maybe"):
         Record.load(tmp_path / "record.json")
+
+
+def test_what_images_can_tell_is_said_beforehand() -> None:
+    assert power_of(5) == "5 images can tell no difference at all"
+    assert power_of(100).startswith("100 images can tell no difference below 6.0 points;")
+    assert "12.5 points are told four times in five" in power_of(100)

@@ -16,7 +16,7 @@ from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
 from robvit.certification.patches import PatchDefense, defend_patches
-from robvit.certification.windows import patch_side
+from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
 from robvit.errors import InputError, Unsupported
 
@@ -43,14 +43,15 @@ def test_no_token_dropped_is_the_model_bit_for_bit(
     dropping, (x, _) = TokenDropping(mini), images
     rows, columns = (side // token for side, token in zip(mini.input_size, dropping.token, strict=True))
     with torch.no_grad():
-        assert torch.equal(dropping.logits(dropping.embed(x), range(rows * columns)), mini(x))
+        everything = torch.arange(rows * columns).expand(len(x), -1)
+        assert torch.equal(dropping.logits(dropping.embed(x), everything), mini(x))
 
 
 def test_pixels_of_dropped_tokens_change_nothing(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     defense, (x, _) = PatchDefense(mini, 5), images
-    kept = defense.cover.kept(0)
+    kept = torch.tensor(defense.cover.kept(0)).expand(len(x), -1)
     patched = x.clone()
     patched[:, :, :5, :5] = torch.rand(3, 5, 5)
     with torch.no_grad():
@@ -62,17 +63,24 @@ def test_pixels_of_dropped_tokens_change_nothing(
     assert not torch.equal(other, mini(x))
 
 
-class Table(PatchDefense):
-    """The rule on answers from a table (M M) in place of a network's."""
+class Table(TokenDropping):
+    """A network whose answers are from a table (M M), told by the tokens that it is shown."""
 
     def __init__(self, mini: robvit.Model, answers: torch.Tensor) -> None:
-        super().__init__(mini, 5)
-        self.answers = answers
+        super().__init__(mini)
+        windows = cover(mini.input_size, self.token, 5)
+        self.answers = {tuple(windows.kept(*pair)): int(answers[pair]) for pair in windows.pairs}
 
-    def _logits(self, embedded: torch.Tensor, *windows: int) -> torch.Tensor:
-        first, second = windows[0], windows[-1]
-        label = self.answers[min(first, second), max(first, second)]
-        return torch.nn.functional.one_hot(label, 3).float().expand(len(embedded), -1)
+    def logits(self, embedded: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        labels = [self.answers[tuple(row)] for row in kept.tolist()]
+        return torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
+
+
+def defense_by(mini: robvit.Model, answers: torch.Tensor) -> PatchDefense:
+    """The rule on answers from a table."""
+    defense = PatchDefense(mini, 5)
+    defense.dropping = Table(mini, answers)
+    return defense
 
 
 def double_masking(answers: torch.Tensor) -> int:
@@ -96,14 +104,14 @@ def test_the_rule_is_the_papers_and_ends_at_what_was_certified(mini: robvit.Mode
     count = len(PatchDefense(mini, 5).cover.windows)
     for _ in range(200):
         table = torch.randint(0, 3, (count, count), generator=draws)
-        got = int(Table(mini, table).classify(x).label)
+        got = int(defense_by(mini, table).classify(x).label)
         first = table.diagonal().tolist()
         if sorted(map(first.count, set(first)))[-2:] != [max(map(first.count, first))] * 2:  # no tie
             assert got == double_masking(table)
         # A patch under window w may change every answer but those with w dropped, which certified the label.
         w = int(torch.randint(0, count, (1,), generator=draws))
         table[w, :], table[:, w] = 1, 1
-        assert int(Table(mini, table).classify(x).label) == 1
+        assert int(defense_by(mini, table).classify(x).label) == 1
 
 
 def test_no_patch_that_is_tried_takes_a_certified_label(
@@ -142,17 +150,131 @@ def test_an_image_is_certified_where_every_window_is_safe(
         assert int(defense.classify(adv).label) == int(y[row])
 
 
+def test_each_mask_is_asked_once_and_an_image_no_longer_than_it_can_be_certified(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), images
+    with torch.no_grad():
+        answers = defense.asked(x)
+        defended = defense.decide(answers)
+        certified = defense.safe(answers, y)
+        embedded = defense.dropping.embed(x)
+        labels = {
+            pair: defense.dropping.logits(
+                embedded, torch.tensor(defense.cover.kept(*pair)).expand(len(x), -1)
+            )
+            for pair in defense.cover.pairs
+        }
+    every = torch.stack([logits.argmax(-1) == y for logits in labels.values()]).all(0)
+    assert torch.equal(certified, every)
+    assert torch.equal(defended.label, defense.classify(x).label)
+    asked = (answers.label >= 0).triu().sum((1, 2))
+    assert int(asked.sum()) == answers.passes
+    assert set(asked[certified].tolist()) == {len(defense.cover.pairs)}
+    alone = (answers.label.diagonal(dim1=1, dim2=2) != y[:, None]).any(1)
+    assert bool(alone.any())
+    again = defense.asked(x)
+    defense.decide(again)
+    before = again.passes
+    defense.safe(again, torch.where(alone, y, -2))  # those that a single window refutes cost no further pass
+    assert again.passes == before
+
+
+def test_an_answer_that_rounding_could_turn_is_not_counted_on(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), images
+    plain = defense.certify(x, y)
+    logits = TokenDropping.logits
+
+    def near_ties(self: TokenDropping, embedded: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        found = logits(self, embedded, kept)
+        second = found.topk(2).indices[:, 1]
+        return found.scatter(1, second[:, None], found.amax(1, keepdim=True) * (1 - 1e-7))
+
+    monkeypatch.setattr(TokenDropping, "logits", near_ties)
+    assert bool(plain.any())
+    assert not bool(defense.certify(x, y).any())
+
+
 def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
     record = certify(mini, "sample", patch=5, limit=4, maps=True, out=tmp_path)
     assert (tmp_path / "places.png").is_file()
-    assert len(record.tables[0].rows) == 3
-    assert min(min(row[1:]) for row in record.tables[0].rows) >= 100 * record.metrics["certified accuracy"]
+    assert len(record.tables[1].rows) == 3
+    assert min(min(row[1:]) for row in record.tables[1].rows) >= 100 * record.metrics["certified accuracy"]
 
 
-def test_scores_have_the_label_on_top(mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]) -> None:
-    defense = defend_patches(mini, 5)
+def test_a_curve_over_sizes_holds_each_certificate_by_itself(
+    mini: robvit.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {side: certify(mini, "sample", patch=side, limit=12) for side in (5, 10)}
+    asked: list[int] = []
+    whole = PatchDefense.asked
+    monkeypatch.setattr(PatchDefense, "asked", lambda self, x: asked.append(len(x)) or whole(self, x))
+    record = certify(mini, "sample", patch=[10, 4, 5, 5], limit=12, out=tmp_path)
+    assert asked == [12, 12]  # patches of 4 and 5 pixels touch two tokens a side, one of 10 four
+    for side, one in alone.items():
+        assert record.metrics[f"certified accuracy, patch {side}"] == one.metrics["certified accuracy"]
+        trials = [t for t in record.trials if t.strength == f"patch {side}"]
+        assert [t.correct for t in trials] == [one.trials[-1].correct]
+    (line, clean), table = record.curves[0].lines.values(), record.tables[0]
+    assert [point[0] for point in line] == [row[0] for row in table.rows] == [4, 5, 10]
+    assert [100 * point[1] for point in line] == [row[5] for row in table.rows]
+    assert all(low <= share <= high for _, share, low, high in [*line, *clean])
+    assert table.rows[0][1] == pytest.approx(100 * 16 / 1024)
+    assert robvit.Record.load(tmp_path / "record.json").curves == record.curves
+
+
+def test_logits_have_the_label_on_top_also_as_an_exported_program(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    defense, (x, _) = defend_patches(mini, 5), images
     with torch.no_grad():
-        assert torch.equal(defense(images[0]).argmax(-1), defense.classify(images[0]).label)
+        logits = defense(x)
+        assert torch.equal(logits.argmax(-1), defense.classify(x).label)
+        torch.testing.assert_close(logits.softmax(-1).sum(-1), torch.ones(len(x)))
+        torch.testing.assert_close(defense.exportable()(x), logits)
+        shapes = ({0: torch.export.Dim("batch")},)
+        program = torch.export.export(
+            defense.exportable(), (x[:2],), dynamic_shapes=shapes, strict=False
+        ).module()
+        for some in (x[:1], x):
+            torch.testing.assert_close(program(some), defense(some))
+
+
+def test_the_defence_runs_in_onnx(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    defense, (x, _) = defend_patches(mini, 5), images
+    path = tmp_path / "defended.onnx"
+    torch.onnx.export(
+        defense.exportable(),
+        (x[:2],),
+        path,
+        input_names=["pixels"],
+        dynamic_shapes=({0: "batch"},),
+        dynamo=True,
+    )
+    (logits,) = runtime.InferenceSession(path).run(None, {"pixels": x.numpy()})
+    with torch.no_grad():
+        assert torch.equal(torch.from_numpy(logits).argmax(-1), defense(x).argmax(-1))
+
+
+def test_an_attack_on_the_defence_itself_never_beats_its_certificate(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Patches searched on the defended model and on the plain one, at the places that each finds worst."""
+    defense, (x, y) = defend_patches(mini, 5), images
+    certified, fallen = defense.certify(x, y), torch.zeros(len(x), dtype=torch.bool)
+    for source in (defense, mini):
+        outcome = robvit.attacks.run(
+            "patch", source, x, y, robvit.Threat("patch", 5), victim=defense, steps=6, locations=3
+        )
+        fallen |= outcome.success & outcome.clean_correct
+    assert not bool((fallen & certified).any())
+    assert bool(fallen.any())  # the attack is no straw man
 
 
 def test_a_record_tells_what_is_certified_and_goes_on_where_it_stopped(
@@ -191,20 +313,35 @@ def test_a_head_taught_with_windows_knows_its_images_without_them(mini: robvit.M
         defense = PatchDefense(model, 5)
         with torch.no_grad():
             embedded = defense.dropping.embed(x)
-            kept = [defense.cover.kept(*pair) for pair in defense.cover.pairs]
+            kept = [
+                torch.tensor(defense.cover.kept(*pair)).expand(len(x), -1) for pair in defense.cover.pairs
+            ]
             correct = [defense.dropping.logits(embedded, some).argmax(-1) == y for some in kept]
         shares.append(float(torch.stack(correct).float().mean()))
     assert shares[1] > shares[0] + 0.02  # five points with these weights
 
 
-@pytest.mark.parametrize(("text", "side"), [("14", 14), ("2%", 16), (" 1.5 % ", 14)])
-def test_a_patch_in_pixels_or_as_a_share(text: str, side: int) -> None:
-    assert patch_side(text, (112, 112)) == side
+def test_bands_are_windows_too(mini: robvit.Model, tmp_path: Path) -> None:
+    assert window_counts("3") == (3, 3)
+    assert window_counts("1x7") == (1, 7)
+    with pytest.raises(InputError, match="or 1x7, got 'x3'"):
+        window_counts("x3")
+    record = certify(mini, "sample", patch=5, windows=(1, 5), limit=4, maps=True, out=tmp_path)
+    rows = record.tables[1].rows
+    assert record.protocol["windows"] == [[1, 4]]  # five would be no narrower than four
+    assert [len(row) for row in rows] == [5]
+
+
+@pytest.mark.parametrize(
+    ("text", "sides"), [("14", [14]), ("2%", [16]), (" 1.5 % ", [14]), ("28, 2%,7", [28, 16, 7])]
+)
+def test_patches_in_pixels_or_as_a_share(text: str, sides: list[int]) -> None:
+    assert patch_sides(text, (112, 112)) == sides
 
 
 def test_a_patch_that_is_no_number_is_refused() -> None:
     with pytest.raises(InputError, match="such as 2%, got 'big'"):
-        patch_side("big", (112, 112))
+        patch_sides("big", (112, 112))
 
 
 def test_the_command_says_what_was_certified(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from robvit.certification.maps import safe_corners, unsafe_share
 from robvit.certification.windows import check_cover, cover, ranges, touched
 from robvit.errors import InputError
 
@@ -18,16 +21,44 @@ def tokens_under(row: int, column: int, patch: int, token: int, columns: int) ->
 
 
 @pytest.mark.parametrize(
-    ("side", "token", "patch", "per_axis"),
-    [(32, 4, 1, 2), (32, 4, 4, 3), (32, 4, 7, 3), (28, 7, 5, 3), (48, 8, 9, 4), (42, 14, 14, 2)],
+    ("side", "token", "patch", "windows"),
+    [
+        (32, 4, 1, 2),
+        (32, 4, 4, 3),
+        (32, 4, 7, 3),
+        (28, 7, 5, 3),
+        (48, 8, 9, 4),
+        (42, 14, 14, 2),
+        (32, 4, 6, (1, 5)),
+    ],
 )
-def test_every_place_of_a_patch_is_inside_a_window(side: int, token: int, patch: int, per_axis: int) -> None:
-    found = cover((side, side), (token, token), patch, per_axis)
-    assert len(found.windows) <= per_axis**2
+def test_every_place_of_a_patch_is_inside_a_window(
+    side: int, token: int, patch: int, windows: int | tuple[int, int]
+) -> None:
+    found = cover((side, side), (token, token), patch, windows)
+    rows, columns = windows if isinstance(windows, tuple) else (windows, windows)
+    assert len(found.windows) == found.shape[0] * found.shape[1] <= rows * columns
     for row in range(side - patch + 1):
         for column in range(side - patch + 1):
             under = tokens_under(row, column, patch, token, side // token)
             assert any(under <= window for window in found.windows)
+
+
+def test_a_place_is_safe_inside_a_safe_window_and_a_pixel_as_the_patches_over_it() -> None:
+    found = cover((32, 32), (4, 4), 6, 3)
+    safe = [number % 2 == 0 for number in range(len(found.windows))]
+    corners = safe_corners(safe, found, (32, 32))
+    assert corners.shape == (27, 27)
+    for row, column in itertools.product(range(27), repeat=2):
+        under = tokens_under(row, column, 6, 4, 8)
+        inside = any(ok and under <= window for ok, window in zip(safe, found.windows, strict=True))
+        assert bool(corners[row, column]) == inside
+    share = unsafe_share(safe, found, (32, 32))
+    over = ~corners[max(0, 10 - 5) : 11, max(0, 20 - 5) : 21]
+    assert share.shape == (32, 32)
+    assert float(share[10, 20]) == pytest.approx(float(over.float().mean()))
+    assert float(share[0, 0]) == float(~corners[0, 0])
+    assert float(unsafe_share([True] * 9, found, (32, 32)).max()) == 0
 
 
 def test_dinov2_at_112_pixels_has_the_windows_that_one_expects() -> None:
@@ -48,19 +79,23 @@ def test_a_gap_is_noticed() -> None:
 
 
 def test_ranges_are_as_short_as_can_be() -> None:
-    assert ranges(8, 2, 4) == [range(3), range(2, 5), range(4, 7), range(5, 8)]
+    assert ranges(8, 2, 4) == [range(3), range(1, 4), range(3, 6), range(5, 8)]
+    assert ranges(8, 2, 3) == ranges(8, 3, 3) == [range(4), range(2, 6), range(4, 8)]
+    assert ranges(8, 8, 3) == [range(8)]
     assert ranges(8, 1, 2) == [range(4), range(4, 8)]
 
 
 @pytest.mark.parametrize(
-    ("patch", "per_axis", "message"),
+    ("patch", "windows", "message"),
     [
         (0, 3, "1 to 31"),
         (32, 3, "a patch must be"),
-        (4, 1, "two or more windows"),
-        (31, 3, "hides all"),
+        (4, 0, "one or more windows"),
+        (4, 1, "hide all"),
+        (8, (1, 2), "two of 1x2 windows hide all"),
+        (31, 3, "hide all"),
     ],
 )
-def test_what_cannot_be_covered_is_refused(patch: int, per_axis: int, message: str) -> None:
+def test_what_cannot_be_covered_is_refused(patch: int, windows: int | tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        cover((32, 32), (4, 4), patch, per_axis)
+        cover((32, 32), (4, 4), patch, windows)

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from robvit.data import DATASETS, ImageDataset, ImageError, SkippedImages, imagenet, open_data
-from robvit.errors import DataError, InputError, UnknownName
+from robvit.errors import IGNORE, DataError, InputError, UnknownName
 from robvit.files import sha256
 
 
@@ -231,6 +231,19 @@ class TestSubsets:
             open_data(pets, subset=["cat/0.png", "cat/0.png"])
         with pytest.raises(DataError, match="robustbench-5000 or a file"):
             open_data(pets, subset="robustbench-500")
+
+    def test_a_folder_is_divided_by_a_share(self, pets: Path) -> None:
+        whole, spec = open_data(pets), f"folder:{pets}?test=0.4"
+        test, train = open_data(spec), open_data(spec, split="train")
+        assert sorted(test.names + train.names) == whole.names
+        assert test.names == open_data(spec, split="test").names
+        assert set(test.labels) == set(train.labels) == set(whole.labels)
+        assert [whole.labels[whole.names.index(name)] for name in train.names] == train.labels
+        with pytest.raises(DataError, match="splits train and test, got 'val'"):
+            open_data(spec, split="val")
+        for share in ("0", "1", "half"):
+            with pytest.raises(InputError, match=f"test must be a share.*got '{share}'"):
+                open_data(f"folder:{pets}?test={share}")
 
     def test_digest_knows_names_labels_and_order(self, pets: Path) -> None:
         found = open_data(pets)
@@ -538,3 +551,23 @@ def test_every_data_set_says_what_it_is_and_how_to_ask_for_it() -> None:
     for entry in DATASETS:
         assert entry.info.about
         assert re.split("[:?]", entry.info.example)[0] == entry.name
+
+
+def test_pets_have_masks_or_breeds_and_a_split_of_their_own(tmp_path: Path) -> None:
+    for breed in ("beagle", "birman"):
+        for number in range(8):
+            name = f"{breed}/{breed}_{number}"
+            paint(tmp_path / "images" / f"{name}.png", number, (4, 1))
+            paint_mask(tmp_path / "masks" / f"{name}.png", [[1, 1, 3, 2]])
+    learn, judged = (open_data(f"pets:{tmp_path}", split=split) for split in ("train", "test"))
+    assert (len(learn), len(judged)) == (12, 4)
+    assert not set(learn.names) & set(judged.names)
+    assert judged.classes == ["pet", "background"]
+    _, mask = judged[0]
+    assert isinstance(mask, torch.Tensor)
+    assert mask.tolist() == [[0, 0, IGNORE, 1]]
+    breeds = open_data(f"pets:{tmp_path}?target=breeds", split="test")
+    assert breeds.names == judged.names
+    assert sorted(breeds.labels) == [0, 0, 1, 1]
+    with pytest.raises(InputError, match="target must be masks or breeds, got 'colour'"):
+        open_data(f"pets:{tmp_path}?target=colour")

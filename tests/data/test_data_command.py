@@ -23,7 +23,7 @@ def test_list_names_every_data_set_and_the_next_command() -> None:
     text = run("list")
     for name in ("sample", "cifar10", "imagenet-c:PATH", "masks:PATH?void=11", "pip install 'robvit[data]'"):
         assert name in text
-    assert "Next: robvit data show" in text
+    assert "next: robvit data show" in text
 
 
 def test_help_of_every_command() -> None:
@@ -71,4 +71,4 @@ def test_cifar_ends_with_where_it_is_and_what_is_next(
         text = run("cifar10", "--out", str(tmp_path))
         assert state in text
         assert f"robvit data show cifar10:{tmp_path}" in text
-    assert "Next: robvit data show cifar100 --out" in run("cifar100")
+    assert "next: robvit data show cifar100 --out" in run("cifar100")

@@ -61,6 +61,8 @@ STANDS_FOR = {
     "cifar10": "sample",
     "/data/imagenet": "sample",
     "IMAGENET": "images",
+    "imagenet:PATH": "sample",
+    "learn_data=imagenet:OTHER": "learn_data=sample",
     "IMAGENET_FOLDER": "images",
     "IMAGES": "images",
     "ANIMALS": "animals",
@@ -69,7 +71,7 @@ STANDS_FOR = {
     "HEAD": "head.safetensors",
     "tokens=dinov2_small.pt": "tokens=published.pt",
     "scale=paper": "scale=small",
-    "rob-tokens-small@1": "ladder.yaml",  # the same ladder with shorter trainings, written here
+    "rob-tokens-small@1": "levels.yaml",  # the same levels with shorter trainings, written here
     "quick@1": "quick.yaml",  # the same attacks with fewer steps
 }
 
@@ -91,6 +93,7 @@ SMALLER = {
     "train head": "--limit 20",
     "certify": "--limit 2 --samples 4",
     "curve": "--limit 2 --set steps=1 --set rounds=1",
+    "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
 # Settings of studies, attacks and TORA that decide how long one takes.
@@ -368,8 +371,8 @@ def _write_placeholders(folder: Path) -> None:
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     plain_vit.save_plain_vit(folder / "plain.safetensors")
-    ladder = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
-    ladder["attacker_budget"] = {
+    levels = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
+    levels["attacker_budget"] = {
         "sets": 2,
         "images": 8,
         "steps": 1,
@@ -377,10 +380,10 @@ def _write_placeholders(folder: Path) -> None:
         "attack_steps": 1,
         "leak_steps": 1,
     }
-    ladder["name"] = "ladder@1"
-    for attack in ladder["attacks"]:
+    levels["name"] = "levels@1"
+    for attack in levels["attacks"]:
         attack["settings"] = {"steps": 2}
-    (folder / "ladder.yaml").write_text(yaml.safe_dump(ladder), encoding="utf-8")
+    (folder / "levels.yaml").write_text(yaml.safe_dump(levels), encoding="utf-8")
     quick = protocol.find("quick@1").model_dump(mode="json", exclude_defaults=True)
     quick["name"] = "short@1"  # the names of the package's own are reserved
     for attack in quick["attacks"]:

@@ -1,46 +1,32 @@
-"""Measured figures in README and docs come from the records in results/, and say what those say."""
+"""Tables and figures in README and docs come from the records in results/, and say what those say."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
-import sys
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from helpers.scripts import load_script
 from robvit.budget import Budget
-from robvit.record import Record, Table, Trial
+from robvit.record import Curve, Record, Table, Trial
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "page.md"
 MEASURED = re.compile(r"\d ?%|\d\.\d|± ?\d")
-# Pages that still show tables from before there were records; a page that leaves this list stays off it.
-BEFORE_RECORDS = {
-    "docs/aas.md",
-    "docs/attacks.md",
-    "docs/deployment.md",
-    "docs/evaluation.md",
-    "docs/robustness-tokens.md",
-    "docs/threat-model.md",
-    "docs/tora.md",
-    "docs/training.md",
-    "docs/tutorials/review.md",
-    "docs/xcit.md",
-}
+# What a table that is not taken from a record must say of itself, on the line above.
+OTHERWISE = re.compile(r"<!-- (published: \S.*|counted: (?P<file>\S+)|no measurement) -->")
+IMAGE = re.compile(r"!\[[^\]]*\]\((?P<place>[^)]+)\)")
 
 
 @pytest.fixture
 def fill(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "scripts" / "fill_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fill_docs", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("fill_docs", monkeypatch)
 
 
 @pytest.fixture
@@ -48,12 +34,15 @@ def results(fill: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A folder of results with an evaluation and a study in it."""
     monkeypatch.setattr(fill, "ROOT", tmp_path)
     monkeypatch.setattr(fill, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(fill, "FIGURES", tmp_path / "docs" / "figures")
     clean = Trial("clean", None, {}, [True, True, True, False], [0, 1, 2, 0], [0.0] * 4)
     attacked = Trial("pgd", Budget("linf", 1 / 255), {}, [True, False, True, False], [0, 0, 2, 0], [0.0] * 4)
     data = {"count": 4, "spec": "sample", "labels": [0, 1, 2, 3]}
     keep(tmp_path / "results" / "mine", Record("evaluate", {"name": "net"}, data, [clean, attacked]))
     table = Table("Table 2: under attack", ["", "ours"], [["cosine", 0.5]], "A note.")
-    keep(tmp_path / "results" / "study", Record("study", {"name": "net"}, data, [], tables=[table]))
+    curve = Curve("Accuracy by steps", "steps", "accuracy", {"net": [[1, 0.5], [2, 0.25]]})
+    study = Record("study", {"name": "net"}, data, [], tables=[table], curves=[curve])
+    keep(tmp_path / "results" / "study", study)
     return tmp_path / "results"
 
 
@@ -75,40 +64,81 @@ def page(*rows: str, shown: str = "") -> str:
 
 @pytest.mark.usefixtures("results")
 def test_a_record_is_shown_by_its_clean_accuracy_and_worst_case(fill: ModuleType) -> None:
-    text = fill.filled(page("my net: mine"))
+    text = fill.filled(page("my net: mine"), PAGE)
     assert "| my net | linf 1/255 | pgd | 4 | 75.0 (30.1 to 95.4) | 50.0 (15.0 to 85.0) |" in text
     assert "Records: `results/mine`; 2 processor minutes in all." in text
-    assert fill.filled(text) == text
+    assert fill.filled(text, PAGE) == text
 
 
 @pytest.mark.usefixtures("results")
 def test_a_study_is_shown_by_its_own_table(fill: ModuleType) -> None:
-    text = fill.filled(page("table 2: study", shown="stale figures\n"))
+    text = fill.filled(page("table 2: study", shown="stale figures\n"), PAGE)
     assert "Table 2: under attack:\n\n|  | ours |\n| --- | --- |\n| cosine | 0.50 |\n\nA note." in text
     assert "stale" not in text
+
+
+def test_a_curve_is_drawn_from_its_record(fill: ModuleType, results: Path) -> None:
+    at = results.parent / "docs" / "page.md"
+    text = fill.filled(page("curve accuracy: study"), at)
+    (shown,) = IMAGE.finditer(text)
+    image = at.parent / shown["place"]
+    assert image.is_file()
+    image.unlink()
+    assert fill.filled(text, at) == text
+    assert image.is_file()  # the name follows from what is drawn
 
 
 @pytest.mark.usefixtures("results")
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("net: nowhere", "no result is called nowhere"), ("table 7: study", "no table that begins with")],
+    [("table 7: study", "no table that begins with"), ("curve loss: study", "no curve that begins with")],
 )
-def test_what_is_not_there_cannot_be_shown(fill: ModuleType, row: str, message: str) -> None:
+def test_what_a_record_does_not_have_cannot_be_shown(fill: ModuleType, row: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
-        fill.filled(page(row))
+        fill.filled(page(row), PAGE)
+
+
+@pytest.mark.usefixtures("results")
+def test_what_was_not_measured_shows_no_figure(fill: ModuleType) -> None:
+    text = fill.filled(page("net: nowhere", shown="| 50.0 % |\n"), PAGE)
+    assert "Not measured yet: `results/nowhere`" in text
+    assert not MEASURED.search(text)
 
 
 def test_pages_say_what_the_records_say(fill: ModuleType) -> None:
     for path in fill.pages():
         text = path.read_text("utf-8")
-        assert fill.filled(text) == text, f"{path.name} is stale; run `python scripts/fill_docs.py`"
+        assert fill.filled(text, path) == text, f"{path.name} is stale; run `python scripts/fill_docs.py`"
+
+
+def tables(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The tables of a page, each with the nearest line above that is not empty."""
+    above = ""
+    for first, group in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
+        lines = list(group)
+        if first:
+            yield above, lines
+        above = next((line for line in reversed(lines) if line.strip()), above)
 
 
 def test_no_measured_table_stands_without_a_record(fill: ModuleType) -> None:
-    loose = set()
     for path in fill.pages():
-        rest = fill.BLOCK.sub("", path.read_text("utf-8"))
-        cells = [line for line in rest.splitlines() if line.startswith("|")]
-        if any(MEASURED.search(re.sub(r"`[^`]*`", "", line)) for line in cells):
-            loose.add(str(path.relative_to(ROOT)))
-    assert loose == BEFORE_RECORDS
+        for above, lines in tables(fill.BLOCK.sub("", path.read_text("utf-8"))):
+            if not any(MEASURED.search(re.sub(r"`[^`]*`", "", line)) for line in lines):
+                continue
+            otherwise = OTHERWISE.fullmatch(above)
+            assert otherwise, f"{path.name}: a measured table without a record in results/: {lines[0]}"
+            assert not otherwise["file"] or (ROOT / otherwise["file"]).is_file(), above
+
+
+def test_every_image_is_drawn_from_a_record_or_made_by_the_gallerys_script(fill: ModuleType) -> None:
+    script = (ROOT / "scripts" / "make_gallery.py").read_text("utf-8")
+    for path in fill.pages():
+        text = path.read_text("utf-8")
+        by_hand = [match["place"] for match in IMAGE.finditer(fill.BLOCK.sub("", text))]
+        for place in by_hand:
+            image = (path.parent / place).resolve()
+            assert image.parent == ROOT / "docs" / "gallery", f"{path.name}: {place} comes from no record"
+            assert f'"{image.stem}"' in script, f"{place} is not made by scripts/make_gallery.py"
+        for match in IMAGE.finditer(text):
+            assert (path.parent / match["place"]).is_file(), match["place"]

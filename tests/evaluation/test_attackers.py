@@ -13,12 +13,15 @@ import torch.nn.functional as F
 import robvit
 from robvit.attacks import run
 from robvit.backbones.model import Model
+from robvit.budget import Budget
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluation.attackers import ATTACKERS, FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
+from robvit.evaluation.attackers import ATTACKERS, AttackerContext, random_tokens
+from robvit.evaluation.claims import _may_claim
 from robvit.evaluation.protocol import AttackerBudget, Protocol, find
 from robvit.evaluation.shards import read_shards
-from robvit.record import Record
+from robvit.evaluation.token_surrogates import FIRST_SEED, LogitEnsemble
+from robvit.record import Record, Trial
 from robvit.threat import Threat
 
 RULES: dict[str, Any] = {
@@ -56,8 +59,46 @@ def scenario(record: Record, attacker: str) -> list[Any]:
 
 
 def test_every_attacker_is_in_the_protocol_for_tokens() -> None:
-    assert {entry.attacker for entry in find("rob-tokens@1").attacks} == set(ATTACKERS.names)
-    assert find("rob-tokens@1").attacker_budget.sets >= 5
+    ladder = find("rob-tokens@2")
+    assert {entry.attacker for entry in ladder.attacks} == set(ATTACKERS.names)
+    assert ladder.subset.count >= 200
+    queries = {e.attacker: e.settings["steps"] for e in ladder.attacks if e.attack == "square"}
+    assert queries == {"black-box": 1000}
+    parts = [find(f"rob-levels-{part}@1") for part in ("known", "layer", "guess", "blind", "black-box")]
+    assert {entry.attacker for part in parts for entry in part.attacks} == set(ATTACKERS.names)
+
+
+@pytest.mark.parametrize(
+    ("attacker", "labels", "shapes"),
+    [
+        ("guess-layer", ["tokens before block 1", "tokens before block 2", "tokens before block 3"], 3),
+        ("guess-count", ["4 tokens", "1 tokens"], 2),
+        ("guess-recipe", ["tokens of another recipe"], 1),
+        ("guess-all", ["guessed tokens before block 1"], 3),
+    ],
+)
+def test_who_guesses_learns_other_tokens_than_the_real_ones(
+    attacker: str,
+    labels: list[str],
+    shapes: int,
+    hardened: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    context = context_of(hardened, tmp_path, images=4, steps=1, batch=4, attack_steps=1)
+    made = ATTACKERS[attacker](context)
+    assert [one.label for one in made][: len(labels)] == labels
+    alone = [one.net for one in made if isinstance(one.net, Model)]
+    assert len(alone) == shapes
+    assert len(made) == shapes + (shapes > 1)  # and all together
+    for model in alone:
+        assert model.extra is not None
+        if attacker in ("guess-layer", "guess-all"):
+            assert model.layers != hardened.layers
+        if attacker in ("guess-count", "guess-all"):
+            assert model.extra.shape[1] != context.secret.shape[1]
+    assert ATTACKERS.info(attacker).models(context.budget) == (2 * shapes if shapes > 1 else 1)
 
 
 def test_who_has_no_tokens_attacks_the_public_model_to_the_end(
@@ -200,3 +241,21 @@ def test_attackers_never_learn_from_judged_images_nor_with_the_defenders_seed(ha
         robvit.evaluate(hardened, images, protocol=rules, public=images)
     assert FIRST_SEED > 100
     assert json.dumps(RULES)  # a protocol is plain data
+
+
+def test_what_a_defender_may_claim_follows_from_the_images() -> None:
+    threat = Budget("linf", 3 / 255)
+
+    def trial(scenario: str, right: int, **fields: Any) -> Trial:
+        correct = [True] * right + [False] * (20 - right)
+        return Trial("pgd", threat, {}, correct, [0] * 20, [0.0] * 20, scenario=scenario, **fields)
+
+    trials = [
+        trial("no tokens", 0, control=True),
+        trial("trained tokens, attacker has no tokens", 10),
+        trial("trained tokens, attacker trains tokens", 3),
+    ]
+    first, second = _may_claim(Record("evaluate", {}, {"count": 20}, trials))
+    assert first == "A defender may claim that tokens help where the attacker has no tokens."
+    assert second.startswith("Nothing may be claimed where the attacker trains tokens:")
+    assert _may_claim(Record("evaluate", {}, {"count": 20}, trials[1:])) == []

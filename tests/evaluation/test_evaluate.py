@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import robvit
+from helpers.protocols import SHORT_PROTOCOL
 from robvit.attacks import run
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
@@ -26,15 +27,6 @@ from robvit.record import Record
 
 HEAD = "name: mine@1\nabout: for a test\n"
 LINF = HEAD + "threat: {norm: linf, eps: 8/255}\n"
-SHORT: dict[str, Any] = {
-    "name": "short@1",
-    "about": "for a test",
-    "threat": {"norm": "linf", "eps": "8/255"},
-    "attacks": [
-        {"attack": "pgd", "settings": {"steps": 2}},
-        {"attack": "square", "settings": {"steps": 8}},
-    ],
-}
 
 
 def written(tmp_path: Path, rules: dict[str, Any]) -> Path:
@@ -97,7 +89,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
     steps, queries = 3, 10
     rules = Protocol.model_validate(
         {
-            **SHORT,
+            **SHORT_PROTOCOL,
             "survivors": True,
             "attacks": [
                 {"attack": "apgd_ce", "settings": {"steps": steps}},
@@ -132,7 +124,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
 
 
 def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_by_image() -> None:
-    rules = Protocol.model_validate({**SHORT, "seeds": [0, 1]})
+    rules = Protocol.model_validate({**SHORT_PROTOCOL, "seeds": [0, 1]})
     model = robvit.load("robvit-mini-robust")
     images = open_data("sample", limit=12)
     record = robvit.evaluate(model, images, protocol=rules, batch=5)
@@ -152,7 +144,7 @@ def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_b
 
 
 def test_the_images_are_the_protocols(tmp_path: Path) -> None:
-    rules = {**SHORT, "attacks": [], "subset": {"count": 9, "seed": 3}}
+    rules = {**SHORT_PROTOCOL, "attacks": [], "subset": {"count": 9, "seed": 3}}
     by_name = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules))
     everything = open_data("sample")
     by_set = robvit.evaluate("robvit-mini", everything, protocol=Protocol.model_validate(rules))
@@ -175,14 +167,14 @@ def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pyte
         return arrays(self)
 
     monkeypatch.setattr(ImageDataset, "tensors", watched)
-    rules = Protocol.model_validate(SHORT)
+    rules = Protocol.model_validate(SHORT_PROTOCOL)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path, log=print)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=20, batch=4, out=tmp_path)
     assert max(held) == 4
 
 
 def test_the_forecast_is_exact_where_no_attack_succeeds() -> None:
-    rules = Protocol.model_validate(SHORT)
+    rules = Protocol.model_validate(SHORT_PROTOCOL)
     net = Steadfast(10)
     listing = open_data("sample", limit=200)
     airplanes = listing.take([i for i, label in enumerate(listing.labels) if label == 0][:5]).resized(8)
@@ -195,7 +187,7 @@ def test_the_forecast_is_exact_where_no_attack_succeeds() -> None:
 
 
 def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None:
-    rules = written(tmp_path, SHORT)
+    rules = written(tmp_path, SHORT_PROTOCOL)
     arguments = [
         "evaluate",
         "robvit-mini",
@@ -258,7 +250,7 @@ def sample_folder(tmp_path: Path) -> Path:
 
 
 def test_a_record_survives_writing_and_reading(tmp_path: Path) -> None:
-    rules = Protocol.model_validate(SHORT)
+    rules = Protocol.model_validate(SHORT_PROTOCOL)
     record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=3)
     record.save(tmp_path / "record.json")
     assert asdict(Record.load(tmp_path / "record.json")) == asdict(record)
@@ -305,7 +297,7 @@ def test_progress_adds_up_to_one(tmp_path: Path) -> None:
     def advance(amount: float = 1, note: str = "") -> None:
         done.append(amount)
 
-    rules = Protocol.model_validate(SHORT)
+    rules = Protocol.model_validate(SHORT_PROTOCOL)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
     assert sum(done) == pytest.approx(1)
     done.clear()

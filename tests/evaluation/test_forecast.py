@@ -18,7 +18,7 @@ from robvit.evaluation.forecast import Passes, Steadfast, SteadfastViT, attack_p
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.threat import Threat
 
-EPS = {"linf": 8 / 255, "l2": 0.5, "l1": 2.0}
+EPS = {"linf": 8 / 255, "l2": 0.5, "l1": 2.0, "patch": 3}
 LARGE: dict[str, Any] = {"steps": 37, "queries": 41, "scale_steps": 23, "restarts": 2, "targets": 3}
 CLASSIFYING = [entry.name for entry in ATTACKS if entry.info.task == "classes"]
 SHORT: dict[str, Any] = {

@@ -11,6 +11,7 @@ import robvit
 from robvit.errors import InputError
 from robvit.evaluation.retrieval import (
     COLLIDE,
+    NO_TOKENS,
     PUSH,
     Gallery,
     average_precision,
@@ -45,6 +46,21 @@ def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     again = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)
     assert again.metrics == metrics
     assert robvit.Record.load(tmp_path / "record.json").tables == record.tables
+
+
+def test_secret_tokens_meet_who_has_them_and_who_has_not() -> None:
+    model = robvit.load("robvit-mini")
+    values = torch.randn(1, 4, model.width, generator=torch.Generator().manual_seed(0))
+    hardened = model.replace(tokens=robvit.RobustTokens(values, model.fingerprint()))
+    record = evaluate_retrieval(
+        hardened, "sample", limit=4, gallery_limit=40, steps=3, threat=Threat("linf", 8 / 255)
+    )
+    assert [trial.attack for trial in record.trials] == [
+        *("clean", PUSH, COLLIDE),
+        *(PUSH + NO_TOKENS, COLLIDE + NO_TOKENS),
+    ]
+    known, unknown = (record.metrics[f"bits, {PUSH}{who}"] for who in ("", NO_TOKENS))
+    assert 0 < unknown < known
 
 
 def test_a_gallery_of_one_class_is_refused() -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+import robvit
 from robvit.data import open_data
+from robvit.defenses.attack_cache import AttackSetting
+from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.token_training import train_tokens
+from robvit.errors import InputError
 from robvit.evaluation.subset import public_images
 
 
@@ -19,3 +28,25 @@ def test_images_that_attackers_are_given_are_drawn_from_the_first() -> None:
     judged = open_data("sample", limit=8)
     given = public_images("sample", "sample", judged, split="train")(16)
     assert given.names == open_data("sample", split="train", limit=16).names
+
+
+def test_attackers_never_learn_from_the_defenders_images() -> None:
+    judged, everything = open_data("sample", limit=8), open_data("sample", split="train")
+    taken = set(everything.names[:900])
+    for source in (None, "sample", everything):
+        own = public_images(source, "sample", judged, split="train", taken=taken)
+        assert len(own(64)) == 64
+        assert not set(own(64).names) & taken
+    with pytest.raises(InputError, match="are the defender's; give others: --public"):
+        public_images(everything, "sample", judged, split="train", taken=set(everything.names))(4)
+
+
+def test_tokens_tell_an_evaluation_what_they_were_learned_from(tmp_path: Path) -> None:
+    model, images = robvit.load("robvit-mini"), open_data("sample", split="train", limit=4)
+    recipe = TokenRecipe(steps=1, batch=2, attack=AttackSetting(settings={"steps": 1}))
+    tokens = train_tokens(model, images, recipe, cache=tmp_path / "cache").tokens
+    tokens.save(tmp_path / "tokens.safetensors")
+    hardened = robvit.load("robvit-mini", tokens=tmp_path / "tokens.safetensors")
+    assert hardened.learned_from == set(images.names)
+    assert hardened.replace(head=None).learned_from == set(images.names)
+    assert not hardened.replace(tokens=None).learned_from

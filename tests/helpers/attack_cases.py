@@ -12,7 +12,7 @@ from robvit.attacks import ATTACKS
 SIDE = 6
 # What needs attention inside is asked the same in tests/attention/test_scaling.py.
 EVERY = [(e.name, norm) for e in ATTACKS if not e.info.needs for norm in e.info.norms]
-EPS = {"linf": 0.1, "l2": 0.6, "l1": 3.0}
+EPS = {"linf": 0.1, "l2": 0.6, "l1": 3.0, "patch": 3}
 
 
 def tiny(classes: int = 4, seed: int = 0) -> nn.Module:

@@ -96,7 +96,7 @@ def check_command(text: str, whole: bool) -> None:
     else:
         given = command.make_parser(Context(command, info_name=names[-1])).parse_args(list(arguments))[0]
     settings = given.get("setting") or []
-    if names == ["reproduce"] and given.get("name"):
+    if names == ["reproduce"] and given.get("name") and not given.get("check"):
         parse_settings(settings, STUDIES.info(given["name"]).defaults, given["name"])
     if names == ["attack"] and given.get("attack") in ATTACKS:
         parse_settings(settings, ATTACKS.info(given["attack"]).defaults, given["attack"])

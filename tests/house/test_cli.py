@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from robvit.backbones.families import family_of
 from robvit.backbones.heads import load_head
 from robvit.cli import app
 from robvit.cli.models import FAMILIES
+from robvit.cli.shell import command_line, typed
 from robvit.defenses.tokens import RobustTokens
 from robvit.record import Record
+from robvit.studies.xcit.variants import Variant
 
 
 def robvit_(*arguments: object) -> Result:
@@ -56,6 +60,16 @@ def test_a_segmentation_head_from_a_folder_of_masks(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "mIoU" in done.output
     assert load_head(out).kind == "segmentation"
+
+
+def test_commands_that_are_kept_or_offered_are_quoted_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["robvit", "attack", "my net.pt", "a;b", "--set", "factors=[1, 0.1]"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert shlex.split(typed()) == words
+    offered = command_line("report", Path("my runs"), head=Path("it's.safetensors"), img_size=None)
+    assert shlex.split(offered) == ["robvit", "report", "my runs", "--head", "it's.safetensors"]
+    row = Variant("row", "my net.pt", changes={"augment.sizes": [1, 2]})
+    assert shlex.split(row.command())[4:] == ["my net.pt", "--data", row.on, "--set", "augment.sizes=[1, 2]"]
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import robvit
 
 PACKAGE = Path(robvit.__file__).parent
-LONGEST_FILE, LONGEST_FUNCTION = 350, 70
+LONGEST_FILE, LONGEST_FUNCTION = 300, 70
 # What everyone may import: plain data, files and processes; records are read where no torch is.
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
-    "reviewing": BASE | {"backbones", "evaluation", "diagnosis", "report"},
+    "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
+    "reviewing": BASE | {"evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},
@@ -114,10 +115,14 @@ def test_what_people_handle_has_the_signature_it_is_said_to_have() -> None:
         inspect.signature(robvit.Outcome).parameters
     )
     assert {"name", "about", "threat", "attacks"} <= set(inspect.signature(robvit.Protocol).parameters)
-    for verb in ("evaluate", "attack", "doctor", "explain", "robustify"):
-        parameters = inspect.signature(getattr(robvit, verb)).parameters
-        assert next(iter(parameters)) == "model"
-        assert "out" in parameters, verb
+    for verb in ("evaluate", "attack", "doctor", "explain", "certify", "check", "review", "robustify"):
+        model, data, *others = inspect.signature(getattr(robvit, verb)).parameters.values()
+        assert (model.name, data.name) == ("model", "images" if verb == "robustify" else "data"), verb
+        assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in others), verb
+        assert "out" in [parameter.name for parameter in others], verb
+    for verb in ("train", "reproduce"):  # the recipe or study has a model and data of its own
+        _, *others = inspect.signature(getattr(robvit, verb)).parameters.values()
+        assert {"model", "data", "out"} <= {parameter.name for parameter in others}, verb
 
 
 def test_importing_robvit_and_its_command_line_loads_no_torch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import importlib.util
 import json
 import shutil
 import sys
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from helpers.scripts import load_script
+
 ROOT = Path(__file__).parents[2]
 COMMAND = "robvit evaluate robvit-mini sample --protocol clean@1 --limit 4 --out {out}"
 
@@ -21,12 +22,7 @@ COMMAND = "robvit evaluate robvit-mini sample --protocol clean@1 --limit 4 --out
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, with folders of its own."""
-    spec = importlib.util.spec_from_file_location("lab", ROOT / "scripts" / "lab.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "lab", module)
-    spec.loader.exec_module(module)
+    module = load_script("lab", monkeypatch)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(module, "WORK", tmp_path / "work")
     monkeypatch.setattr(module, "copy_of_the_tree", lambda: (ROOT, "a commit"))

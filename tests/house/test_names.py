@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 
+from helpers.scripts import load_script
 from robvit import names
 from robvit.backbones import zoo
 from robvit.errors import InputError, UnknownName
@@ -19,10 +19,8 @@ from robvit.training import recipe
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def test_the_table_holds_what_the_registries_hold() -> None:
-    found = importlib.util.spec_from_file_location("make_names", SCRIPTS / "make_names.py")
-    script = importlib.util.module_from_spec(found)
-    found.loader.exec_module(script)
+def test_the_table_holds_what_the_registries_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("make_names", monkeypatch)
     assert names.PACKAGE.joinpath("names.json").read_text() == script.text(), "run `make names`"
     assert set(names.ROOMS) <= set(script.table())
 

@@ -55,6 +55,9 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
         assert words in card, words
     full = judged(tuning, apgd_ce=100, apgd_t=100, fab_t=100, square=5000)
     assert "AutoAttack has not judged" not in model_card([tuning, full], name="x")
+    named_so = judged(tuning, pgd=10)
+    named_so.protocol["name"] = "unaudited@1"  # a name is no attack
+    assert "AutoAttack has not judged" in model_card([tuning, named_so])
     assert "nothing is claimed" in model_card([tuning])
 
 

@@ -74,17 +74,19 @@ def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_reviews_a_model_and_leaves_no_local_path(tmp_path: Path) -> None:
+def test_the_command_reviews_a_model_and_leaves_no_local_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     protocol = {
         "name": "tiny@1",
         "about": "One step.",
         "threat": {"norm": "linf", "eps": "8/255"},
         "attacks": [{"attack": "fgsm"}],
     }
-    made = robvit.review(
-        "robvit-mini", "sample", protocol=Protocol(**protocol), out=tmp_path / "python", limit=8
-    )
+    made = robvit.review("robvit-mini", "sample", protocol=Protocol(**protocol), limit=8)
     assert made.evaluation.data["count"] == 8
+    assert not list(tmp_path.iterdir())  # nothing is left behind without a folder
     (tmp_path / "tiny.yaml").write_text(json.dumps(protocol))
     words = ["--protocol", str(tmp_path / "tiny.yaml"), "--limit", "8", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["review", "robvit-mini", "sample", *words])

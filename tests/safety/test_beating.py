@@ -24,8 +24,8 @@ import pytest
 import robvit
 from helpers.cifar_archives import mini as mini
 from helpers.cifar_archives import tar, torchvision_like
+from helpers.commands import exit_code
 from robvit import fetch
-from robvit.cli import main
 from robvit.data import cifar, open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
@@ -43,16 +43,6 @@ ATTACK = ["attack", "robvit-mini", "sample", "--set", "steps=2", "--limit", "6",
 def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", [])
-
-
-def robvit_(*words: object) -> int:
-    """The exit code of a command."""
-    sys.argv = ["robvit", *map(str, words)]
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def kept(out: Path) -> dict[str, object]:
@@ -91,13 +81,13 @@ def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_when_there_is_room(
 ) -> None:
     out = tmp_path / "out"
     with files_of_at_most(6000):  # a mark fits, a shard does not
-        assert robvit_(*ATTACK, out) == 2
+        assert exit_code(*ATTACK, out) == 2
     said = capsys.readouterr().err
     assert re.search(r"robvit: .*shard-00000.safetensors could not be written .*; make room", said)
     assert "Traceback" not in said
     assert {p.name for p in out.rglob("*") if p.is_file()} == {"compute.json", "job.json"}
-    assert robvit_(*ATTACK, out) == 0
-    assert robvit_(*ATTACK, tmp_path / "undisturbed") == 0
+    assert exit_code(*ATTACK, out) == 0
+    assert exit_code(*ATTACK, tmp_path / "undisturbed") == 0
     assert kept(out) == kept(tmp_path / "undisturbed")
 
 
@@ -124,14 +114,14 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
 
 def test_a_disk_that_is_really_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with mounted(tmp_path / "small", "size=16k") as disk:
-        assert robvit_(*ATTACK, disk / "out") == 2
+        assert exit_code(*ATTACK, disk / "out") == 2
         assert "No space left on device" in capsys.readouterr().err
         assert not list(disk.rglob(".*.part"))
 
 
 def test_a_disk_that_may_only_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with mounted(tmp_path / "fixed", "ro") as disk:
-        assert robvit_(*ATTACK, disk / "out") == 2
+        assert exit_code(*ATTACK, disk / "out") == 2
     said = capsys.readouterr().err
     assert "cannot be written to" in said
     assert "Read-only file system" in said
@@ -164,7 +154,7 @@ def test_where_a_folder_cannot_be_a_command_says_so(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert robvit_(*COMMANDS[command], "--out", tmp_path / "file/out") == 2
+    assert exit_code(*COMMANDS[command], "--out", tmp_path / "file/out") == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("robvit: ")
     assert "Not a directory" in said
@@ -177,7 +167,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
 ) -> None:
     with alone_in(tmp_path / "out"):
         there = sorted(tmp_path.joinpath("out").rglob("*"))
-        assert robvit_(*COMMANDS[command], "--out", tmp_path / "out") == 2
+        assert exit_code(*COMMANDS[command], "--out", tmp_path / "out") == 2
         assert sorted(tmp_path.joinpath("out").rglob("*")) == there
     assert f"another run is at work in {tmp_path / 'out'}" in capsys.readouterr().err
 
@@ -235,15 +225,15 @@ def test_one_s_own_unfinished_file_is_not_taken_for_remains(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_clocks_that_jump_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert robvit_(*ATTACK, tmp_path / "steady") == 0
+    assert exit_code(*ATTACK, tmp_path / "steady") == 0
     jumps = itertools.cycle([0.0, 4e9, 1.0, 2e9, -5.0])
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    assert robvit_(*ATTACK, tmp_path / "jumpy") == 0
+    assert exit_code(*ATTACK, tmp_path / "jumpy") == 0
     assert kept(tmp_path / "jumpy") == kept(tmp_path / "steady")
     for path, when in zip(sorted((tmp_path / "jumpy").rglob("*")), itertools.cycle([0, 4e9]), strict=False):
         os.utime(path, (when, when))  # files from the past and from the future
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "jumpy").rglob("shard-*")}
-    assert robvit_(*ATTACK, tmp_path / "jumpy") == 0
+    assert exit_code(*ATTACK, tmp_path / "jumpy") == 0
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps  # nothing was made again
     assert kept(tmp_path / "jumpy") == kept(tmp_path / "steady")
 
@@ -263,10 +253,10 @@ def _flip(path: Path, place: Callable[[bytes], int]) -> None:
 def test_a_shard_that_rots_is_found_and_made_again(place: Callable[[bytes], int], tmp_path: Path) -> None:
     out, sound = tmp_path / "out", tmp_path / "sound"
     for folder in (out, sound):
-        assert robvit_(*ATTACK, folder) == 0
+        assert exit_code(*ATTACK, folder) == 0
     stamps = {p: p.stat().st_mtime_ns for p in out.rglob("shard-*")}
     _flip(rotten := out / "shards/shard-00001.safetensors", place)
-    assert robvit_(*ATTACK, out) == 0
+    assert exit_code(*ATTACK, out) == 0
     assert kept(out) == kept(sound)
     made = {p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp}
     assert made == {rotten}

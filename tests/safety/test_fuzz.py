@@ -14,7 +14,6 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from PIL import Image
 
 from helpers.fuzz_files import FILES, YAMLS
 from helpers.report_samples import rich_record
+from helpers.scripts import load_script
 from robvit.data.archives import unpickle
 from robvit.data.decode import read_image
 from robvit.errors import RobvitError
@@ -160,12 +160,10 @@ def test_yaml_with_strange_values_is_read_or_refused(kind: str, tmp_path: Path) 
     trial()
 
 
-def test_the_fuzzer_tells_what_is_found_from_what_is_refused(tmp_path: Path) -> None:
-    spec = spec_from_file_location("fuzz", Path(__file__).parents[2] / "scripts/fuzz.py")
-    assert spec is not None
-    assert spec.loader is not None
-    fuzz = module_from_spec(spec)
-    spec.loader.exec_module(fuzz)
+def test_the_fuzzer_tells_what_is_found_from_what_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzz = load_script("fuzz", monkeypatch)
 
     def ends(error: type[BaseException] | None) -> Any:
         def feed(content: bytes) -> None:

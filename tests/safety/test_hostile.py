@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers.commands import exit_code
 from helpers.hostile_files import CASES
 from helpers.report_samples import rich_record
-from robvit.cli import main
 from robvit.errors import RobvitError
 from robvit.record import Record
 from robvit.report.adversarial_images import shard_folders
@@ -79,16 +79,6 @@ def test_a_hostile_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytes
     assert not Path("/tmp/canary").exists()  # noqa: S108
 
 
-def run(*words: str | Path) -> int:
-    """The command line's exit code."""
-    sys.argv = ["robvit", *map(str, words)]
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +88,7 @@ def test_a_record_of_wrong_kinds_is_one_line_on_the_command_line(
     content["trials"][0]["correct"] = "all"
     path.write_text(json.dumps(content))
     for words in (("report", path), ("compare", path, path)):
-        assert run(*words) == 2
+        assert exit_code(*words) == 2
         said = capsys.readouterr()
         assert said.err.startswith(f"robvit: {path}: Trial.correct must be list[bool], got 'all'")
         assert said.err.count("\n") == 1
@@ -135,7 +125,7 @@ def test_shards_beside_a_record_that_hold_no_images_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", [])
-    assert run("report", _beside(tmp_path, adv, **changes)) == 2
+    assert exit_code("report", _beside(tmp_path, adv, **changes)) == 2
     assert "shard-00000.safetensors is not a shard that can be read" in capsys.readouterr().err
 
 
@@ -154,7 +144,7 @@ def test_a_record_makes_nobody_fetch_images(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr("robvit.data.open_data", lambda *_, **__: pytest.fail("it opens what a record names"))
-    assert run("report", _beside(tmp_path, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))) == 0
+    assert exit_code("report", _beside(tmp_path, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))) == 0
     assert "does not make anyone fetch" in capsys.readouterr().err
     assert "data:image/webp" in (tmp_path / "report.html").read_text()
 

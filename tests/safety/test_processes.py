@@ -12,6 +12,7 @@ import pytest
 import timm
 from typer.testing import CliRunner
 
+from helpers.protocols import SHORT_PROTOCOL
 from robvit.cli import app
 from robvit.files import read_tensors
 from robvit.record import Record
@@ -29,16 +30,7 @@ for words in json.loads(sys.argv[1]):
     state.wait_for_everyone()
     app(words, standalone_mode=False)
 """
-RULES = {
-    "name": "short@1",
-    "about": "for a test",
-    "threat": {"norm": "linf", "eps": "8/255"},
-    "attacks": [
-        {"attack": "pgd", "settings": {"steps": 2}},
-        {"attack": "square", "settings": {"steps": 8}},
-    ],
-    "survivors": True,
-}
+RULES = {**SHORT_PROTOCOL, "survivors": True}
 # SGD: Adam's first steps are signs, which turn rounding into whole steps.
 CHANGES = {
     "pretrained": "false",

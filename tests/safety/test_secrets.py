@@ -61,7 +61,11 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     "attack": ([*SMALL, "--tokens", "T", "--set", "steps=1"], []),
     "evaluate": (
         [*SMALL, "--tokens", "T", "--protocol", "secrets.yaml"],
-        ["attackers/own-1.safetensors", "attackers/own-2.safetensors", "attackers/recovered.safetensors"],
+        [
+            "attackers/own-tokens-1.safetensors",
+            "attackers/own-tokens-2.safetensors",
+            "attackers/recovered.safetensors",
+        ],
     ),
     "certify": ([*SMALL, "--tokens", "T", "--l2", "0.1", "--samples", "2"], []),
     "doctor": ([*SMALL, "--tokens", "T", "--steps", "4", "--restarts", "2", "--queries", "9"], []),

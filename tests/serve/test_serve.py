@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import robvit
 from helpers.networks import small_net
+from helpers.plain_vit import plain_vit
 from helpers.serving import Slow, ask, metric, png, served, until
 from robvit.backbones.model import Model
 from robvit.cli import app
@@ -51,6 +52,17 @@ def images() -> torch.Tensor:
 def url(mini: Model) -> Iterator[str]:
     with served(Predictor(mini), max_bytes=20_000, max_batch=4, max_wait=0.002) as address:
         yield address
+
+
+def test_a_defence_around_the_model_gives_the_predictions(images: torch.Tensor) -> None:
+    model = Model(plain_vit(), name="small").eval()
+    defense = robvit.defend_patches(model, 5)
+    answers = Predictor(model, classify=defense)([PreparedImage(image) for image in images[:5]])
+    with torch.no_grad():
+        expected = defense(images[:5])
+        assert not torch.equal(expected, model(images[:5]))
+    logits = torch.stack([answer.logits for answer in answers if answer.logits is not None])
+    torch.testing.assert_close(logits, expected)
 
 
 # --- batches -----------------------------------------------------------------------------------

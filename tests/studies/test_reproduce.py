@@ -35,6 +35,21 @@ def test_unknown_studies_and_settings_are_refused_by_name() -> None:
         robvit.reproduce("xcit-fig11", images=0)
 
 
+@pytest.mark.parametrize(
+    ("study", "settings", "wanted"),
+    [
+        ("rob-table2", {"steps": "many"}, "steps must be a number from 0, got 'many'"),
+        ("rob-table2", {"tokens": 3}, "tokens must be a word, got 3"),
+        ("xcit-table7", {"sets": "flowers"}, "sets must be a list, such as"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_before_anything_runs(
+    study: str, settings: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        robvit.reproduce(study, **settings)
+
+
 def test_every_setting_of_an_effort_is_a_setting_of_its_study() -> None:
     for entry in STUDIES:
         effort, parameters = entry.info.effort, inspect.signature(entry.value).parameters

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import robvit
 import robvit.studies.rob.common as rob_common
 import robvit.studies.rob.tables as rob_tables
+from helpers.studies import check_tables
 from robvit.attention import watch
+from robvit.backbones import zoo
 from robvit.defenses.attack_cache import AttackSetting
+from robvit.defenses.recipe import REFERENCE
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures.activations import largest_activations
-from robvit.record import Record
+from robvit.studies import StudyContext
+from robvit.studies.rob.effort import TokenEffort
+from robvit.threat import Threat
 
+# The published code's recipe, with its own number of attack steps written out.
+REFERENCE_RECIPE = replace(REFERENCE, attack=replace(REFERENCE.attack, settings={"steps": 30}))
 QUICK: dict[str, Any] = {"model": "robvit-mini", "steps": 2, "learn": 16}
 
 
@@ -39,17 +48,80 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("rob-fig5", {}),
         ("rob-fig6", {"images": 4}),
         ("rob-leak", {"images": 4, "answers": (1, 4), "leak_steps": 3}),
+        ("rob-orthogonal", {"images": 4, "head": 40, "attack_steps": 2}),
+        ("rob-pool", {"images": 4, "head": 40, "sets": 2, "attack_steps": 2}),
+        (
+            "rob-attacker",
+            {"images": 4, "head": 60, "attack_steps": 2, "steps_tried": (1, 2), "images_tried": (4,)}
+            | {"own_images": 8, "own_steps": 1},
+        ),
     ],
 )
 def test_each_study_of_tokens_runs_on_the_bundled_model(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
-    record.save(tmp_path / "record.json")
-    assert Record.load(tmp_path / "record.json").tables == record.tables
-    for table in record.tables:
-        assert table.rows
-        assert all(len(row) == len(table.columns) for row in table.rows)
+    check_tables(record, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["paper", "reference"])
+def test_every_scale_sets_what_is_not_set(scale: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"head": 40, "scenes": 4, "images": 4, "attack_steps": 2, "inner_steps": 2}
+    record = robvit.reproduce("rob-table2", out=tmp_path, scale=scale, **QUICK, **settings)
+    attacks = {t.attack for t in record.trials} - {"clean"}
+    assert attacks == {"pgd" if scale == "paper" else "pgd_reference"}
+    bounds = {t.threat.psnr for t in record.trials if t.threat is not None}
+    assert bounds == {40.0 if scale == "paper" else None}
+    assert f"Scale {scale}: 16 images, 2 steps of 8" in record.tables[0].note
+    assert (tmp_path / "hardened-head.safetensors").is_file()
+
+
+def test_scales_are_the_papers_and_the_published_codes() -> None:
+    effort = TokenEffort().changed({"scale": "paper", "learn": 400})
+    assert (effort.learn, effort.steps, effort.batch, effort.inner_steps, effort.psnr) == (
+        400,
+        200,
+        8,
+        30,
+        40,
+    )
+    assert effort.recipe().attack == AttackSetting(
+        "feature", Threat("linf", 8 / 255), {"steps": 30, "psnr": 40}
+    )
+    published = TokenEffort().changed({"scale": "reference"})
+    assert published.recipe() == REFERENCE_RECIPE
+    assert published.pixel_threat.eps * 255 == pytest.approx(1.8, abs=0.02)
+    assert TokenEffort(mse=1.0).feature_attack(3).settings["mse"] == 1.0
+    with pytest.raises(InputError, match="scale must be small, paper or reference, got 'large'"):
+        TokenEffort().changed({"scale": "large"})
+
+
+def test_the_backbones_of_tables_1_and_2_are_known_by_name() -> None:
+    for table in ("table1", "table2"):
+        rows = rob_common.PUBLISHED[table].rows
+        assert len(rows) == 8  # each with a regular and a hardened cell: sixteen rows of the paper
+        assert all(zoo.resolve(name).alias == name for name in rows)
+
+
+@pytest.mark.slow
+def test_an_attackers_images_are_none_of_the_defenders(tmp_path: Path) -> None:
+    few: dict[str, Any] = {"head": 20, "images": 2, "attack_steps": 1, "steps_tried": (1,), "own_steps": 1}
+    with pytest.raises(InputError, match=r"the attacker wants 8 images .* got 4 of 20"):
+        robvit.reproduce("rob-attacker", out=tmp_path, **QUICK, **few, images_tried=(4,), own_images=8)
+
+
+def test_learning_and_judging_take_two_sets_but_share_no_image(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.new("RGB", (8, 8), (i * 60, 0, 0)).save(tmp_path / name / f"{i}.png")
+    model = robvit.load("robvit-mini")
+    context, effort = StudyContext(data=str(tmp_path)), TokenEffort(learn_data="forms")
+    learn, judged = rob_common.images_for(context, effort, model, learn=4, judged=4)
+    assert (len(learn), len(judged)) == (4, 4)
+    with pytest.raises(InputError, match="learning and judging share 4 images"):
+        rob_common.images_for(context, replace(effort, learn_data=str(tmp_path)), model, learn=4, judged=4)
 
 
 @pytest.mark.slow
@@ -67,7 +139,8 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path, monkeypatch: pytest.Mo
     attacked = [t for t in record.trials if t.scenario == "no tokens" and t.attack == "pgd"]
     assert rows["accuracy under PGD-2, %"][0] == 100 * sum(attacked[0].correct) / 8
     assert [attack.steps for attack in used] == [2]  # the features are attacked in as many steps
-    assert {t.scenario for t in record.trials if t.control} == {"no tokens", "random tokens"}
+    controls = {t.scenario for t in record.trials if t.control}
+    assert controls == {"no tokens", "random tokens", "no tokens, head on hardened features"}
     scenarios = {t.scenario for t in record.trials}
     assert {"random tokens", "tokens", "tokens, attacker knows them"} <= scenarios
 

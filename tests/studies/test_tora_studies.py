@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import robvit
+from helpers.studies import check_tables
+from robvit.data import open_data
 from robvit.defenses.tora.attack import gates
 from robvit.defenses.tora.io import adapted, fresh
+from robvit.errors import InputError
+from robvit.evaluation.corruptions import ALEXNET_ERRORS, mean_corruption_error
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
-from robvit.record import Record
-from robvit.studies.tora.common import PUBLISHED
+from robvit.studies import StudyContext
+from robvit.studies.tora.common import PUBLISHED, AdapterBench, AdapterEffort
+from robvit.studies.tora.instead import between
+from robvit.studies.tora.maps import _objects
 from robvit.studies.tora.tables import _trades_off
+from robvit.studies.tora.variants import ImageNetVariants, others
+from robvit.training.splits import Splits
 
 QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
 
@@ -26,7 +37,8 @@ QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0
         ("tora-table1", {"trades": (0.1, 0.9), "steps": 2, "targets": 2, "queries": 5}),
         ("tora-table2", {"trades": (0.1, 0.9)}),
         ("tora-table3", {"trades": (0.9,), "steps": 2}),
-        ("tora-fig-attention", {"trades": (0.1, 0.9)}),
+        ("tora-fig-attention", {"trades": (0.1, 0.9), "masks": "shapes"}),
+        ("tora-instead", {"trades": (0.1, 0.9), "shares": (0.5,), "steps": 2}),
         ("tora-fig-softmax", {"trades": (0.9,), "steps": 2, "choices": ["one fusion in phase 1"]}),
         ("tora-knob", {"trades": (0.1, 0.9), "places": (0.1, 0.5), "steps": 2}),
         ("tora-composed", {"steps": 2, "token_steps": 2, "token_learn": 8}),
@@ -37,11 +49,7 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
-    record.save(tmp_path / "record.json")
-    assert Record.load(tmp_path / "record.json").tables == record.tables
-    for table in record.tables:
-        assert table.rows
-        assert all(len(row) == len(table.columns) for row in table.rows)
+    check_tables(record, tmp_path)
     if name == "tora-fig-attention":
         assert (tmp_path / "out" / "gates.png").is_file()
     if name == "tora-table1":
@@ -51,7 +59,8 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
         ]
         assert row[7] == 100 * sum(all(each) for each in zip(*known, strict=True)) / 4
         assert row[6] <= row[5]  # what fools within 4/255 fools within 8/255
-        assert row[8] == 80.3  # the slides'
+        assert row[11] == 80.3  # the slides'
+        assert len(record.tables[0].rows) == 3 + 27  # ours, the slides' 0.5 and every quoted baseline
 
 
 def test_the_slides_figures_agree_where_tables_overlap() -> None:
@@ -63,6 +72,62 @@ def test_the_slides_figures_agree_where_tables_overlap() -> None:
             assert one == pytest.approx(other, abs=0.25 if name == "A" else 0.06), name
         if trade != "0.5":
             assert tunings.rows[f"{trade}, tora"] == row
+
+
+def test_gates_on_objects_are_told_from_those_behind_them() -> None:
+    y = torch.full((2, 8, 8), 1)
+    y[:, :, :4] = 0  # the left half is the object
+    y[:, :, 3:5] = 255
+    gate = torch.full((1, 2, 4, 4), 0.5)
+    gate[:, :, :, 0] = 0.2
+    gate[:, 1, :, 0] = 0.1
+    (row,) = _objects({0.9: gate}, y, behind=1).rows
+    assert row[:2] == ["0.9", 1]
+    assert row[2] == pytest.approx(0.15)
+    assert row[3] == pytest.approx(0.5)
+    assert row[-1] == "context"
+
+
+def test_weights_between_two_networks() -> None:
+    standard, robust = (robvit.load(name) for name in ("robvit-mini", "robvit-mini-robust"))
+    ends = (between(standard, robust, share) for share in (0.0, 1.0))
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        for made, known in zip(ends, (standard, robust), strict=True):
+            torch.testing.assert_close(made(x), known(x), rtol=1e-4, atol=1e-4)
+    assert robust.identity() == robvit.load("robvit-mini-robust").identity()  # a copy was changed
+
+
+def imagenet_folders(root: Path) -> dict[str, str]:
+    """Small folders in the layouts of ImageNet-A, -R and -C."""
+    picture = Image.new("RGB", (32, 32), (90, 120, 60))
+    for name, wordnet in (("a", "n01498041"), ("r", "n01443537")):
+        (root / name / wordnet).mkdir(parents=True)
+        picture.save(root / name / wordnet / "one.png")
+    for corruption, severity in product(ALEXNET_ERRORS, range(1, 6)):
+        place = root / "c" / corruption / str(severity) / "n01440764"
+        place.mkdir(parents=True)
+        picture.save(place / "one.png")
+    return {f"imagenet_{name}": str(root / name) for name in "arc"}
+
+
+def test_imagenets_variants_are_measured_on_folders_of_their_layouts(tmp_path: Path) -> None:
+    folders = imagenet_folders(tmp_path)
+    torch.manual_seed(0)
+    model = robvit.load("robvit-mini", pretrained=False, num_classes=1000)
+    images = open_data("sample", limit=1)
+    context = StudyContext(out=tmp_path / "out")
+    at = AdapterBench(context, AdapterEffort(), model, Splits(images, images), images)
+    found = ImageNetVariants(**{name[-1]: place for name, place in folders.items()}).measure(at, model)
+    assert found.a in (0.0, 100.0)
+    assert found.r in (0.0, 100.0)
+    with torch.no_grad():
+        picture = open_data(f"imagenet-c:{folders['imagenet_c']}", split="fog/1").tensors()[0]
+        error = float(model(picture).argmax(1) != 0)
+    assert found.mce == pytest.approx(100 * error * mean_corruption_error({n: [1.0] for n in ALEXNET_ERRORS}))
+    few = replace(images, listing=replace(images.listing, classes=["a", "b", "c"]))
+    with pytest.raises(InputError, match="robvit-mini has 10 classes, the judged images 3"):
+        list(others(replace(at, judged=few), ["robvit-mini"]))
 
 
 def test_a_finding_says_whether_the_trade_off_trades() -> None:

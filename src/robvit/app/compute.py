@@ -7,19 +7,23 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from robvit.app.models import OFF, PlaygroundModel
-from robvit.app.request import AttackRequest, Prediction, Result, Step, Sweep
+from robvit.app.request import AttackRequest, PatchMap, Prediction, Result, Step, Sweep
 from robvit.attacks import run
 from robvit.attention import class_attention
 from robvit.backbones.model import Model
+from robvit.certification.maps import draw_place
+from robvit.certification.patches import PatchDefense
 from robvit.drawing.images import pixels
 from robvit.report.gallery import GalleryItem
 from robvit.threat import Threat
 
 SWEEP_EPS = (1, 2, 4, 8, 16)  # grey levels
+PATCHES = 8  # a patch that is certified has this share of the image's side
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -117,6 +121,28 @@ def _predictions(
             top.append(_top(net(image)[0], model.classes) if model.classes else [])
         predictions.append(Prediction(scenario, top[0], top[1], (cosine[0], cosine[1])))
     return predictions
+
+
+@torch.no_grad()
+def run_certificate(model: PlaygroundModel, request: AttackRequest) -> PatchMap:
+    """Where on the image no patch can change the label that the model gives it behind double masking."""
+    start = time.monotonic()
+    judged = model.pair(request.tokens)[1]
+    defense = PatchDefense(judged, max(1, model.size // PATCHES))
+    x = request.image.tensor(model.size)
+    answers = defense.asked(x)
+    label = defense.decide(answers).label
+    safe = defense.safe_places(answers, label)[0].tolist()
+    drawn = draw_place(x[0], safe, defense.cover)
+    assert drawn.image is not None
+    return PatchMap(
+        label=model.classes[int(label)],
+        side=defense.cover.patch,
+        certified=all(safe),
+        note=drawn.note,
+        image=np.asarray(drawn.image),
+        seconds=time.monotonic() - start,
+    )
 
 
 def _top(logits: torch.Tensor, names: list[str]) -> list[tuple[str, float]]:

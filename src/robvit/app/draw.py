@@ -6,7 +6,7 @@ import math
 from html import escape
 
 from robvit.app.compute import SWEEP_EPS
-from robvit.app.request import AttackRequest, InputImage, Prediction, Result, Step, Sweep
+from robvit.app.request import AttackRequest, InputImage, PatchMap, Prediction, Result, Step, Sweep
 from robvit.drawing.charts import svg_chart
 from robvit.drawing.images import Pixels, data_url, encoded
 from robvit.drawing.style import colour
@@ -61,6 +61,19 @@ def result(found: Result) -> str:
         + f"<div class='predictions'>{''.join(map(_prediction, found.predictions))}</div>"
         + _numbers(found)
         + chart({measure: trace}, "passes of the attack", measure)
+    )
+
+
+def patch_map(found: PatchMap) -> str:
+    """Where a patch might succeed."""
+    size = f"{found.side}×{found.side} pixels"
+    text = f"No patch of {size} anywhere can change {found.label!r} behind double masking."
+    if not found.certified:
+        text = f"A patch of {size} might change {found.label!r} behind double masking: {found.note}."
+    return (
+        f"<p class='verdict {'good' if found.certified else 'busy'}' role='status'>{escape(text)}</p>"
+        f"<div class='images'>{_figure(encoded(found.image), 'red: places that are not proven safe')}</div>"
+        f"<p>{found.seconds:.1f} s</p>"
     )
 
 

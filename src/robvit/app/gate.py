@@ -187,8 +187,8 @@ def _header(scope: Scope, name: bytes) -> str:
 
 def _length(scope: Scope) -> int:
     """The bytes that a request says it has; -1 if it does not say so, or twice."""
-    said = _header(scope, b"content-length")
-    return int(said) if said.isdecimal() and len(said) < 20 else -1
+    length = _header(scope, b"content-length")
+    return int(length) if length.isdecimal() and len(length) < 20 else -1
 
 
 def _session(scope: Scope) -> str:

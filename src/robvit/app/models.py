@@ -45,6 +45,7 @@ class PlaygroundModel:
             entry.name
             for entry in ATTACKS
             if entry.info.kind == "budget"
+            and "linf" in entry.info.norms
             and (entry.name == "fgsm" or "steps" in entry.info.defaults)
             and "queries" not in entry.info.defaults  # the ensembles take minutes
             and not (entry.info.needs or entry.info.batch_coupled)

@@ -32,6 +32,7 @@ TOOLTIPS = {
     "upload": "An image of your own: PNG, JPEG, WebP, GIF or BMP. Its middle is used.",
     "attack": "Attack the chosen image with these settings.",
     "sweep": "Attack the chosen image at 1, 2, 4, 8 and 16 grey levels, one after the other.",
+    "certificate": "Show where on the chosen image no small patch can change the label.",
     "stop": "Stop what is running for you.",
     "script": "Show a Python script that makes the same adversarial image.",
 }
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
     upload: gr.UploadButton
     attack: gr.Button
     sweep: gr.Button
+    certificate: gr.Button
     stop: gr.Button
     controls: list[Any]
     note: gr.Markdown
@@ -92,6 +94,7 @@ def _lay_out(playground: Playground, images: list[InputImage]) -> Parts:
             with gr.Row():
                 attack = gr.Button("Attack", variant="primary", elem_id="attack")
                 sweep = gr.Button("ε sweep", elem_id="sweep")
+                certificate = gr.Button("Patch certificate", elem_id="certificate")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=60)
             controls = _controls(playground, first)
             note = gr.Markdown(first.note)
@@ -102,7 +105,8 @@ def _lay_out(playground: Playground, images: list[InputImage]) -> Parts:
             curve = gr.HTML("")
             script = gr.Button("Python script for this", elem_id="script", interactive=False)
             code = gr.Code(language="python", visible=False, interactive=False, show_line_numbers=False)
-    return Parts(thumbs, chosen, upload, attack, sweep, stop, controls, note, result, curve, script, code)
+    buttons = (attack, sweep, certificate, stop)
+    return Parts(thumbs, chosen, upload, *buttons, controls, note, result, curve, script, code)
 
 
 def _connect(playground: Playground, visitors: Visitors, images: list[InputImage], parts: Parts) -> None:
@@ -136,6 +140,10 @@ def _connect(playground: Playground, visitors: Visitors, images: list[InputImage
         for update in visitors.while_listening(visit.session_hash, playground.sweep(_request(*given))):
             yield draw.sweep(update)
 
+    def certifying(visit: gr.Request, *given: Any) -> Iterator[str]:
+        for found in visitors.while_listening(visit.session_hash, playground.certificate(_request(*given))):
+            yield draw.patch_map(found)
+
     def show(code: str) -> Any:
         return gr.update(value=code, visible=True)
 
@@ -149,6 +157,7 @@ def _connect(playground: Playground, visitors: Visitors, images: list[InputImage
     running: list[Any] = [
         parts.attack.click(report_stream_errors(attacking), inputs, results, **heavy),
         parts.sweep.click(report_stream_errors(sweeping), inputs, parts.curve, **heavy),
+        parts.certificate.click(report_stream_errors(certifying), inputs, parts.curve, **heavy),
     ]
     parts.stop.click(None, None, None, cancels=running, **shared)
 

@@ -102,6 +102,18 @@ class Result:
 
 
 @dataclass(frozen=True)
+class PatchMap:
+    """Where a patch of `side` pixels might change the label: the image with these places in red."""
+
+    label: str
+    side: int
+    certified: bool
+    note: str
+    image: Pixels
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A measure at each budget: lines of (grey levels, value), and what the measure is."""
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from robvit.app.compute import run_attack, run_sweep
+from robvit.app.compute import run_attack, run_certificate, run_sweep
 from robvit.app.models import PlaygroundModel
-from robvit.app.request import AttackRequest, InputImage, Result, Step, Sweep
+from robvit.app.request import AttackRequest, InputImage, PatchMap, Result, Step, Sweep
 from robvit.data.decoder import Decoder, DecoderBusy
 from robvit.decoding import ImageError
 from robvit.drawing.images import encoded
@@ -101,6 +101,13 @@ class Playground:
         """The same attack at one budget after the other, each with an image of its own."""
         model = self.model(request)
         return self._stream(lambda update: run_sweep(model, request, update))
+
+    def certificate(self, request: AttackRequest) -> Iterator[PatchMap]:
+        """Where on the image no patch can change the label; a model that has no such proof is refused."""
+        model = self.model(request)
+        if not model.classes:
+            raise InputError(f"{model.name} has no classes that a patch could change; give it a head")
+        return self._stream(lambda update: run_certificate(model, request))
 
     def _stream(self, work: Callable[[Callable[[T], None]], T]) -> Iterator[T]:
         """The updates of `work`, the newest where the visitor is slow, and its result in the end.

@@ -17,11 +17,13 @@ from robvit.attacks.cw_l2 import cw_l2
 from robvit.attacks.ensemble import autoattack, worst_of
 from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
-from robvit.attacks.feature import feature, feature_reference
+from robvit.attacks.feature import feature
 from robvit.attacks.losses import LOSSES
+from robvit.attacks.patch import feature_patch, patch
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pgd_min import pgd_min
 from robvit.attacks.pixels import eight_bit
+from robvit.attacks.published_code import feature_reference, pgd_reference, segpgd_reference
 from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
@@ -37,6 +39,7 @@ from robvit.attacks.segpgd import segpgd
 from robvit.attacks.square import square
 from robvit.attacks.targets import choose_targets
 from robvit.attacks.transfer import transfer
+from robvit.attacks.universal import feature_universal, universal
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
@@ -72,20 +75,26 @@ __all__ = [
     "fab",
     "fab_t",
     "feature",
+    "feature_patch",
     "feature_reference",
+    "feature_universal",
     "fgsm",
     "find_scales",
     "frozen",
     "gama",
     "judge",
     "misclassified",
+    "patch",
     "pgd",
     "pgd_dlr",
     "pgd_margin",
     "pgd_min",
+    "pgd_reference",
     "run",
     "segpgd",
+    "segpgd_reference",
     "square",
     "transfer",
+    "universal",
     "worst_of",
 ]

@@ -8,6 +8,7 @@ the backward step is taken along that linearisation.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,9 +64,7 @@ def fab(
     """
     labels, nearest = require_labels(y, "fab"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
-    for restart in range(restarts):
-        _approach(model, x, labels, threat, nearest, wrong, steps, seed, restart)
-    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
+    return _search(model, x, labels, threat, nearest, [wrong], steps, restarts, seed)
 
 
 @attack(kind="minimum", norms=NORMS, paper="1907.02044", check=AttackCheck({"steps": 4, "targets": 2}))
@@ -91,10 +90,25 @@ def fab_t(
     """
     labels, nearest = require_labels(y, "fab_t"), Nearest(x, threat, early_stop)
     wrong = likeliest_wrong(model(x), labels, targets)
+    return _search(model, x, labels, threat, nearest, wrong.split(1, dim=1), steps, restarts, seed)
+
+
+def _search(
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    nearest: Nearest,
+    groups: Sequence[torch.Tensor],
+    steps: int,
+    restarts: int,
+    seed: int,
+) -> torch.Tensor:
+    """The nearest points found by approaching each group of classes (B c) in turn, in every restart."""
     for restart in range(restarts):
-        for wanted in wrong.split(1, dim=1):
-            _approach(model, x, labels, threat, nearest, wanted, steps, seed, restart)
-    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), HALVINGS)
+        for wanted in groups:
+            _approach(model, x, y, threat, nearest, wanted, steps, seed, restart)
+    return nearest.finish(lambda rows, point: misclassified(model(point), y[rows]), HALVINGS)
 
 
 def _approach(

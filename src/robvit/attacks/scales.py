@@ -36,7 +36,7 @@ class View:
     features: list[torch.Tensor]
 
 
-Objective = Callable[[View, View, torch.Tensor | None], torch.Tensor]
+ScaleObjective = Callable[[View, View, torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ObjectiveInfo:
     features: bool
 
 
-OBJECTIVES: Registry[Objective, ObjectiveInfo] = Registry("objective for scales", ObjectiveInfo)
+OBJECTIVES: Registry[ScaleObjective, ObjectiveInfo] = Registry("objective for scales", ObjectiveInfo)
 
 
 @OBJECTIVES.add(features=True)

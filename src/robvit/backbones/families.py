@@ -35,6 +35,10 @@ class Tokens(NamedTuple):
     extra: torch.Tensor
     grid: tuple[int, int]
 
+    def features(self) -> torch.Tensor:
+        """Class token and patch tokens (B 1+N D); (B N D) where there is no class token."""
+        return torch.cat((self.prefix[:, :1], self.patch), dim=1)
+
 
 # The number of a block: the tokens (1 R D) or (B R D) that enter before it.
 Extra = Mapping[int, torch.Tensor]

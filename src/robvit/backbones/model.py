@@ -7,7 +7,7 @@ twin on the same weights with other parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Literal, cast
 
 import torch
@@ -50,6 +50,7 @@ class Model(nn.Module):
         original: str = "",
         salt: str = "",
         revision: str = "",
+        learned_from: Set[str] = frozenset(),
     ) -> None:
         super().__init__()
         self.net = net
@@ -67,8 +68,10 @@ class Model(nn.Module):
         for one in self.pool.sets if self.pool else ():
             self._placed(one.values, one.layers)
         # Of secret tokens: a checksum of theirs that everyone could compute would confirm a guess.
-        salts = [getattr(one, "salt", "") for one in (self.pool.sets if self.pool else [tokens])]
-        self._salt = salt or "".join(salts)
+        sets = self.pool.sets if self.pool else [tokens]
+        self._salt = salt or "".join(getattr(one, "salt", "") for one in sets)
+        # The images that its tokens were learned from, as far as they say.
+        self.learned_from = learned_from or {n for one in sets for n in getattr(one, "learned_from", ())}
         if self.pool is not None:
             source = None
         elif source is not None and not isinstance(source, torch.Tensor):
@@ -95,10 +98,10 @@ class Model(nn.Module):
         adapters: trained parts between the blocks, or None
         name: what the twin is called
         """
-        salt = ""
+        salt, learned_from = "", frozenset[str]()
         if tokens is _KEEP:
             tokens, layers = (self.extra, self.layers) if self.pool is None else (self.pool, layers)
-            salt = self._salt
+            salt, learned_from = self._salt, frozenset(self.learned_from)
         twin = Model(
             self.net,
             name=self.name if name is _KEEP else name,
@@ -112,6 +115,7 @@ class Model(nn.Module):
             original=self.original_fingerprint,
             salt=salt,
             revision=self.revision,
+            learned_from=learned_from,
         )
         return twin.train(self.training)
 
@@ -125,8 +129,7 @@ class Model(nn.Module):
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
     ) -> torch.Tensor:
         """Class token and patch tokens (B 1+N D), nothing else; (B N D) where there is no class token."""
-        tokens = self.tokens(x, extra, layers)
-        return torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        return self.tokens(x, extra, layers).features()
 
     def features_and_logits(
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)
@@ -135,9 +138,8 @@ class Model(nn.Module):
         if self.head is None and self.adapters is None and not self.family.takes_extra:
             return (self.features(x, extra, layers), *([self(x)] if self.classes else []))
         tokens = self.tokens(x, extra, layers)
-        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
         size = (x.shape[-2], x.shape[-1])
-        return (features, *([self.logits(tokens, size)] if self.classes else []))
+        return (tokens.features(), *([self.logits(tokens, size)] if self.classes else []))
 
     def tokens(
         self, x: torch.Tensor, extra: torch.Tensor | None = None, layers: Sequence[int] = (0,)

@@ -55,9 +55,9 @@ def unwrapped(value: Any, path: Path) -> Tensors:
 
 def build_of(facts: Mapping[str, str], tensors: Tensors, path: Path) -> dict[str, Any]:
     """What a checkpoint says of its network, if it can be true."""
-    said = parse_json(facts.get("build", "{}"), path, "a checkpoint")
+    content = parse_json(facts.get("build", "{}"), path, "a checkpoint")
     try:
-        build = Build.model_validate(said).model_dump(exclude_none=True)
+        build = Build.model_validate(content).model_dump(exclude_none=True)
     except ValidationError as error:
         flaw = error.errors()[0]
         place = ".".join(map(str, flaw["loc"])) or "build"

@@ -6,7 +6,6 @@ rests on. It holds where each token is made from pixels of its own alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from robvit.errors import Unsupported
 class TokenDropping(nn.Module):
     """A model that can be asked without some of its tokens.
 
-    Legend for shapes: B batch, P prefix tokens, N patches, D width, K classes.
+    Legend for shapes: B batch, P prefix tokens, N patches, T of them kept, D width, K classes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -39,16 +38,16 @@ class TokenDropping(nn.Module):
         """What enters the first block: (B 3 H W) -> (B P+N D)."""
         return vit_embedded(self.model.net, self.model.normalise(x))
 
-    def tokens(self, embedded: torch.Tensor, kept: Sequence[int]) -> Tokens:
-        """Final tokens of the kept patches, from what `embed` gave."""
+    def tokens(self, embedded: torch.Tensor, kept: torch.Tensor) -> Tokens:
+        """Final tokens of the kept patches (B T), by their numbers in each image, from what `embed` gave."""
         net: Any = self.model.net
         prefix = int(net.num_prefix_tokens)
-        places = torch.tensor([*range(prefix), *(prefix + i for i in kept)], device=embedded.device)
-        rest = embedded.index_select(1, places)
-        return vit_walk(net, rest, self.model.placed(), (1, len(kept)))
+        places = (prefix + kept)[:, :, None].expand(-1, -1, embedded.shape[2])
+        rest = torch.cat((embedded[:, :prefix], embedded.gather(1, places)), dim=1)
+        return vit_walk(net, rest, self.model.placed(), (1, kept.shape[1]))
 
-    def logits(self, embedded: torch.Tensor, kept: Sequence[int]) -> torch.Tensor:
-        """Logits (B K) from the kept patches."""
+    def logits(self, embedded: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """Logits (B K) from the kept patches (B T)."""
         return self.model.logits(self.tokens(embedded, kept))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

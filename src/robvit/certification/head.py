@@ -21,7 +21,7 @@ def fit_dropped_head(
     images: ImageDataset,
     *,
     patch: int,
-    windows: int = 3,
+    windows: int | tuple[int, int] = 3,
     draws: int = 4,
     batch: int = 32,
     seed: int = 0,
@@ -48,7 +48,8 @@ class _Windowed:
 
     def tokens(self, x: torch.Tensor) -> Tokens:
         pair = () if self.whole else self.draws.choice(self.cover.pairs)
-        return self.dropping.tokens(self.dropping.embed(x), self.cover.kept(*pair))
+        kept = torch.tensor(self.cover.kept(*pair), device=x.device).expand(len(x), -1)
+        return self.dropping.tokens(self.dropping.embed(x), kept)
 
     def fingerprint(self) -> str:
         return self.dropping.model.fingerprint()

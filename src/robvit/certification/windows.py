@@ -18,18 +18,20 @@ from robvit.errors import InputError
 class Cover:
     """Windows over a grid (rows, columns) of tokens that cover every square patch of `patch` pixels.
 
-    A window is the set of the tokens inside, numbered row by row.
+    A window is the set of the tokens inside, numbered row by row; `shape` says how many rows and columns of
+    windows there are.
     """
 
     grid: tuple[int, int]
     patch: int
+    shape: tuple[int, int]
     windows: tuple[frozenset[int], ...]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """All pairs of windows by their numbers, each with itself too; fewest tokens dropped first."""
+        """All pairs of windows by their numbers, each with itself too; most tokens dropped first."""
         every = combinations_with_replacement(range(len(self.windows)), 2)
-        return sorted(every, key=lambda pair: len(self.dropped(*pair)))
+        return sorted(every, key=lambda pair: -len(self.dropped(*pair)))
 
     def dropped(self, *numbers: int) -> frozenset[int]:
         """The tokens inside any of these windows."""
@@ -41,30 +43,51 @@ class Cover:
         return [i for i in range(self.grid[0] * self.grid[1]) if i not in gone]
 
 
-def cover(image: tuple[int, int], token: tuple[int, int], patch: int, per_axis: int = 3) -> Cover:
-    """Windows, `per_axis` along each side, that cover every patch x patch square of an image (rows, columns).
+def cover(
+    image: tuple[int, int], token: tuple[int, int], patch: int, windows: int | tuple[int, int] = 3
+) -> Cover:
+    """Windows that cover every patch x patch square of an image (rows, columns).
 
-    More windows are smaller, so that each hides less of the image, and cost more passes.
+    There are so many along each side, or so many rows and columns of them; 1 row of 7 are bands from top to
+    bottom. More windows are smaller, so that each hides less of the image, and cost more passes.
     """
+    counts = (windows, windows) if isinstance(windows, int) else windows
     if not 1 <= patch < min(image):
         raise InputError(
             f"a patch must be 1 to {min(image) - 1} pixels for {image[0]}x{image[1]} images, got {patch}"
         )
     grid = (image[0] // token[0], image[1] // token[1])
-    axes = [ranges(length, touched(patch, side), per_axis) for length, side in zip(grid, token, strict=True)]
+    axes = [
+        ranges(length, touched(patch, side), count)
+        for length, side, count in zip(grid, token, counts, strict=True)
+    ]
     for axis, pixels, side in zip(axes, image, token, strict=True):
         check_cover(axis, pixels, side, patch)
-    windows = [
+    found = [
         frozenset(row * grid[1] + column for row in rows for column in columns)
         for rows in axes[0]
         for columns in axes[1]
     ]
-    if max(map(len, windows)) == grid[0] * grid[1]:
+    made = Cover(grid, patch, (len(axes[0]), len(axes[1])), tuple(found))
+    if not made.kept(*made.pairs[0]):
         raise InputError(
-            f"a patch of {patch} pixels with {per_axis} windows a side hides all of the image; "
-            "take more windows or a smaller patch"
+            f"against a patch of {patch} pixels, two of {counts[0]}x{counts[1]} windows hide all of the "
+            "image; take more windows or a smaller patch"
         )
-    return Cover(grid, patch, tuple(windows))
+    return made
+
+
+def window_counts(text: str) -> tuple[int, int]:
+    """Rows and columns of windows from text: "3" along each side, or "1x7"."""
+    rows, _, columns = text.lower().partition("x")
+    if not (rows.strip().isdecimal() and (columns or rows).strip().isdecimal()):
+        raise InputError(f"windows are a number along each side, such as 3, or 1x7, got {text!r}")
+    return int(rows), int(columns or rows)
+
+
+def patch_sides(text: str, image: tuple[int, int]) -> list[int]:
+    """The sides in pixels of patches given as a list: "7,14,2%"."""
+    return [patch_side(part, image) for part in text.split(",")]
 
 
 def patch_side(text: str, image: tuple[int, int]) -> int:
@@ -86,13 +109,17 @@ def touched(patch: int, token: int) -> int:
 
 
 def ranges(length: int, span: int, count: int) -> list[range]:
-    """At most `count` ranges of 0..length-1, as short as can be, such that each run of `span` lies in one."""
-    if count < 2:
-        raise InputError(f"two or more windows a side are needed, or nothing is left to see, got {count}")
+    """At most `count` ranges of 0..length-1, as short as can be, such that each run of `span` lies in one.
+
+    They are spaced evenly, so that they often cover longer runs too.
+    """
+    if count < 1:
+        raise InputError(f"one or more windows along each side are needed, got {count}")
     width = min(length, -(-(length + (count - 1) * (span - 1)) // count))
-    step = max(1, width - span + 1)
-    starts = [min(start, length - width) for start in range(0, length - width + step, step)]
-    return [range(start, start + width) for start in dict.fromkeys(starts)]
+    step = max(1, width - span + 1)  # the longest way from one start to the next
+    gaps = -(-(length - width) // step)
+    starts = [number * (length - width) // max(1, gaps) for number in range(gaps + 1)]
+    return [range(start, start + width) for start in starts]
 
 
 def check_cover(axis: list[range], pixels: int, token: int, patch: int) -> None:

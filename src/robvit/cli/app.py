@@ -40,15 +40,15 @@ def app(
     bundled models, and dinov2-small where its weights are there (`robvit weights get dinov2-small`);
     after `robvit demo` that model also has its classifier and its tokens.
     """
+    check_file(tokens, "tokens")
+    check_file(head, "head")
+    password = _password(password_file)
     import signal
     import threading
 
     from robvit.app.gate import check_address
     from robvit.errors import Unsupported
 
-    check_file(tokens, "tokens")
-    check_file(head, "head")
-    password = _password(password_file)
     check_address(host, port, password)
     try:
         from robvit.app.server import opened

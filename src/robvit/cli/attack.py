@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out
+from robvit.cli.checks import check_attack, check_compiler, check_data, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -21,7 +21,7 @@ from robvit.cli.options import (
     Limit,
     Lora,
     ModelName,
-    Norm,
+    NormOrPatch,
     Precision,
     Resize,
     Seed,
@@ -43,7 +43,7 @@ def attack(
     model: ModelName,
     data: DataSpec = "sample",
     attack: Annotated[str, typer.Option(help="One of the attacks of `robvit attacks`.")] = "pgd",
-    norm: Norm = "linf",
+    norm: NormOrPatch = "linf",
     eps: Eps = "8/255",
     setting: AttackSettings = None,
     out: Annotated[Path, typer.Option(help="Folder for images, record and sheet.")] = Path("runs/attack"),
@@ -89,7 +89,8 @@ def attack(
     check_attack(attack, norm, eps, setting)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
-    check_data(data)
+    check_data(data, split)
+    check_compiler(compiler)
     check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.evaluation.attack import attack as attack_data

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from robvit.cli.checks import check_model, free_place
-from robvit.cli.options import Architecture, Device, Force, ImageSize, OwnModel, Threads, choice
+from robvit.cli.options import (
+    Architecture,
+    CheckpointPath,
+    Device,
+    Force,
+    ImageSize,
+    OwnModel,
+    Threads,
+    choice,
+)
 
 LAYOUTS = ("timm", "huggingface")
 
@@ -18,7 +27,7 @@ def bake(
     lora: Annotated[
         Path | None, typer.Argument(metavar="LORA", help="Factors of `robvit robustify --method lora`.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the checkpoint is written.")] = Path("baked.safetensors"),
+    out: CheckpointPath = Path("baked.safetensors"),
     layout: Annotated[
         str, typer.Option(**choice(*LAYOUTS), help="timm's, or Hugging Face's: the state of a Dinov2Model.")
     ] = "timm",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.certification.windows import patch_side
 from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.options import (
     Architecture,
@@ -18,6 +19,7 @@ from robvit.cli.options import (
     Limit,
     Lora,
     OwnModel,
+    ReportFolder,
     Resize,
     Seed,
     Split,
@@ -25,6 +27,8 @@ from robvit.cli.options import (
     Tokens,
 )
 from robvit.cli.shell import command_line, typed
+from robvit.cli.tables import show_table
+from robvit.errors import InputError
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -34,11 +38,14 @@ def certify(
     model: OwnModel,
     data: DataSpec = "sample",
     patch: Annotated[
-        str | None, typer.Option(help="Side of a square patch: pixels (32), or a share of the area (2%).")
+        str | None,
+        typer.Option(
+            help="Side of a square patch: pixels (32), a share of the area (2%), or several (7,14,28)."
+        ),
     ] = None,
     windows: Annotated[
-        int, typer.Option(min=2, help="Windows along each side; more hide less and cost more.")
-    ] = 3,
+        str, typer.Option(help="Windows along each side (3), or rows x columns (1x7); more hide less.")
+    ] = "3",
     maps: Annotated[
         bool, typer.Option("--maps", help="Also draw where a patch could succeed; costs more passes.")
     ] = False,
@@ -51,7 +58,7 @@ def certify(
     ] = None,
     samples: Annotated[int, typer.Option(min=2, help="Noisy copies that certify an image.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Chance of error an image.")] = 0.001,
-    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/certify"),
+    out: ReportFolder = Path("runs/certify"),
     tokens: Tokens = None,
     lora: Lora = None,
     head: Head = None,
@@ -73,12 +80,16 @@ def certify(
     """
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
+    if patch is not None and patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
+    if l2 is not None and not l2 > 0:
+        raise InputError(f"--l2 must be a radius above 0, such as 0.5, got {l2:g}")
     check_model(model, arch, head=head, tokens=tokens, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.certification.certify import certify as run
     from robvit.certification.smoothing import Smoothing, usual_sigma
-    from robvit.certification.windows import patch_side
+    from robvit.certification.windows import patch_sides, window_counts
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.report.html import write_report
@@ -89,8 +100,8 @@ def certify(
         record = run(
             net,
             data,
-            patch=None if patch is None else patch_side(patch, net.input_size),
-            windows=windows,
+            patch=None if patch is None else patch_sides(patch, net.input_size),
+            windows=window_counts(windows),
             maps=maps,
             l2=l2,
             embedding=embedding,
@@ -108,7 +119,8 @@ def certify(
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json\nopen:    {out}/report.html")
     if patch is not None:
-        learn = command_line("train", "head", model, data, patch=patch, windows=windows, img_size=img_size)
+        largest = max(patch_sides(patch, net.input_size))
+        learn = command_line("train", "head", model, data, patch=largest, windows=windows, img_size=img_size)
         typer.echo(f"next: {learn} for a head that expects dropped tokens")
 
 
@@ -116,8 +128,10 @@ def _show(record: Record) -> None:
     """The table of accuracies, the other figures, and what was certified, in words."""
     if record.trials:
         typer.echo("\n" + record.table() + "\n")
+    for table in record.tables:
+        show_table(table)
     for name, value in record.metrics.items():
-        if not name.endswith((", low", ", high")):
+        if not record.tables and not name.endswith((", low", ", high")):
             typer.echo(f"  {name}: {value:.3f}")
     for note in record.notes:
         typer.echo(f"- {note}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,7 +16,9 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
+    ModelName,
     Resize,
+    ShardFolder,
     Split,
     Threads,
     Tokens,
@@ -27,15 +28,9 @@ from robvit.cli.tables import show_table
 
 
 def check(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function.",
-        ),
-    ],
+    model: ModelName,
     data: DataSpec = "sample",
-    out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/check"),
+    out: ShardFolder = Path("runs/check"),
     tokens: Tokens = None,
     lora: Lora = None,
     head: Head = None,
@@ -50,7 +45,7 @@ def check(
 ) -> None:
     """Tell in a few minutes how vulnerable a model is, how fast, and which defences fit it."""
     check_model(model, arch, head=head, tokens=tokens, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.checking import check as run
     from robvit.evaluation.classifiers import open_classifier

@@ -6,6 +6,8 @@ The rooms check again what they are given; here is only what can be known from n
 from __future__ import annotations
 
 import math
+import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
 from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
-from robvit.settings import check_setting, parse_settings
-from robvit.specs import CORRUPTION, FOLDER, parse_spec
+from robvit.settings import check_like, check_setting, parse_settings
+from robvit.specs import CORRUPTION, FOLDER, SPLITS, check_split, parse_spec
 
 MAKERS = {
     "head": "`robvit train head` makes one",
@@ -68,26 +70,32 @@ def free_place(path: Path, force: bool) -> Path:
     return path
 
 
-def check_data(spec: str | None) -> None:
-    """Refuse a dataset that nobody knows, an option it does not have, and a folder that is not there."""
+def check_data(spec: str | None, split: str | None = None) -> None:
+    """Refuse a dataset that nobody knows, an option or split it does not have, and a folder not there."""
     head = (spec or "").partition("?")[0]
     if spec is None or plugins.is_offered("data set", head.partition(":")[0]):
         return  # of an installed package
     known = names.facts("data set")
     name = spec.partition("?")[0].partition(":")[0]
-    if name not in known and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
+    could_be = name not in known and re.fullmatch(r"[a-z][\w-]+", name)
+    if could_be and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):
         return  # too new for the table
     name, place, options = parse_spec(spec, {name: facts["options"] for name, facts in known.items()})
     if name not in known:
         return  # module:function, which is imported when it is opened
     if CORRUPTION in options:
         check_corruption(options[CORRUPTION])
+    if split is not None and (splits := known[name]["splits"]):
+        check_split(name, split, splits)
     if ":PATH" not in known[name]["example"] or not place:
         return
     path = given_path(place)
     if not path.is_dir() and not (name == FOLDER and path.is_file()):
         what = "is a file" if path.exists() else "does not exist"
         raise DataError(f"expected a folder of images, got {path}, which {what}")
+    usual = {one for alike in SPLITS.values() for one in alike} | {None}
+    if split not in usual and not any((path / below / str(split)).is_dir() for below in ("", "images")):
+        raise DataError(f"{path} has no split called {split!r}, nor a folder of that name")
 
 
 def check_corruption(text: str) -> None:
@@ -136,11 +144,26 @@ def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = 
         check_setting(name, value, facts["defaults"][name])
 
 
+def check_compiler(name: str | None) -> None:
+    """Refuse a compiler that torch does not have, as far as its files tell."""
+    if name is None:
+        return
+    backend, files = name.removesuffix("/padded"), names.sources("torch", "_dynamo/backends")
+    offered = {found.name for found in entry_points(group="torch_dynamo_backends")}
+    if files and backend not in offered and not names.mentioned(backend, files):
+        raise InputError(f"torch has no compiler called {name!r}; the usual one is inductor")
+
+
 def check_study(study: str, settings: list[str] | None) -> dict[str, Any]:
     """The settings of a study; an unknown study or setting is refused."""
     names.check_name("study", study, "(see `robvit reproduce`)")
     facts = names.facts("study").get(study)
-    return {} if facts is None else parse_settings(settings or [], facts["defaults"], study)
+    if facts is None:
+        return {}  # too new for the table
+    found = parse_settings(settings or [], facts["defaults"], study)
+    for name, value in found.items():
+        check_like(name, value, facts["defaults"][name])
+    return found
 
 
 def check_protocol(protocol: str) -> None:
@@ -177,24 +200,29 @@ def _check_protocol_file(path: Path) -> None:
                 check_setting(key, value, known[key])
 
 
-def check_recipe(recipe: str, settings: list[str] | None, own: tuple[str, ...] = ()) -> None:
-    """Refuse an unknown recipe, keys that recipes do not have and values that they cannot have.
-
-    `own` are keys beside a recipe's.
-    """
+def check_recipe(recipe: str, settings: list[str] | None) -> None:
+    """Refuse an unknown recipe, keys that recipes do not have and values that they cannot have."""
     known = names.files_named("training/recipes")
     if recipe not in known and not recipe.endswith((".yaml", ".yml")):
         raise unknown("recipe", recipe, known, "Or give the path of a .yaml file.")
     if recipe not in known:
         check_file(Path(recipe), "recipe")
-    keys = [*names.facts("key of a recipe"), *own]
+    _check_keys(settings, list(names.facts("key of a recipe")), recipe)
+    from robvit.training.recipe import changes_of, load_recipe
+
+    names.check_name("training loss", load_recipe(recipe, **changes_of(settings or [])).loss)
+
+
+def check_tuning(settings: list[str] | None) -> None:
+    """Refuse what is neither a setting of a fine-tuning nor a key of a recipe."""
+    own = names.declared("training/tuning.py", "Tuning")
+    _check_keys(settings, [*own, *names.facts("key of a recipe")], "robustify")
+
+
+def _check_keys(settings: list[str] | None, keys: list[str], owner: str) -> None:
     for item in settings or []:
         key, equals, _ = item.partition("=")
         if not equals:
             raise InputError(f"a change looks like lr=1e-3 or inner.eps=4/255, got {item!r}")
         if key not in keys and not key.startswith(("loss_settings.", "inner.settings.")):
-            raise unknown(f"key of {recipe}", key, keys)
-    from robvit.training.recipe import changes_of, load_recipe
-
-    changes = {key: value for key, value in changes_of(settings or []).items() if key not in own}
-    names.check_name("training loss", load_recipe(recipe, **changes).loss)
+            raise unknown(f"key of {owner}", key, keys)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from robvit.cli.checks import check_corruption, check_data
 from robvit.cli.commands import Command, Group
+from robvit.cli.shell import tell_next
 from robvit.names import facts
 from robvit.plugins import offered
-
-if TYPE_CHECKING:
-    from robvit.data import ImageDataset
 
 app = typer.Typer(
     cls=Group,
@@ -42,7 +39,8 @@ def list_sets() -> None:
         table.add_row(name, "of an installed package")
     console = Console()
     console.print(table, markup=False)
-    console.print("\nNext: robvit data show sample --out sheet.png", highlight=False)
+    typer.echo()
+    tell_next("data", "show", "sample", out="sheet.png")
 
 
 @app.command(cls=Command)
@@ -90,7 +88,7 @@ def show(
     ] = False,
 ) -> None:
     """Count a data set's images, classes, sizes and broken files, and draw a contact sheet."""
-    check_data(spec)
+    check_data(spec, split)
     check_corruption(corruption)
     import warnings
 
@@ -98,13 +96,14 @@ def show(
     from rich.table import Table
 
     from robvit.data import SkippedImages, open_data
+    from robvit.data.description import describe
     from robvit.data.sheet import contact_sheet, corruption_sheet
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImages)  # they are listed below, in full
         images = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for fact, value in _facts(images):
+    for fact, value in describe(images):
         table.add_row(fact, value)
     console = Console()
     console.print(table, markup=False, highlight=False)
@@ -126,28 +125,4 @@ def _get(name: str, out: Path | None) -> None:
     folder, fetched = cifar.fetch(name, out)
     state = "complete, counts and checksums are right" if fetched else "already complete and right"
     print(f"{name} is {state}: 50,000 training and 10,000 test images in {folder}")
-    print(f"Next: robvit data show {name if out is None else f'{name}:{folder}'} --out sheet.png")
-
-
-def _facts(images: ImageDataset) -> list[tuple[str, str]]:
-    """What there is to say about a set, line by line."""
-    facts = [("images", f"{len(images):,}"), ("skipped", f"{len(images.skipped):,}")]
-    if images.kind == "labels":
-        counts = Counter(images.labels)
-        most, least = max(counts.values()), min(counts.values())
-        spread = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        facts.append(("classes", f"{len(counts):,} of {len(images.classes):,}; images a class: {spread}"))
-    else:
-        facts.append(("labels", f"masks of {len(images.classes)} classes" if images.classes else "none"))
-    if images.class_map is not None:
-        facts.append(("class map", f"{len(images.class_map)} of the model's classes are compared"))
-    if images.classes:
-        more = " ..." if len(images.classes) > 12 else ""
-        first_words = [name.split(",")[0] for name in images.classes[:12]]  # ImageNet lists synonyms
-        facts.append(("names", ", ".join(first_words) + more))
-    sizes = Counter(images.shape(i) for i in range(len(images)))
-    common = ", ".join(f"{width} x {height} ({count:,})" for (height, width), count in sizes.most_common(3))
-    facts.append(("sizes", common + (f" and {len(sizes) - 3:,} others" if len(sizes) > 3 else "")))
-    if images.corruption:
-        facts.append(("corruption", images.corruption))
-    return [*facts, ("digest", images.digest())]
+    tell_next("data", "show", name if out is None else f"{name}:{folder}", out="sheet.png")

@@ -21,6 +21,7 @@ from robvit.cli.options import (
     Lora,
     ModelName,
     Norm,
+    ReportFolder,
     Resize,
     Seed,
     Split,
@@ -47,7 +48,7 @@ def doctor(
     data: DataSpec = "sample",
     norm: Norm = "linf",
     eps: Eps = "8/255",
-    out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/doctor"),
+    out: ReportFolder = Path("runs/doctor"),
     check: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
     surrogate: Annotated[
         str | None,
@@ -84,12 +85,10 @@ def doctor(
     check_threat(norm, eps)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
-    from robvit.data import open_data
     from robvit.diagnosis.doctor import doctor as examine
     from robvit.evaluation.classifiers import open_classifier
-    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.threat import Threat
@@ -98,13 +97,10 @@ def doctor(
         model, arch=arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters
     )
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
-    images = open_data(data, split=split, size=judged.size, resize=resize, limit=limit)
-    for classifier in filter(None, (judged, other)):
-        classifier.net.to(processes().device)
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
             judged,
-            images,
+            data,
             threat=Threat.parse(norm, eps),
             surrogate=other,
             out=out,
@@ -114,6 +110,9 @@ def doctor(
             queries=queries,
             draws=draws,
             samples=samples,
+            split=split,
+            resize=resize,
+            limit=limit,
             seed=seed,
             batch=batch,
             command=typed(),

@@ -19,8 +19,11 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
+    OptionalModel,
     Precision,
+    ProtocolName,
     Resize,
+    ShardFolder,
     Split,
     Threads,
     Tokens,
@@ -33,19 +36,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
-            "imported and called.",
-        ),
-    ] = None,
+    model: OptionalModel = None,
     data: DataSpec = "sample",
-    protocol: Annotated[
-        str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
-    ] = "quick@1",
-    out: Annotated[Path, typer.Option(help="Folder for shards and record.")] = Path("runs/evaluate"),
+    protocol: ProtocolName = "quick@1",
+    out: ShardFolder = Path("runs/evaluate"),
     tokens: Tokens = None,
     lora: Lora = None,
     adapters: Adapters = None,
@@ -56,6 +50,9 @@ def evaluate(
     ] = "classes",
     gallery: Annotated[
         str | None, typer.Option(help="Where retrieval looks; the data's training part if left out.")
+    ] = None,
+    gallery_limit: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="At most this many images in the gallery.")
     ] = None,
     eps: Annotated[str, typer.Option(help="Budget of retrieval's attacks (L-inf).")] = "2/255",
     public: Annotated[
@@ -88,11 +85,12 @@ def evaluate(
         return
     if task == "retrieval":
         own = {"arch": arch, "img_size": img_size, "tokens": tokens, "lora": lora}
-        _retrieval(model, data, gallery, eps, out, own, split=split, resize=resize, limit=limit, batch=batch)
+        images = {"split": split, "resize": resize, "limit": limit, "gallery_limit": gallery_limit}
+        _retrieval(model, data, gallery, eps, out, own, batch=batch, **images)
         return
     check_protocol(protocol)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
-    check_data(data)
+    check_data(data, split)
     check_data(public)
     check_out(out)
     from robvit.errors import InputError
@@ -142,7 +140,7 @@ def _retrieval(
     model: str, data: str, gallery: str | None, eps: str, out: Path, own: dict[str, Any], **settings: Any
 ) -> None:
     check_model(model, own["arch"], tokens=own["tokens"], lora=own["lora"])
-    check_data(data)
+    check_data(data, settings["split"])
     check_data(gallery)
     check_out(out)
     check_budget("linf", parse_number(eps), usable=True)

@@ -17,7 +17,7 @@ from robvit.cli.options import (
     Head,
     ImageSize,
     Lora,
-    Norm,
+    NormOrPatch,
     OwnModel,
     Resize,
     Seed,
@@ -67,7 +67,7 @@ def explain(
             "head, segpgd on masks."
         ),
     ] = "",
-    norm: Norm = "linf",
+    norm: NormOrPatch = "linf",
     eps: Eps = "8/255",
     setting: AttackSettings = None,
     img_size: ImageSize = None,

@@ -19,6 +19,7 @@ from robvit.cli.options import (
     OwnModel,
     Resize,
     Threads,
+    WithSecret,
     choice,
 )
 from robvit.names import facts
@@ -45,9 +46,7 @@ def export(
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens that harden it; the file then carries them.")
     ] = None,
-    with_secret: Annotated[
-        bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
-    ] = False,
+    with_secret: WithSecret = False,
     head: Head = None,
     lora: Lora = None,
     adapters: Adapters = None,

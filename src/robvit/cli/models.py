@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Row(NamedTuple):
+class FamilyRow(NamedTuple):
     """A family as people know it, one timm name of it, and whether it can take tokens."""
 
     family: str
@@ -20,19 +20,19 @@ class Row(NamedTuple):
 
 # A test builds every example and compares it with this table.
 FAMILIES = (
-    Row("ViT, AugReg", "vit_base_patch16_224"),
-    Row("DeiT", "deit_small_distilled_patch16_224"),
-    Row("DeiT-III", "deit3_base_patch16_224"),
-    Row("DINOv2", "vit_small_patch14_dinov2"),
-    Row("DINOv2 with registers", "vit_small_patch14_reg4_dinov2"),
-    Row("CLIP, OpenCLIP image towers", "vit_base_patch16_clip_224"),
-    Row("SigLIP image towers", "vit_base_patch16_siglip_224"),
-    Row("DINOv3", "vit_small_patch16_dinov3"),
-    Row("EVA-02", "eva02_tiny_patch14_224"),
-    Row("CaiT", "cait_xxs24_224"),
-    Row("XCiT", "xcit_small_12_p16_224"),
-    Row("Swin", "swin_tiny_patch4_window7_224", tokens=False),
-    Row("LeViT", "levit_128s", tokens=False),
+    FamilyRow("ViT, AugReg", "vit_base_patch16_224"),
+    FamilyRow("DeiT", "deit_small_distilled_patch16_224"),
+    FamilyRow("DeiT-III", "deit3_base_patch16_224"),
+    FamilyRow("DINOv2", "vit_small_patch14_dinov2"),
+    FamilyRow("DINOv2 with registers", "vit_small_patch14_reg4_dinov2"),
+    FamilyRow("CLIP, OpenCLIP image towers", "vit_base_patch16_clip_224"),
+    FamilyRow("SigLIP image towers", "vit_base_patch16_siglip_224"),
+    FamilyRow("DINOv3", "vit_small_patch16_dinov3"),
+    FamilyRow("EVA-02", "eva02_tiny_patch14_224"),
+    FamilyRow("CaiT", "cait_xxs24_224"),
+    FamilyRow("XCiT", "xcit_small_12_p16_224"),
+    FamilyRow("Swin", "swin_tiny_patch4_window7_224", tokens=False),
+    FamilyRow("LeViT", "levit_128s", tokens=False),
 )
 
 

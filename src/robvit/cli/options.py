@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.budget import NORMS
+from robvit.budget import NORMS, THREATS
 from robvit.errors import InputError
 
 
@@ -41,14 +41,12 @@ def _choose_threads(threads: int | None) -> int | None:
     return threads
 
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or "
-        "module:function, which is imported and called.",
-    ),
-]
+MODEL_HELP = (
+    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or module:function, "
+    "which is imported and called."
+)
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OwnModel = Annotated[
     str,
     typer.Argument(
@@ -59,6 +57,12 @@ OwnModel = Annotated[
 ]
 DataSpec = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")
+]
+ShardFolder = Annotated[Path, typer.Option("--out", help="Folder for shards and record.")]
+ReportFolder = Annotated[Path, typer.Option("--out", help="Folder for record and report.")]
+CheckpointPath = Annotated[Path, typer.Option("--out", help="Where the checkpoint is written.")]
+ProtocolName = Annotated[
+    str, typer.Option("--protocol", help="A protocol (`robvit evaluate --list`), or a YAML file.")
 ]
 ImageSize = Annotated[
     int | None,
@@ -98,8 +102,17 @@ TrainSplit = Annotated[
     ),
 ]
 Norm = Annotated[str, typer.Option("--norm", **choice(*NORMS), help="The norm of the perturbation.")]
+NormOrPatch = Annotated[
+    str,
+    typer.Option(
+        "--norm", **choice(*THREATS), help="The norm of the perturbation, or patch: a square of any pixels."
+    ),
+]
 Eps = Annotated[
-    str, typer.Option("--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf.")
+    str,
+    typer.Option(
+        "--eps", help="The budget in pixels, such as 8/255 or 0.5; at most 1 for linf, the side of a patch."
+    ),
 ]
 AttackSettings = Annotated[
     list[str] | None,
@@ -115,6 +128,9 @@ Precision = Annotated[
         help="Precision of the attack, /plain without fused attention; auto probes what is fastest. "
         "Successes are always confirmed in fp32.",
     ),
+]
+WithSecret = Annotated[
+    bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Decides every random draw.")]
 Limit = Annotated[

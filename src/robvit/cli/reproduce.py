@@ -35,16 +35,28 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for record, report and intermediate results.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="STUDY is a result in results/: repeat it with fewer images, compare."),
+    ] = False,
+    results: Annotated[Path, typer.Option(help="With --check, the folder of kept results.")] = Path(
+        "results"
+    ),
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
 
-    Without a name, the studies are listed. Every study runs on any backbone and images you name.
+    Without a name, the studies are listed. Every study runs on any backbone and images you name. With
+    --check, a record that the project keeps is made anew by its own command with fewer images (--images; a
+    quarter if left out), and the exit code tells whether both agree within intervals.
     """
     if name is None:
         _list()
+        return
+    if check:
+        _check(name, results, images, out)
         return
     settings = check_study(name, setting)
     folder = out or Path("runs") / name
@@ -72,6 +84,26 @@ def reproduce(
     for note in record.notes:
         typer.echo(note)
     typer.echo(f"written: {folder}/record.json\nopen:    {folder}/report.html")
+
+
+def _check(name: str, results: Path, images: int | None, out: Path | None) -> None:
+    """Make a kept record anew with fewer images and tell whether both agree."""
+    import tempfile
+
+    from robvit.cli import app
+    from robvit.record import Record
+    from robvit.studies.kept import agreement, read_kept
+
+    kept = read_kept(name, results)
+    with tempfile.TemporaryDirectory() as aside:
+        folder = out or Path(aside)
+        words = kept.command(images or kept.fewer, folder)
+        typer.echo(f"robvit {' '.join(words)}")
+        app(words, standalone_mode=False)
+        found = agreement(kept.record, Record.load(folder / "record.json"))
+    show_table(found.table)
+    typer.echo(str(found))
+    raise typer.Exit(bool(found.disagree))
 
 
 def _list() -> None:

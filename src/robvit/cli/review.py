@@ -17,6 +17,8 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
+    ModelName,
+    ProtocolName,
     Resize,
     Split,
     Threads,
@@ -25,17 +27,9 @@ from robvit.cli.shell import typed
 
 
 def review(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function.",
-        ),
-    ],
+    model: ModelName,
     data: DataSpec = "sample",
-    protocol: Annotated[
-        str, typer.Option(help="A protocol (`robvit evaluate --list`), or a YAML file.")
-    ] = "linf-4-audited@1",
+    protocol: ProtocolName = "linf-4-audited@1",
     out: Annotated[Path, typer.Option(help="Folder for the verdict and both records.")] = Path("runs/review"),
     lora: Lora = None,
     head: Head = None,
@@ -54,17 +48,16 @@ def review(
     """
     check_protocol(protocol)
     check_model(model, arch, head=head, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.evaluation.classifiers import open_classifier
     from robvit.progress import progress
     from robvit.reviewing import review as run
 
-    given = any(value is not None for value in (arch, img_size, head, lora))
-    subject = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora) if given else model
+    classifier = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora)
     with progress(f"reviewing {model}", total=1) as advance:
         made = run(
-            subject,
+            classifier,
             data,
             protocol=protocol,
             out=out,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out
+from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tuning
 from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.options import (
     Architecture,
@@ -23,6 +23,7 @@ from robvit.cli.options import (
 )
 from robvit.cli.shell import tell_next, typed
 from robvit.names import facts
+from robvit.settings import parse_layers
 
 if TYPE_CHECKING:
     from robvit.hardening import Hardening
@@ -137,8 +138,11 @@ def robustify(
         name, _, own = text.partition("@")
         check_attack(name, "linf", own or eps or "8/255")
     check_model(model, arch, head=head, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
+    check_tuning(setting)
+    if layers is not None:
+        parse_layers(layers)
     if method != "tokens":
         _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers)
         _refuse("tokens", method, start=start, attack=attack, adaptive=adaptive or None, task=task or None)

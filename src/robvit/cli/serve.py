@@ -28,6 +28,15 @@ def serve(
         Path | None,
         typer.Option(help="Tokens that harden it, or a pool of which every request draws a set."),
     ] = None,
+    patch: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict behind double masking, against a square patch: pixels (32), or a share (2%)."
+        ),
+    ] = None,
+    windows: Annotated[
+        str, typer.Option(help="With --patch, windows along each side (3), or rows x columns (1x7).")
+    ] = "3",
     head: Head = None,
     lora: Lora = None,
     adapters: Adapters = None,
@@ -101,9 +110,18 @@ def serve(
             f"{model} has no classes, and its features would give the tokens away; serve it with a head, "
             "or say --features if whoever asks may have the tokens"
         )
+    defense = None
+    if patch is not None:
+        from robvit.certification.patches import defend_patches
+        from robvit.certification.windows import patch_side, window_counts
+
+        if not net.classes:
+            raise InputError(f"{model} has no classes that a patch could change; serve it with a head")
+        side = patch_side(patch, net.input_size)
+        defense = defend_patches(net, side, windows=window_counts(windows))
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
-        Predictor(net, resize),
+        Predictor(net, resize, defense),
         limits,
         key,
         host=host,
@@ -117,8 +135,9 @@ def serve(
             f"warning: whoever can reach {host} may ask {who} and learn from the answers; "
             "put a proxy with TLS in front"
         )
+    masked = f", defended against patches of {side}x{side} pixels" if defense else ""
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
-    typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}) at {at}")
+    typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}{masked}) at {at}")
     if net.hardened and features:
         typer.echo("warning: /features is on, from whose answers the tokens can be recovered")
     typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")

@@ -11,6 +11,7 @@ from robvit.cli.checks import check_data, check_file, check_model, check_out, fr
 from robvit.cli.commands import Command, Group
 from robvit.cli.options import (
     Architecture,
+    CheckpointPath,
     DataSpec,
     Device,
     Force,
@@ -20,6 +21,7 @@ from robvit.cli.options import (
     Resize,
     Threads,
     TrainSplit,
+    WithSecret,
     choice,
 )
 from robvit.cli.shell import printable, typed
@@ -98,7 +100,7 @@ def rotate(
     """
     check_file(old, "tokens")
     check_model(model, arch, head=head)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.defenses.rotate import rotate as issue
     from robvit.progress import progress
@@ -127,7 +129,8 @@ def rotate(
     typer.echo(f"{rotation.tokens}; clean cosine {clean:.2f}, the bound is {bound}")
     for row in (record.tables[0].columns, *record.tables[0].rows):
         typer.echo("".join(f"{Table.cell(value):<28}" for value in row).rstrip())
-    typer.echo(record.notes[0])
+    for note in record.notes:
+        typer.echo(note)
     typer.echo(f"written: {out}/tokens.safetensors (a secret, for your eyes only), {out}/record.json")
     typer.echo(f"next: serve the new ones, then remove {old}")
 
@@ -136,14 +139,12 @@ def rotate(
 def bake(
     model: OwnModel,
     file: Annotated[Path, typer.Argument(help="A token file.")],
-    out: Annotated[Path, typer.Option(help="Where the checkpoint is written.")] = Path("baked.safetensors"),
+    out: CheckpointPath = Path("baked.safetensors"),
     layout: Annotated[
         str, typer.Option(help="dinov2: the hub's DINOv2 with registers.", **choice("timm", "dinov2"))
     ] = "timm",
     img_size: ImageSize = None,
-    with_secret: Annotated[
-        bool, typer.Option("--with-secret", help="Yes, the file shall carry the secret tokens.")
-    ] = False,
+    with_secret: WithSecret = False,
     force: Force = False,
 ) -> None:
     """Write a plain checkpoint whose register tokens are the robustness tokens; serving needs no robvit."""

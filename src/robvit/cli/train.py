@@ -105,7 +105,7 @@ def recipe(
     setting = [*(setting or []), *([] if loss is None else [f"loss={loss}"])]
     check_recipe(name, setting)
     check_model(model, arch)
-    check_data(data)
+    check_data(data, split)
     check_data(extra)
     check_out(out)
     from robvit.training.job import job_of
@@ -188,7 +188,7 @@ def head(
         int | None,
         typer.Option(min=1, help="Teach a linear head dropped tokens, for `robvit certify --patch`; pixels."),
     ] = None,
-    windows: Annotated[int, typer.Option(min=2, help="With --patch, windows along each side.")] = 3,
+    windows: Annotated[str, typer.Option(help="With --patch, windows along each side, or 1x7.")] = "3",
     draws: Annotated[int, typer.Option(min=1, help="With --patch, pairs of windows for an image.")] = 4,
     force: Force = False,
     device: Device = "auto",
@@ -203,15 +203,18 @@ def head(
     check_name("head", kind)
     check_model(model, arch)
     check_file(tokens, "tokens")
-    check_data(data)
+    check_data(data, split)
+    check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head
+    from robvit.certification.windows import window_counts
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.training.head import train_head
 
     fit = None
     if patch is not None:
-        fit = partial(fit_dropped_head, patch=patch, windows=windows, draws=draws, batch=batch)
+        counts = window_counts(windows)
+        fit = partial(fit_dropped_head, patch=patch, windows=counts, draws=draws, batch=batch)
     net = load(model, img_size=img_size, arch=arch, tokens=tokens)
     with progress("features", total=1) as advance:
         trained = train_head(

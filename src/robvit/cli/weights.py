@@ -11,6 +11,7 @@ from rich.markup import escape
 from robvit.backbones import download, zoo
 from robvit.backbones.zoo import Known
 from robvit.cli.commands import Command, Group
+from robvit.cli.shell import tell_next
 
 app = typer.Typer(
     cls=Group,
@@ -63,7 +64,7 @@ def get(name: Name) -> None:
     for what, value in facts.items():
         out.print(f"  {what:<8} {escape(str(value))}", soft_wrap=True)
     if origin.kind != "local":
-        out.print(f"Next: robvit weights verify {origin.name}")
+        tell_next("weights", "verify", origin.name)
 
 
 @app.command(cls=Command)

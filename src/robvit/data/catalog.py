@@ -20,14 +20,16 @@ from robvit.data.decode import SUFFIXES, MaskValues
 from robvit.errors import IGNORE, DataError, InputError
 from robvit.files import given_path, read_text
 from robvit.registry import Registry
+from robvit.specs import check_split
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a data set is, in words for people, and a spec that opens it."""
+    """What a data set is, in words for people, a spec that opens it, and its splits if they are fixed."""
 
     about: str
     example: str
+    splits: tuple[str, ...] = ()
 
 
 DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("data set", DatasetInfo)
@@ -49,7 +51,9 @@ CAMVID_CLASSES = [
 
 
 @DATASETS.add(
-    about="2,000 CIFAR-10 images in the package, half for training, half for testing", example="sample"
+    about="2,000 CIFAR-10 images in the package, half for training, half for testing",
+    example="sample",
+    splits=cifar.SPLITS,
 )
 def sample(place: str, split: str | None) -> Listing:
     """The bundled images; both splits are balanced, and the test split is from CIFAR-10's."""
@@ -61,7 +65,12 @@ def sample(place: str, split: str | None) -> Listing:
     return _array_listing(split, rows.tolist(), images, labels, cifar.CIFAR10_CLASSES)
 
 
-@DATASETS.add("shapes", about="2,500 drawn scenes with exact masks of 8 forms, at any size", example="shapes")
+@DATASETS.add(
+    "shapes",
+    about="2,500 drawn scenes with exact masks of 8 forms, at any size",
+    example="shapes",
+    splits=cifar.SPLITS,
+)
 def drawn_shapes(place: str, split: str | None) -> Listing:
     """Scenes made on the fly, 2,000 for training and 500 for testing, the same on every machine."""
     _refuse_place("shapes", place)
@@ -72,34 +81,55 @@ def drawn_shapes(place: str, split: str | None) -> Listing:
     return Listing(names, images, mask_values=values, classes=shapes.CLASSES)
 
 
-@DATASETS.add("forms", about="900 drawings of one form each, labelled, 8 classes", example="forms")
+@DATASETS.add(
+    "forms",
+    about="900 drawings of one form each, labelled, 8 classes",
+    example="forms",
+    splits=cifar.SPLITS,
+)
 def drawn_forms(place: str, split: str | None) -> Listing:
     """600 for training and 300 for testing, 64x64; the classes of `shapes`."""
     return _drawn("forms", place, split)
 
 
-@DATASETS.add("petals", about="900 drawn flowers, labelled by their number of petals", example="petals")
+@DATASETS.add(
+    "petals",
+    about="900 drawn flowers, labelled by their number of petals",
+    example="petals",
+    splits=cifar.SPLITS,
+)
 def drawn_petals(place: str, split: str | None) -> Listing:
     """As forms, with six classes that differ little."""
     return _drawn("petals", place, split)
 
 
-@DATASETS.add(about="60,000 images, 10 classes; get them with: robvit data cifar10", example="cifar10")
+@DATASETS.add(
+    about="60,000 images, 10 classes; get them with: robvit data cifar10",
+    example="cifar10",
+    splits=cifar.SPLITS,
+)
 def cifar10(place: str, split: str | None) -> Listing:
     return _cifar("cifar10", place, split)
 
 
-@DATASETS.add(about="60,000 images, 100 classes; get them with: robvit data cifar100", example="cifar100")
+@DATASETS.add(
+    about="60,000 images, 100 classes; get them with: robvit data cifar100",
+    example="cifar100",
+    splits=cifar.SPLITS,
+)
 def cifar100(place: str, split: str | None) -> Listing:
     return _cifar("cifar100", place, split)
 
 
 @DATASETS.add(
-    about="any images, in one folder a class or without classes; a bare path will do", example="folder:PATH"
+    about="any images, in one folder a class or without classes; a bare path will do, ?test=0.25 divides it",
+    example="folder:PATH",
 )
-def folder(place: str, split: str | None) -> Listing:
+def folder(place: str, split: str | None, *, test: str = "") -> Listing:
     """Class folders, or images without labels; files called by WordNet ids are labelled as ImageNet."""
     path = given_path(place)
+    if test:
+        return folders.held_out(folder(place, None), test, split)
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return Listing([path.name], [path])
     root = folders.split_folder(folders.existing_folder(place), split)
@@ -151,6 +181,15 @@ def ade20k(place: str, split: str | None) -> Listing:
 def camvid(place: str, split: str | None) -> Listing:
     found = folders.masked_images(folders.existing_folder(place), split)
     return folders.mask_listing(found, MaskValues(len(CAMVID_CLASSES), void=11), CAMVID_CLASSES)
+
+
+@DATASETS.add(
+    about="Oxford-IIIT Pet, images/BREED and masks/BREED; three quarters of each breed are for training",
+    example="pets:PATH?target=breeds",
+)
+def pets(place: str, split: str | None, *, target: str = "masks") -> Listing:
+    """Pets before a background, 1 and 2 in the masks, the border between void; or labelled by breed."""
+    return folders.pets(folders.existing_folder(place), _known_split("pets", split), target)
 
 
 @DATASETS.add(about="any images with masks: images/ and masks/", example="masks:PATH?void=11")
@@ -210,8 +249,7 @@ def _array_listing(
 
 def _known_split(name: str, split: str | None) -> str:
     split = split or "test"
-    if split not in cifar.SPLITS:
-        raise DataError(f"{name} has the splits {' and '.join(cifar.SPLITS)}, got {split!r}")
+    check_split(name, split, DATASETS.info(name).splits)
     return split
 
 

@@ -235,11 +235,11 @@ def contrast(x: torch.Tensor, keep: float, scale: float, rng: torch.Generator) -
 def elastic_transform(
     x: torch.Tensor, bend: tuple[float, float], scale: float, rng: torch.Generator
 ) -> torch.Tensor:
-    """Every pixel comes from a place nearby, `far` pixels off on average, in waves of about `smooth`."""
-    far, smooth = (scale * value for value in bend)
+    """Every pixel comes from a place nearby, `reach` pixels off on average, in waves of about `smooth`."""
+    reach, smooth = (scale * value for value in bend)
     _, height, width = x.shape
     offset = gaussian_blur(torch.randn((2, height, width), generator=rng), smooth)
-    offset *= far / offset.square().mean().sqrt().clamp_min(1e-6)
+    offset *= reach / offset.square().mean().sqrt().clamp_min(1e-6)
     return sample_at(x, *offset)
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from robvit.data.dataset import Listing
 from robvit.data.decode import SUFFIXES, MaskValues, read_mask_values
+from robvit.data.sampling import balanced_order
 from robvit.decoding import ImageError
-from robvit.errors import IGNORE, DataError
+from robvit.errors import IGNORE, DataError, InputError
 from robvit.files import given_path
 from robvit.progress import progress
+from robvit.specs import SPLITS
 
-# A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
-SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
 EVALUATION_SPLITS = ("test", "val")
+PETS_SEED = 37  # of the split of Oxford-IIIT Pet, which brings none of its own
 MASK_FOLDERS = ("masks", "annotations", "labels")
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
 
@@ -102,6 +106,39 @@ def class_folders(root: Path) -> Listing:
     return Listing(names, paths, labels=labels, classes=[folder.name for folder in folders])
 
 
+def held_out(listing: Listing, share: str, split: str | None) -> Listing:
+    """A part of a folder that has none: "test", the share of each class that is held out, or "train".
+
+    Names alone decide, so that both parts are the same on every machine.
+    """
+    try:
+        part = float(share)
+    except ValueError:
+        part = 0.0
+    if not 0 < part < 1:
+        raise InputError(f"test must be a share between 0 and 1, such as 0.25, got {share!r}")
+    wanted = next((name for name, names in SPLITS.items() if (split or "test") in names), "")
+    if wanted not in ("test", "train"):
+        raise DataError(f"a folder divided by test={share} has the splits train and test, got {split!r}")
+    labels = listing.labels or [0] * len(listing.names)
+    chosen: list[int] = []
+    for label in sorted(set(labels)):
+        own = [i for i, other in enumerate(labels) if other == label]
+        own.sort(key=lambda i: hashlib.sha256(listing.names[i].encode()).digest())
+        count = max(1, round(part * len(own)))
+        chosen += own[:count] if wanted == "test" else own[count:]
+    if not chosen:
+        raise DataError("every class has a single image, which is held out; none are left to learn from")
+    chosen.sort()
+    assert isinstance(listing.images, list)
+    return replace(
+        listing,
+        names=[listing.names[i] for i in chosen],
+        images=[listing.images[i] for i in chosen],
+        labels=None if listing.labels is None else [labels[i] for i in chosen],
+    )
+
+
 def plain_folder(root: Path) -> Listing:
     """Images without labels."""
     paths = images_below(root)
@@ -140,6 +177,23 @@ def masked_images(root: Path, split: str | None) -> tuple[list[str], list[Path],
     if not paths:
         raise DataError(f"{images} holds no images")
     return named(images, paths), paths, [_mask_of(path, images, masks) for path in paths]
+
+
+def pets(root: Path, split: str, target: str) -> Listing:
+    """Oxford-IIIT Pet, whose split is drawn here once and for all, breed by breed."""
+    if target not in ("masks", "breeds"):
+        raise InputError(f"target must be masks or breeds, got {target!r}")
+    listing = class_folders(existing_folder(root / "images"))
+    labels = listing.labels or []
+    order = balanced_order(listing.names, labels, PETS_SEED)
+    tested = set(islice(order, len(listing.names) // 4))
+    places = [i for i in range(len(listing.names)) if (i in tested) == (split == "test")]
+    names = [listing.names[i] for i in places]
+    paths = [root / "images" / name for name in names]
+    if target == "breeds":
+        return Listing(names, paths, labels=[labels[i] for i in places], classes=listing.classes)
+    masks = [_mask_of(path, root / "images", _mask_folder(root)) for path in paths]
+    return mask_listing((names, paths, masks), MaskValues(2, first=1, void=3), ["pet", "background"])
 
 
 def count_mask_classes(masks: list[Path], void: int) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 
 from robvit import revisions
 from robvit.data.dataset import Listing
-from robvit.data.folders import EVALUATION_SPLITS, SPLITS
+from robvit.data.folders import EVALUATION_SPLITS
 from robvit.decoding import ImageError
 from robvit.errors import DataError
 from robvit.fetch import tell
+from robvit.specs import SPLITS
 
 HUB_SECONDS = 10.0  # how long the hub may take to say at which commit a data set is
 _LABEL_COLUMNS = ("label", "labels")

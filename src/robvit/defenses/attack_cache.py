@@ -188,13 +188,13 @@ class AttackCache:
             adv, target = (file.get_slice(name)[row : row + 1] for name in ("adv", "target"))
         return adv.float() / 255, target.float()
 
-    def baseline(self, places: Sequence[int]) -> float:
-        """The mean cosine between clean and attacked features of the token-free model."""
+    def cosines(self, places: Sequence[int]) -> list[float]:
+        """The cosine of clean and attacked features without tokens, of all images in these shards."""
         values: list[float] = []
         for number in sorted({place // PER_SHARD for place in places}):
             with safe_open(self.shard(number).path, "pt") as file:
                 values += json.loads(file.metadata()["cosine"])
-        return sum(values) / len(values)
+        return values
 
     def _clean(self, shard: CacheShard) -> torch.Tensor:
         return torch.stack([self.images[place][0] for place in shard.places])

@@ -77,21 +77,19 @@ class TokenBatches:
             target.append(goal.to(self.device))
         return Batch(clean, torch.cat(adv), torch.cat(target), labels)
 
-    def baseline(self) -> float:
-        """The mean cosine between clean and attacked features of the token-free model.
+    def baselines(self) -> list[float]:
+        """The cosine between clean and attacked features of the token-free model, image by image.
 
-        If nothing comes from a cache it is that of the first step's images under the inner attack.
+        If nothing comes from a cache they are those of the first step's images under the inner attack.
         """
         used = [self._used(turn) for turn in range(len(self.caches))]
         if any(used):
-            means = [
-                cache.baseline(places) for cache, places in zip(self.caches, used, strict=True) if places
-            ]
-            return sum(means) / len(means)
+            return [c for cache, places in zip(self.caches, used, strict=True) for c in cache.cosines(places)]
         batch = self.batch(0, self.model)
         with torch.no_grad():
             moved = self.model.features(batch.adv)
-        return float(F.cosine_similarity(moved, batch.target, dim=-1).mean())
+        found: list[float] = F.cosine_similarity(moved, batch.target, dim=-1).mean(1).tolist()
+        return found
 
     def _attacked(
         self, step: int, hardened: Model, x: torch.Tensor, target: torch.Tensor, labels: torch.Tensor | None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from robvit.attacks import ATTACKS
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.errors import InputError
+from robvit.settings import parse_layers
 from robvit.threat import Threat
 
 
@@ -128,16 +129,6 @@ def changed(
     first, *others = (_attack(recipe.attack, text, eps, attack_steps, psnr) for text in texts)
     chosen |= {"attack": first} | ({"also": tuple(others)} if attacks else {})
     return replace(recipe, **chosen)
-
-
-def parse_layers(layers: Sequence[int] | str) -> tuple[int, ...] | Literal["all"]:
-    """The blocks before which tokens enter, from numbers or from text such as "0,6" or "all"."""
-    if layers == "all":
-        return "all"
-    try:
-        return tuple(int(one) for one in (layers.split(",") if isinstance(layers, str) else layers))
-    except ValueError:
-        raise InputError(f'layers must be "all" or numbers such as 0,6, got {layers!r}') from None
 
 
 def _attack(

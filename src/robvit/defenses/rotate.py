@@ -141,7 +141,7 @@ def compare(
 @torch.no_grad()
 def _look(model: Model, x: torch.Tensor, original: torch.Tensor) -> tuple[list[float], list[int]]:
     tokens = model.tokens(x)
-    features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+    features = tokens.features()
     cosine: list[float] = F.cosine_similarity(features, original, dim=-1).mean(1).tolist()
     classes: list[int] = model.logits(tokens).argmax(1).tolist() if model.head is not None else []
     return cosine, classes

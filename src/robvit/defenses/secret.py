@@ -27,9 +27,9 @@ OLD_FILE = "seed"  # of runs that were begun when a seed of 62 bits was drawn
 
 def stretched(secret: bytes, purpose: str, size: int) -> bytes:
     """So many bytes that follow from a secret and what they are for, and tell nothing of either."""
-    said = purpose.encode()
+    label = purpose.encode()
     # Lengths before contents: no two pairs of purpose and secret are the same message.
-    message = b"robvit" + len(said).to_bytes(4, "big") + said + len(secret).to_bytes(4, "big") + secret
+    message = b"robvit" + len(label).to_bytes(4, "big") + label + len(secret).to_bytes(4, "big") + secret
     return hashlib.shake_256(message).digest(size)
 
 

@@ -86,9 +86,9 @@ class TokenTrainer:
     def advance(self) -> None:
         """One step on clean and attacked images in a single pass."""
         batch = self.batches.batch(self.step, self.hardened())
-        kept, withstood, loss = self._objective(batch)
+        kept, attacked, loss = self._objective(batch)
         gradients = torch.autograd.grad(loss, list(self.learned.values()))
-        seen = (kept.item(), withstood.item())
+        seen = (kept.item(), attacked.item())
         if not all(math.isfinite(v) for v in (*seen, loss.item())) or not all(
             bool(gradient.isfinite().all()) for gradient in gradients
         ):
@@ -113,16 +113,16 @@ class TokenTrainer:
         """The cosines of clean and of attacked features, and what is minimised."""
         x = torch.cat((batch.clean, batch.adv))
         tokens = self.model.tokens(x, self.tokens, self.layers)
-        features = torch.cat((tokens.prefix[:, :1], tokens.patch), dim=1)
+        features = tokens.features()
         target = torch.cat((batch.target, batch.target))
         cosine = F.cosine_similarity(features, target, dim=self.recipe.axis)
-        kept, withstood = (part.mean() for part in cosine.chunk(2))
-        loss = -(kept + withstood)
+        kept, attacked = (part.mean() for part in cosine.chunk(2))
+        loss = -(kept + attacked)
         if self.head is not None and batch.labels is not None:
             labels = torch.cat((batch.labels, batch.labels))
             entropy = 2 * F.cross_entropy(self.head(tokens, self.model.input_size), labels)
             loss = (1 - self.recipe.task) * loss + self.recipe.task * entropy
-        return kept, withstood, loss
+        return kept, attacked, loss
 
     def means(self) -> list[tuple[int, float, float]]:
         """The course of the training as far as it may be told: steps and means of both cosines."""
@@ -132,8 +132,8 @@ class TokenTrainer:
         """How it goes, in means over so many steps that a log does not tell the order of the images."""
         if not (means := self.means()):
             return f"un-hardened cosine {baseline:.2f}"
-        kept, withstood = means[-1][1:]
-        return f"cosine: clean {kept:.2f}, attacked {withstood:.2f}, un-hardened {baseline:.2f}"
+        kept, attacked = means[-1][1:]
+        return f"cosine: clean {kept:.2f}, attacked {attacked:.2f}, un-hardened {baseline:.2f}"
 
     def _key(self) -> dict[str, Any]:
         """All that decides the tokens, by name."""

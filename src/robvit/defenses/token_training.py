@@ -31,17 +31,23 @@ from robvit.progress import Advance, silent
 class TrainedTokens:
     """Learned tokens and what was seen on the way.
 
-    history holds, for each step, the cosine of hardened clean and of hardened attacked features; `means` is
-    what may be told of it where the tokens are secret. `attacked` is how many images were not in the cache;
+    `baselines` are the cosines of un-hardened attacked features, image by image. history holds, for each
+    step, the cosine of hardened clean and of hardened attacked features; `means` is what may be told of it
+    where the tokens are secret. `attacked` is how many images were not in the cache;
     `head` learned along, if one did.
     """
 
     tokens: RobustTokens
-    baseline: float
+    baselines: list[float]
     history: list[tuple[float, float]]
     means: list[tuple[int, float, float]]
     attacked: int
     head: LinearHead | None = None
+
+    @property
+    def baseline(self) -> float:
+        """The mean of the baselines."""
+        return sum(self.baselines) / len(self.baselines)
 
 
 def train_tokens(
@@ -74,7 +80,8 @@ def train_tokens(
     for kept, shards in missing:
         cost = 3 * kept.attack.steps / max(total, 1)
         kept.fill(shards, _scaled(progress, cost))
-    baseline = batches.baseline()
+    baselines = batches.baselines()
+    baseline = sum(baselines) / len(baselines)
     with frozen(model):  # no graph for the weights, no gradients for them
         while trainer.step < recipe.steps:
             trainer.advance()
@@ -93,9 +100,10 @@ def train_tokens(
         layers=trainer.layers,
         origin=SEED if secret is None else SECRET,
         salt=salt,
+        learned_from=tuple(getattr(images, "names", ())),
     )
     head = None if trainer.head is None else trainer.head.requires_grad_(False)
-    return TrainedTokens(tokens, baseline, trainer.history, trainer.means(), attacked, head)
+    return TrainedTokens(tokens, baselines, trainer.history, trainer.means(), attacked, head)
 
 
 def train_pool(

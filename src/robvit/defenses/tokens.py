@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,15 @@ from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, is_dense, read_pickled, read_tensors, written_whole
 
 FORMAT = "robvit-tokens-1"
-ABOUT = {"fingerprint": str, "key_id": str, "settings": dict, "layers": list, "origin": str, "salt": str}
+ABOUT = {
+    "fingerprint": str,
+    "key_id": str,
+    "settings": dict,
+    "layers": list,
+    "origin": str,
+    "salt": str,
+    "learned_from": list,
+}
 SECRET, SEED, IMPORTED = "secret", "seed", "imported"  # what tokens may have grown from
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,7 +52,8 @@ class RobustTokens:
     The fingerprint is empty if the weights are not known; L is one unless there are deeper layers. `origin`
     says what they grew from: a "secret" of the system's randomness, a "seed" that makes them again and so
     no secret, "imported" from elsewhere, or nothing that is known. `salt` keeps checksums of them from
-    confirming a guess.
+    confirming a guess. `learned_from` names the images of the training, so that attackers are judged with
+    others; the file that holds it is the secret itself.
     """
 
     values: torch.Tensor = field(repr=False)
@@ -53,9 +63,13 @@ class RobustTokens:
     layers: tuple[int, ...] = (0,)
     origin: str = ""
     salt: str = field(default="", repr=False)
+    learned_from: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # a list where it was read from a file
+        for name in ("layers", "learned_from"):  # lists where they were read from a file
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not all(isinstance(name, str) for name in self.learned_from):
+            raise InputError("images learned from must be names; the file is damaged, make it again")
         rows = len(self.layers)
         if not all(type(layer) is int and layer >= 0 for layer in self.layers):
             raise InputError(f"layers must be numbers of blocks, got {self.layers}")
@@ -134,14 +148,20 @@ class RobustTokens:
     def read(cls, values: torch.Tensor, facts: Mapping[str, str], path: str | Path) -> RobustTokens:
         """Tokens from values and what stands beside them in a file."""
         try:
-            before = {"layers": [0], "origin": "", "salt": ""}  # for what older files do not say
+            before = {
+                "layers": [0],
+                "origin": "",
+                "salt": "",
+                "learned_from": [],
+            }  # for what older files do not say
             found = cls(values, **described(facts, "about", "the file", ABOUT, **before))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         if found.searchable:
             warnings.warn(
                 f"tokens {found.key_id} of {path} were made by an older robvit, and whoever has a record of "
-                f"their training can find them by search; issue new ones: robvit tokens rotate {path} MODEL",
+                "their training can find them by search; issue new ones: "
+                f"robvit tokens rotate {shlex.quote(str(path))} MODEL",
                 SearchableTokens,
                 stacklevel=4,
             )

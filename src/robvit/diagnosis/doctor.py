@@ -14,20 +14,25 @@ from robvit.attacks import Outcome
 from robvit.attacks.compute import settle
 from robvit.attacks.core import modules_of
 from robvit.attacks.eot import eot
-from robvit.data import ImageDataset, open_data
+from robvit.data import open_data
 from robvit.diagnosis.checks import CHECKS
 from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
-from robvit.diagnosis.grading import Status, Verdict, run_check
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, model_facts, open_classifier
-from robvit.evaluation.evaluate import Judged
+from robvit.diagnosis.grading import Grade, Status, run_check
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    model_facts,
+    open_classifier,
+)
+from robvit.evaluation.subset import Data, as_dataset
 from robvit.locks import alone_in
 from robvit.processes import processes
 from robvit.progress import Advance, silent
 from robvit.record import Curve, Finding, Record
 from robvit.statistics import interval
 from robvit.threat import Threat
-
-Data = ImageDataset | str | Path | tuple[torch.Tensor, torch.Tensor]
 
 
 def doctor(
@@ -43,7 +48,9 @@ def doctor(
     queries: int = 300,
     draws: int = 100,
     samples: int = 1,
-    limit: int = 64,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = 64,
     seed: int = 0,
     batch: int = 32,
     command: str = "",
@@ -55,7 +62,7 @@ def doctor(
     remedy. A red one says not to trust robustness measured with such attacks; green ones prove nothing.
 
     model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
-    data: labelled images: an ImageDataset, what `open_data` opens, or tensors (x, y); a few dozen suffice.
+    data: labelled images: tensors (x, y), a data set or loader, or what `open_data` opens; dozens suffice.
     threat: the norm and the budget of the attacks.
     surrogate: another classifier of the same images to transfer from; bundled ones that fit if left out.
     out: a folder for record.json; nothing is written without it.
@@ -65,7 +72,9 @@ def doctor(
     queries: queries of the black-box attack.
     draws: random points tried in the check of noise.
     samples: judge a randomised model by its mean over so many passes.
-    limit: so many images of data that is opened here.
+    split: the part of data that is opened here; its judging part if left out.
+    resize: "squash" its images to the model's square, or "crop" their middle as for ImageNet.
+    limit: so many of its images.
     seed: of all random draws.
     batch: images in one pass.
     command: the command line, for the record.
@@ -74,7 +83,7 @@ def doctor(
     names = [CHECKS.entry(name).name for name in checks or CHECKS.names]
     strength = AttackStrength(steps, restarts, queries, draws)
     judged = _classifier(model)
-    x, y, facts = _images(data, judged, limit)
+    x, y, facts = _images(data, judged, split=split, resize=resize, limit=limit)
     x = x.to(next((p.device for net in modules_of(judged.net) for p in net.parameters()), x.device))
     with nullcontext() if out is None else alone_in(out):
         context = CheckContext(
@@ -104,35 +113,38 @@ def doctor(
 
 
 def _classifier(model: Judged) -> Classifier:
-    """The model with what names it; one that was only named moves to the device of this process."""
-    if isinstance(model, str | Path):
-        model = open_classifier(model)
-        model.net.to(processes().device)
-    return model if isinstance(model, Classifier) else open_classifier(model)
+    """The model with what names it; one that was named, not given, is on the device of this process."""
+    classifier = open_classifier(model)
+    if isinstance(model, str | Path | Classifier):
+        classifier.net.to(processes().device)
+    return classifier
 
 
 def _images(
-    data: Data, classifier: Classifier, limit: int
+    data: Data, classifier: Classifier, *, split: str | None, resize: str, limit: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """The images (n 3 H W), their labels (n,), and what a record tells of them."""
     if isinstance(data, tuple):
         x, y = data
         names = [f"image {i}" for i in range(len(x))]
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
-    images = data if isinstance(data, ImageDataset) else open_data(data, size=classifier.size, limit=limit)
+    if isinstance(data, str | Path):
+        images = open_data(data, split=split, size=classifier.size, resize=resize, limit=limit)
+    else:
+        images = as_dataset(data)
     images = aligned(classifier, images)
     check_fit(classifier, images)
     return *images.tensors(), images.facts()
 
 
-def _finding(name: str, verdict: Verdict, images: list[str]) -> Finding:
-    info, violations = CHECKS.info(name), verdict.images
-    is_doubtful = verdict.status in (Status.RED, Status.AMBER)
+def _finding(name: str, grade: Grade, images: list[str]) -> Finding:
+    info, violations = CHECKS.info(name), grade.images
+    is_doubtful = grade.status in (Status.RED, Status.AMBER)
     rows = [] if violations is None or not is_doubtful else violations.nonzero()[:, 0].tolist()
     return Finding(
         name,
-        verdict.status,
-        verdict.evidence,
+        grade.status,
+        grade.evidence,
         [images[row] for row in rows],
         title=info.title,
         remedy=info.remedy if is_doubtful else "",

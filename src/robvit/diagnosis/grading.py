@@ -21,7 +21,7 @@ P_VALUE = 0.05  # below it a difference between two attacks is no chance
 
 
 class Status(StrEnum):
-    """The grade of a check, worst first; one that has nothing to compare is skipped."""
+    """How a check ended, worst first; one that has nothing to compare is skipped."""
 
     RED = "red"
     AMBER = "amber"
@@ -29,7 +29,7 @@ class Status(StrEnum):
     SKIPPED = "skipped"
 
 
-class Verdict(NamedTuple):
+class Grade(NamedTuple):
     """A status, its evidence in one line, and the images (n,) that violate the check, if any."""
 
     status: Status
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
     images: torch.Tensor | None = None
 
 
-Check = Callable[["CheckContext"], Verdict]
+Check = Callable[["CheckContext"], Grade]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ REQUIREMENTS: dict[str, tuple[Callable[[CheckContext], bool], str]] = {
 }
 
 
-def run_check(name: str, context: CheckContext) -> Verdict:
-    """The verdict of a check, or why it was skipped."""
+def run_check(name: str, context: CheckContext) -> Grade:
+    """The grade of a check, or why it was skipped."""
     entry = CHECKS.entry(name)
     for need in entry.info.needs:
         is_met, reason = REQUIREMENTS[need]
@@ -82,22 +82,22 @@ def run_check(name: str, context: CheckContext) -> Verdict:
     return entry.value(context)
 
 
-def skipped(reason: str) -> Verdict:
+def skipped(reason: str) -> Grade:
     """A check that has nothing to compare: no reason for doubt, and none for trust."""
-    return Verdict(Status.SKIPPED, reason)
+    return Grade(Status.SKIPPED, reason)
 
 
-def graded(violations: torch.Tensor, total: int, evidence: str, limit: float = LIMIT) -> Verdict:
+def graded(violations: torch.Tensor, total: int, evidence: str, limit: float = LIMIT) -> Grade:
     """Green without violations (n,); red if their share is surely above the limit; amber between."""
     count = int(violations.sum())
     if not count:
-        return Verdict(Status.GREEN, evidence)
-    return Verdict(Status.RED if surely_above(count, total, limit) else Status.AMBER, evidence, violations)
+        return Grade(Status.GREEN, evidence)
+    return Grade(Status.RED if surely_above(count, total, limit) else Status.AMBER, evidence, violations)
 
 
-def advice(violations: torch.Tensor, evidence: str) -> Verdict:
+def advice(violations: torch.Tensor, evidence: str) -> Grade:
     """Green without violations (n,), amber with any: the attack is weak, the model not suspect."""
-    return Verdict(Status.AMBER if bool(violations.any()) else Status.GREEN, evidence, violations)
+    return Grade(Status.AMBER if bool(violations.any()) else Status.GREEN, evidence, violations)
 
 
 def surely_more(more: int, less: int) -> bool:

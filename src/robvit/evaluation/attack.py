@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from robvit.attacks import ATTACKS
@@ -22,7 +20,15 @@ from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.errors import InputError
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    fitted,
+    model_facts,
+    open_classifier,
+)
 from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
@@ -38,17 +44,15 @@ from robvit.threat import Threat
 SHOWN = 8  # pairs on the sheet
 USUAL = Threat("linf", 8 / 255)
 
-Attacked = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
-
 
 def attack(
-    model: Attacked,
+    model: Judged,
     data: Data,
     *,
     attack: str = "pgd",
     threat: Threat = USUAL,
     settings: dict[str, Any] | None = None,
-    surrogate: Attacked | None = None,
+    surrogate: Judged | None = None,
     target: str | int | None = None,
     out: str | Path | None = None,
     split: str | None = None,
@@ -91,8 +95,8 @@ def attack(
     check_precision(precision, auto=True)
     given = ({"seed": seed} if "seed" in ATTACKS.info(attack).defaults else {}) | (settings or {})
     check_settings(attack, given)
-    judged = _opened(model)
-    source = judged if surrogate is None else _opened(surrogate)
+    judged = open_classifier(model)
+    source = judged if surrogate is None else open_classifier(surrogate)
     images = judged_images(data, Subset(), split=split, limit=limit)
     images = aligned(judged, images.resized(_common_size(judged, source) or images.size, resize))
     aim = _target(target, attack, images)
@@ -188,10 +192,6 @@ def settled(job: AttackJob, precision: str, keep: Path) -> Compute:
     x = job.images.take(range(min(PROBED, job.batch, len(job.images)))).tensors()[0].to(device)
     passes = 2 * job.passes * len(job.images)  # a backward pass beside most of them
     return settle(job.model.to(device), x, wanted=precision, passes=passes, keep=keep)
-
-
-def _opened(model: Attacked) -> Classifier:
-    return model if isinstance(model, Classifier) else open_classifier(model)
 
 
 def _common_size(judged: Classifier, source: Classifier) -> int | None:

@@ -8,8 +8,8 @@ are secret, so an attacker may learn tokens as the defender did, or ask for feat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from robvit.attacks import frozen
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting
@@ -25,6 +24,7 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
+from robvit.evaluation.token_surrogates import FIRST_SEED, LogitEnsemble, recover_tokens
 from robvit.progress import Advance, part_of, silent
 from robvit.registry import Registry
 from robvit.threat import Threat
@@ -32,11 +32,9 @@ from robvit.threat import Threat
 if TYPE_CHECKING:
     from robvit.evaluation.protocol import AttackerBudget  # protocols are checked against the entries here
 
-# Away from the small numbers that a defender is likely to take: trained tokens stay near their start, so
-# whoever draws it with the same seed has a good part of the secret.
-FIRST_SEED = 7001
 NOISE_SEED = 6007
-LEAK_RATE = 5e-3  # Adam's, for recovering tokens
+GUESSED_LAYERS = (0.0, 1 / 3, 2 / 3)  # how deep in the network, by whoever does not know the layer
+GUESSED_COUNTS = (4, 1)  # by whoever does not know the number; the paper's is ten
 
 
 @dataclass(frozen=True)
@@ -152,18 +150,80 @@ def no_tokens(context: AttackerContext) -> list[Surrogate]:
     learns=True,
     # An ensemble of k passes through k models; so the sets together cost as much as all alone.
     models=lambda budget: budget.sets if budget.sets == 1 else 2 * budget.sets,
-    learning=lambda budget: (
-        budget.images * budget.attack_steps + budget.sets * budget.steps * budget.batch * 2
-    ),
+    learning=lambda budget: _learning(budget, budget.sets),
 )
 def own_tokens(context: AttackerContext) -> list[Surrogate]:
-    sets = [_train(context, number) for number in range(context.budget.sets)]
-    models = [context.hardened.replace(tokens=tokens) for tokens in sets]
-    alone = [Surrogate(f"own tokens {i + 1}", m, m.identity()) for i, m in enumerate(models)]
-    if len(models) == 1:
-        return alone
-    together = "+".join(surrogate.identity for surrogate in alone)
-    return [*alone, Surrogate("own tokens together", LogitEnsemble(models), together)]
+    known = _defenders(context)
+    guesses = {f"own tokens {i + 1}": replace(known, seed=FIRST_SEED + i) for i in range(context.budget.sets)}
+    return _surrogates(context, guesses, "own tokens together")
+
+
+@ATTACKERS.add(
+    "guess-layer",
+    scenario="attacker does not know the layer",
+    knows="the same but for the layer: a set for each of several layers, each alone and all together",
+    claim="if attackers train tokens, but do not know which layers the real ones enter",
+    needs_tokens=True,
+    learns=True,
+    models=lambda budget: 2 * len(GUESSED_LAYERS),
+    learning=lambda budget: _learning(budget, len(GUESSED_LAYERS)),
+)
+def guess_layer(context: AttackerContext) -> list[Surrogate]:
+    known, depth = _defenders(context), context.hardened.depth
+    layers = dict.fromkeys(round(share * (depth - 1)) for share in GUESSED_LAYERS)
+    guesses = {f"tokens before block {layer + 1}": replace(known, layers=(layer,)) for layer in layers}
+    return _surrogates(context, guesses, "tokens of several layers together")
+
+
+@ATTACKERS.add(
+    "guess-count",
+    scenario="attacker does not know the count",
+    knows="the same but for the number of tokens: sets of other numbers, each alone and all together",
+    claim="if attackers train tokens, but do not know how many the real ones are",
+    needs_tokens=True,
+    learns=True,
+    models=lambda budget: 2 * len(GUESSED_COUNTS),
+    learning=lambda budget: _learning(budget, len(GUESSED_COUNTS)),
+)
+def guess_count(context: AttackerContext) -> list[Surrogate]:
+    known = _defenders(context)
+    counts = [count for count in GUESSED_COUNTS if count != known.count] or [known.count + 1]
+    guesses = {f"{count} tokens": replace(known, count=count) for count in counts}
+    return _surrogates(context, guesses, "other numbers together")
+
+
+@ATTACKERS.add(
+    "guess-recipe",
+    scenario="attacker does not know the recipe",
+    knows="the same but for how they were learned: a higher rate, and images attacked within half the budget",
+    claim="if attackers train tokens, but do not know rate and attack of the defender's training",
+    needs_tokens=True,
+    learns=True,
+    learning=lambda budget: _learning(budget, 1),
+)
+def guess_recipe(context: AttackerContext) -> list[Surrogate]:
+    return _surrogates(context, {"tokens of another recipe": _other_recipe(_defenders(context))}, "")
+
+
+@ATTACKERS.add(
+    "guess-all",
+    scenario="attacker guesses layer, count and recipe",
+    knows="the public weights, the head, and that there are tokens: sets in several layers, all together",
+    claim="if attackers know that there are tokens, and neither layers nor number nor recipe",
+    needs_tokens=True,
+    learns=True,
+    models=lambda budget: 2 * len(GUESSED_LAYERS),
+    learning=lambda budget: _learning(budget, len(GUESSED_LAYERS)),
+)
+def guess_all(context: AttackerContext) -> list[Surrogate]:
+    other, depth = _other_recipe(_defenders(context)), context.hardened.depth
+    count = next(count for count in GUESSED_COUNTS if count != other.count)
+    layers = dict.fromkeys(round(share * (depth - 1)) for share in GUESSED_LAYERS)
+    guesses = {
+        f"guessed tokens before block {layer + 1}": replace(other, count=count, layers=(layer,))
+        for layer in layers
+    }
+    return _surrogates(context, guesses, "guessed tokens together")
 
 
 @ATTACKERS.add(
@@ -197,63 +257,54 @@ def leak(context: AttackerContext) -> list[Surrogate]:
     return [Surrogate("recovered tokens", model, model.identity())]
 
 
-class LogitEnsemble(nn.Module):
-    """The mean of several models' logits."""
-
-    def __init__(self, models: list[Model]) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([model(x) for model in self.models]).mean(0)
-
-
 def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
     """Noise with the mean length of these tokens (L R D): the control for what any tokens would do."""
     noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens)
     return F.normalize(noise, dim=-1) * float(tokens.norm(dim=-1).mean())
 
 
-def _train(context: AttackerContext, number: int) -> RobustTokens:
-    """One token set of the attacker's; attacked images are shared by all sets, and kept."""
-    budget, hardened = context.budget, context.hardened
-    # Tokens do not depend on the head, and so neither do the attacked images.
-    headless = hardened.replace(tokens=None, head=None)
-    recipe = TokenRecipe(
+def _learning(budget: AttackerBudget, sets: int) -> int:
+    """Passes before the first attack: images attacked once, and so many token sets learned from them."""
+    return budget.images * budget.attack_steps + sets * budget.steps * budget.batch * 2
+
+
+def _defenders(context: AttackerContext) -> TokenRecipe:
+    """The defender's own choices of number, layers and attack, with the attacker's effort and seed."""
+    budget = context.budget
+    return TokenRecipe(
         count=context.secret.shape[1],
         steps=budget.steps,
         batch=budget.batch,
-        seed=FIRST_SEED + number,
-        layers=hardened.layers,
+        seed=FIRST_SEED,
+        layers=context.hardened.layers,
         attack=AttackSetting("feature", context.threat, {"steps": budget.attack_steps, "psnr": None}),
     )
-    state = context.folder / f"own-{number + 1}.safetensors"
-    label = f"attacker's tokens {number + 1} of {budget.sets}"
-    advance = part_of(context.progress, 1 / budget.sets, label)
-    images = context.public(budget.images)
-    return train_tokens(headless, images, recipe, state=state, progress=advance).tokens
 
 
-def recover_tokens(
-    hardened: Model, images: ImageDataset, *, steps: int, batch: int, progress: Advance = silent
-) -> torch.Tensor:
-    """Tokens (L R D) under which the public model's features of these images come near the hardened one's."""
-    assert hardened.extra is not None
-    seeded = torch.Generator().manual_seed(FIRST_SEED)
-    guess = (0.01 * torch.randn(hardened.extra.shape, generator=seeded)).to(hardened.extra).requires_grad_()
-    adam = torch.optim.Adam([guess], lr=LEAK_RATE)
-    advance = part_of(progress, 1 / steps, "recovering tokens from features")
-    with frozen(hardened):
-        for _ in range(steps):
-            some = torch.randperm(len(images), generator=seeded)[:batch].tolist()
-            x = images.take(some).tensors()[0].to(guess.device)
-            with torch.no_grad():
-                seen = hardened.features(x)
-            gap = F.mse_loss(hardened.features(x, guess, hardened.layers), seen)
-            (guess.grad,) = torch.autograd.grad(gap, guess)
-            adam.step()
-            advance(note=f"gap {gap.item():.3g}")
-    return guess.detach()
+def _other_recipe(recipe: TokenRecipe) -> TokenRecipe:
+    """The same with another rate and another attack."""
+    weaker = replace(recipe.attack, threat=replace(recipe.attack.threat, eps=recipe.attack.threat.eps / 2))
+    return replace(recipe, lr=5 * recipe.lr, attack=weaker)
+
+
+def _surrogates(
+    context: AttackerContext, guesses: Mapping[str, TokenRecipe], together: str
+) -> list[Surrogate]:
+    """A surrogate with tokens by each recipe, and where there are several the mean of all their logits."""
+    hardened = context.hardened
+    # Tokens do not depend on the head, and so neither do the attacked images, which all sets share.
+    headless = hardened.replace(tokens=None, head=None)
+    images, models = context.public(context.budget.images), list[Model]()
+    for number, (label, recipe) in enumerate(guesses.items(), start=1):
+        advance = part_of(context.progress, 1 / len(guesses), f"{label}, {number} of {len(guesses)}")
+        state = context.folder / f"{label.replace(' ', '-')}.safetensors"
+        tokens = train_tokens(headless, images, recipe, state=state, progress=advance).tokens
+        models.append(hardened.replace(tokens=tokens))
+    alone = [Surrogate(label, m, m.identity()) for label, m in zip(guesses, models, strict=True)]
+    if len(models) == 1:
+        return alone
+    identity = "+".join(surrogate.identity for surrogate in alone)
+    return [*alone, Surrogate(together, LogitEnsemble(models), identity)]
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.record import LEVELS, Record, Table, Trial
-from robvit.statistics import interval
+from robvit.statistics import share_of
+from robvit.verdict import Verdict, claim_of, power_of
 
 
 def attacker_levels(record: Record) -> list[Table]:
@@ -15,7 +16,7 @@ def attacker_levels(record: Record) -> list[Table]:
     rows: list[list[object]] = []
     for scenario in scenarios:
         first = next(t for t in record.trials if t.scenario == scenario)
-        clean, worst = (_share(correct) for correct in (first.correct, record.still_correct(scenario)))
+        clean, worst = (share_of(correct) for correct in (first.correct, record.still_correct(scenario)))
         rows.append([scenario, "control" if first.control else first.attacker, *clean[:1], *worst])
     columns = ["scenario", "attacker", "clean accuracy", "attacked accuracy", "low", "high"]
     known = dict.fromkeys(t.attacker for t in record.attacks() if t.attacker in ATTACKERS)
@@ -32,7 +33,7 @@ def claims(record: Record) -> list[str]:
     attacks, clean = record.attacks(), record.clean()
     if clean is None:
         return []
-    share, low, high = _share(clean.correct)
+    share, low, high = share_of(clean.correct)
     notes = [
         f"Clean accuracy {share:.1%} of {len(clean.correct)} images (95 % interval {low:.1%} to {high:.1%})."
     ]
@@ -43,7 +44,7 @@ def claims(record: Record) -> list[str]:
             f"{row.threat}: an image counts only if it stays correct under every attack."
         )
         notes += [str(audit) for audit in record.audits]
-        notes += _by_attacker(record, attacks)
+        notes += [*_by_attacker(record, attacks), *_may_claim(record)]
         if "trade-off" in record.model:
             notes.append(
                 "The attacks aim at the mean of both heads; `robvit reproduce tora-table1` also attacks each "
@@ -81,5 +82,21 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
     return notes
 
 
-def _share(correct: list[bool]) -> tuple[float, float, float]:
-    return sum(correct) / len(correct), *interval(sum(correct), len(correct))
+def _may_claim(record: Record) -> list[str]:
+    """Against which attackers secret tokens are told apart from none, image by image."""
+    attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == "no tokens")
+    if (bare := next(attacked, None)) is None:
+        return []
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for scenario in dict.fromkeys(t.scenario for t in record.attacks()):
+        claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
+        told[claim.verdict is Verdict.SEEN].append(scenario.removeprefix("trained tokens, "))
+    notes = []
+    if told[True]:
+        notes.append(f"A defender may claim that tokens help where the {'; the '.join(told[True])}.")
+    if told[False]:
+        notes.append(
+            f"Nothing may be claimed where the {'; the '.join(told[False])}: what is left is not told apart "
+            f"from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
+        )
+    return notes

@@ -100,17 +100,23 @@ class ClassSubset(nn.Module):
         return logits.masked_fill(self.absent, OUT_OF_PLAY)
 
 
+# What can be judged: a name, a checkpoint, a classifier that is open already, or any callable to logits.
+Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
+
+
 def open_classifier(
-    model: str | Path | Callable[[torch.Tensor], torch.Tensor],
+    model: Judged,
     *,
     arch: str | None = None,
     img_size: int | None = None,
     **own: Any,
 ) -> Classifier:
-    """A classifier from a name, a checkpoint, `module:function`, a network or any callable.
+    """A classifier from a name, a checkpoint, `module:function`, a network or any callable; or itself.
 
     `own` are the options of `robvit.load` (tokens, head) and are refused by what is no model of robvit's.
     """
+    if isinstance(model, Classifier):
+        return model
     if isinstance(model, Model):
         return _ours(model)
     if not isinstance(model, str | Path):
@@ -130,7 +136,8 @@ def open_classifier(
             )
         return _foreign(made, text, img_size)
     ours = _ours(load(text, arch=arch, img_size=img_size, **own))
-    return replace(ours, file_sha256=sha256(text)) if Path(text).is_file() else ours
+    file = Path(text).expanduser()
+    return replace(ours, file_sha256=sha256(file)) if file.is_file() else ours
 
 
 def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:

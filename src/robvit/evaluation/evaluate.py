@@ -6,16 +6,21 @@ Each attack is a folder of shards, so that a run that was killed goes on, severa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
 from robvit.errors import InputError, check_batch
 from robvit.evaluation.claims import attacker_levels, claims
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    fitted,
+    model_facts,
+    open_classifier,
+)
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.forecast import forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
@@ -25,8 +30,6 @@ from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Record
-
-Judged = str | Path | Classifier | Callable[[torch.Tensor], torch.Tensor]
 
 
 def evaluate(
@@ -55,7 +58,8 @@ def evaluate(
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
-    public: the images of attackers who learn; the data's training part if left out.
+    public: the images of attackers who learn; the data's training part if left out. Those that the model's
+        tokens were learned from are never among them.
     batch: images in one pass.
     precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
         what is fastest on this device and keeps to it in the folder `out`.
@@ -64,7 +68,7 @@ def evaluate(
     command: what a person typed, for the record.
     """
     rules = find(protocol)
-    classifier = model if isinstance(model, Classifier) else open_classifier(model)
+    classifier = open_classifier(model)
     published = is_imagenet_c(data)
     check_precision(precision, auto=True)
     check_batch(batch)
@@ -73,7 +77,8 @@ def evaluate(
     images = judged_images(data, rules.subset, split=first, limit=limit)
     images = aligned(classifier, images.resized(classifier.size or images.size, resize))
     classes = check_fit(classifier, images)
-    learned = public_images(public, data, images, split=split)
+    taken = getattr(classifier.net, "learned_from", frozenset())
+    learned = public_images(public, data, images, split=split, taken=taken)
     if rules.learns:
         learned(1)  # refused now rather than after an hour
     plan = plan_of(rules, classifier.net, count=len(images), classes=classes)

@@ -2,7 +2,8 @@
 
 A query finds its nearest neighbours in a gallery by the cosine of class embeddings. An attacker who has the
 model pushes the query's embedding away from where it was, or makes it collide with an image of another
-class. Copy detection by sign bits is judged along: the share of bits that flip.
+class. Copy detection by sign bits is judged along: the share of bits that flip. A model with secret tokens
+also meets attackers who have the public model only.
 
 Legend for shapes: Q queries, G gallery, D width.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ from robvit.threat import Threat
 
 USUAL = Threat("linf", 2 / 255)
 PUSH, COLLIDE = "feature (away)", "feature (collision)"
-ATTACKERS = ("clean", PUSH, COLLIDE)
+NO_TOKENS = ", without its tokens"  # of an attacker who has the public model only
 BEST = (1, 5)  # recall among so many neighbours
 SHOWN = (*(f"recall@{k}" for k in BEST), "mAP", "bits")
 
@@ -109,8 +111,12 @@ def evaluate_retrieval(
 @torch.no_grad()
 def embed(model: Model, x: torch.Tensor) -> torch.Tensor:
     """Class embeddings of length one: (B 3 H W) -> (B D); the mean patch where there is no class token."""
+    return F.normalize(_embedding(model, x), dim=-1)
+
+
+def _embedding(model: Model, x: torch.Tensor) -> torch.Tensor:
     features = model.features(x)
-    return F.normalize(features[:, 0] if model.has_class_token else features.mean(1), dim=-1)
+    return features[:, 0] if model.has_class_token else features.mean(1)
 
 
 def embed_gallery(model: Model, images: ImageDataset, batch: int, progress: Advance = silent) -> Gallery:
@@ -171,19 +177,16 @@ def _attacked(
     target = torch.tensor(list(_collisions(images, gallery, seed)))
     settings: dict[str, Any] = {"steps": steps, "seed": seed, "psnr": None}
 
-    def embedding(pixels: torch.Tensor) -> torch.Tensor:
-        features = model.features(pixels)
-        return features[:, 0] if model.has_class_token else features.mean(1)
-
-    away = run("feature", embedding, x, None, threat, batch=len(x), **settings)
-    there = run("feature", embedding, x, gallery.embeddings[target], threat, batch=len(x), **settings)
+    made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {"clean": (x, torch.zeros(len(x)))}
+    for known, name in _sources(model):
+        source = partial(_embedding, known)
+        for attack, wanted in ((PUSH, None), (COLLIDE, gallery.embeddings[target])):
+            outcome = run("feature", source, x, wanted, threat, batch=len(x), **settings)
+            made[attack + name] = outcome.adv, outcome.distance
     clean = embed(model, x)
     rows: Rows = {}
-    for name, queried, dist in (
-        ("clean", clean, torch.zeros(len(x))),
-        (PUSH, embed(model, away.adv), away.distance),
-        (COLLIDE, embed(model, there.adv), there.distance),
-    ):
+    for name, (adv, dist) in made.items():
+        queried = embed(model, adv)
         order = ranked(queried, gallery)
         relevant = gallery.labels[order] == labels[:, None]
         rows[f"{name}/label"] = gallery.labels[order[:, 0]].tolist()
@@ -195,6 +198,12 @@ def _attacked(
         rows[f"{name}/collided"] = (order[:, 0] == target).tolist()
         rows[f"{name}/distance"] = dist.tolist()
     return rows
+
+
+def _sources(model: Model) -> list[tuple[Model, str]]:
+    """The models that attackers have: the judged one and, of one with secret tokens, that without them."""
+    own = [(model, "")]
+    return own if model.extra is None else [*own, (model.replace(tokens=None).eval(), NO_TOKENS)]
 
 
 def _collisions(images: ImageDataset, gallery: Gallery, seed: int) -> Iterator[int]:
@@ -216,8 +225,12 @@ def _trials(rows: Rows, threat: Threat, steps: int, seed: int) -> list[Trial]:
             rows[f"{name}/label"],
             rows[f"{name}/distance"],
         )
-        for name in ATTACKERS
+        for name in _attackers(rows)
     ]
+
+
+def _attackers(rows: Rows) -> list[str]:
+    return [column.removesuffix("/label") for column in rows if column.endswith("/label")]
 
 
 def _mean(values: list[Any]) -> float:
@@ -226,13 +239,14 @@ def _mean(values: list[Any]) -> float:
 
 def _metrics(rows: Rows) -> dict[str, float]:
     kept = (*SHOWN, "collided")
-    return {f"{what}, {name}": _mean(rows[f"{name}/{what}"]) for name in ATTACKERS for what in kept}
+    return {f"{what}, {name}": _mean(rows[f"{name}/{what}"]) for name in _attackers(rows) for what in kept}
 
 
 def _table(rows: Rows, count: int) -> Table:
     columns = ["", *(f"recall@{k}, %" for k in BEST), "mAP, %", "bits flipped, %", "nearest is the target, %"]
     lines: list[list[Any]] = []
-    for name in ATTACKERS:
+    for name in _attackers(rows):
         shares = [100 * _mean(rows[f"{name}/{what}"]) for what in SHOWN]
-        lines.append([name, *shares, 100 * _mean(rows[f"{name}/collided"]) if name == COLLIDE else None])
+        hit = 100 * _mean(rows[f"{name}/collided"]) if name.startswith(COLLIDE) else None
+        lines.append([name, *shares, hit])
     return Table("Retrieval", columns, lines, f"Gallery of {count} images.")

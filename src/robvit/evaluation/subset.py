@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,17 @@ def as_dataset(data: ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays) -> 
 
 
 def public_images(
-    public: Data | None, data: Data, judged: ImageDataset, *, split: str | None
+    public: Data | None,
+    data: Data,
+    judged: ImageDataset,
+    *,
+    split: str | None,
+    taken: Set[str] = frozenset(),
 ) -> Callable[[int], ImageDataset]:
-    """Images of attackers who learn, at most so many; never those on which is judged.
+    """Images of attackers who learn, at most so many; never those on which is judged, nor those `taken`.
 
-    Unless others are given, they are the last to be drawn of the judged data's training part: whoever hardens
-    a model with a part of it has the first ones, so the attackers' are others while there are enough.
+    `taken` are the defender's. Unless others are given, attackers have the last to be drawn of the judged
+    data's training part: whoever hardens a model with a part of it has the first ones.
     """
 
     def some(count: int) -> ImageDataset:
@@ -62,15 +67,17 @@ def public_images(
         if isinstance(source, ImageDataset):
             if public is None:
                 raise InputError("attackers who learn need images of their own; give public=")
-            found = source.take(range(min(count, len(source))))
+            free = [place for place, name in enumerate(source.names) if name not in taken]
+            found = source.take(free[:count])
         else:
             try:
-                given = public is not None
-                found = open_data(source, split=split, limit=count) if given else _last_drawn(source, count)
+                found = _free(source, count, split, taken) if public else _last_free(source, count, taken)
             except DataError as error:
                 raise InputError(
                     f"attackers who learn need images of their own: {error}; give --public"
                 ) from error
+        if not len(found):
+            raise InputError("all images there are for attackers are the defender's; give others: --public")
         if common := set(found.names) & set(judged.names):
             raise InputError(f"attackers may not learn from judged images ({min(common)}); give --public")
         return found.resized(judged.size, judged.resize)
@@ -78,11 +85,20 @@ def public_images(
     return some
 
 
-def _last_drawn(spec: str | Path, count: int) -> ImageDataset:
-    """The last training images in the order in which `open_data` draws."""
+def _free(spec: str | Path, count: int, split: str | None, taken: Set[str]) -> ImageDataset:
+    """The first images to be drawn that are not taken."""
+    if not taken:
+        return open_data(spec, split=split, limit=count)
+    listed = open_data(spec, split=split, check=False)
+    names = (listed.names[index] for index in listed.balanced_order(0))
+    return open_data(spec, split=split, subset=[n for n in names if n not in taken][:count])
+
+
+def _last_free(spec: str | Path, count: int, taken: Set[str]) -> ImageDataset:
+    """The last training images in the order in which `open_data` draws that are not taken."""
     listed = open_data(spec, split="train", check=False)
-    names = [listed.names[index] for index in reversed(listed.balanced_order(0))]
-    return open_data(spec, split="train", subset=names[:count])
+    names = (listed.names[index] for index in reversed(listed.balanced_order(0)))
+    return open_data(spec, split="train", subset=[n for n in names if n not in taken][:count])
 
 
 def _drawn(images: ImageDataset, most: int | None, seed: int) -> ImageDataset:

@@ -128,11 +128,11 @@ def _check_protocol(record: Record, found: Verification) -> Protocol | None:
 
 
 def _check_model(record: Record, classifier: Classifier, found: Verification) -> None:
-    said, is_ = record.model.get("identity"), classifier.identity
-    other = "" if said == is_ else f"the record names {said}, this one is {is_}"
+    claimed, is_ = record.model.get("identity"), classifier.identity
+    other = "" if claimed == is_ else f"the record names {claimed}, this one is {is_}"
     found.note(f"{classifier.name} is the judged model", other)
-    if said_file := record.model.get("file_sha256"):
-        other = "" if said_file == classifier.file_sha256 else "it is another file than the record names"
+    if named_file := record.model.get("file_sha256"):
+        other = "" if named_file == classifier.file_sha256 else "it is another file than the record names"
         found.note("the model's file", other)
 
 
@@ -230,14 +230,14 @@ def _predictions(net: nn.Module, x: torch.Tensor) -> list[int]:
     return found
 
 
-def _difference(seen: list[int], said: list[int]) -> str:
+def _difference(seen: list[int], claimed: list[int]) -> str:
     """In how many predictions two lists differ, in words, or nothing."""
-    wrong = [i for i, (a, b) in enumerate(zip(seen, said, strict=True)) if a != b]
+    wrong = [i for i, (a, b) in enumerate(zip(seen, claimed, strict=True)) if a != b]
     if not wrong:
         return ""
     first = wrong[0]
-    claim = f"{said[first]} is claimed, the model says {seen[first]}"
-    return f"{len(wrong)} of {len(said)} differ, the first at image {first}: {claim}"
+    claim = f"{claimed[first]} is claimed, the model says {seen[first]}"
+    return f"{len(wrong)} of {len(claimed)} differ, the first at image {first}: {claim}"
 
 
 def _budget_flaw(trial: Trial, images: ImageDataset, parts: list[torch.Tensor], alive: list[int]) -> str:
@@ -252,11 +252,11 @@ def _budget_flaw(trial: Trial, images: ImageDataset, parts: list[torch.Tensor], 
         delta = (part.double() / 255) - x.double()
         slack = threat.tolerance(x)
         for place, size in enumerate(threat.size(delta).tolist()):
-            said = trial.distance[alive[start + place]]
+            claimed = trial.distance[alive[start + place]]
             if size > threat.eps + slack:
                 return f"image {alive[start + place]} is {size:.8g} away, the budget is {threat}"
-            if abs(size - said) > slack + 1e-5 * max(size, said):
-                return f"image {alive[start + place]} is {size:.8g} away, {said:.8g} is claimed"
+            if abs(size - claimed) > slack + 1e-5 * max(size, claimed):
+                return f"image {alive[start + place]} is {size:.8g} away, {claimed:.8g} is claimed"
         if bool((delta.flatten(1).norm(dim=1) > threat.radius(x) * (1 + 1e-6) + slack).any()):
             return f"an image does not keep a PSNR of {threat.psnr} dB"
         start += len(part)

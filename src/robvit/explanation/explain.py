@@ -32,7 +32,7 @@ for _name in NAMES:
 
 def explain(
     model: Model | str | Path,
-    images: Source,
+    data: Source,
     *,
     figures: Sequence[str] | None = None,
     threat: Threat = Threat("linf", 8 / 255),  # noqa: B008  # frozen
@@ -51,12 +51,12 @@ def explain(
 
     Args:
         model: a Model, or what `robvit.load` takes.
-        images: (B 3 H W) in [0,1], a data set, or names: "photo.jpg", "sample:3", or a list of them.
+        data: images (B 3 H W) in [0,1], a data set, or names: "photo.jpg", "sample:3", or a list of them.
         figures: names of `robvit explain --help`; without them all for which nothing is missing, and the
             record says which were left out and why. One that is named and cannot be drawn is an error.
         threat: the budget of the attack.
         attack: a name of `robvit attacks`; without one pgd on classes, feature on a model without a head,
-            segmentation on masks. It knows nothing of the tokens.
+            segpgd on masks. It knows nothing of the tokens.
         settings: of the attack, such as {"steps": 50}.
         labels: (B,), or masks (B H W), of images given as a tensor; without them the clean prediction.
         tokens: every figure also shows the model with these.
@@ -68,7 +68,7 @@ def explain(
         progress: called after each figure.
     """
     model = _open(model)
-    inputs = open_inputs(images, model.input_size[0], resize)
+    inputs = open_inputs(data, model.input_size[0], resize)
     subject = Subject(
         model,
         inputs.x,

@@ -56,7 +56,7 @@ def export(
 
     model: what is written, with its tokens, head or adapters
     path: the file
-    format: "onnx", "torch" (a `torch.export` program) or "timm" (a plain checkpoint)
+    format: "onnx", "torch" (a `torch.export` program), "timm" or "huggingface" (plain checkpoints)
     images: those on which the file is compared with the model
     with_secret: yes, the file shall carry the secret tokens
     arch: the network of a model that was loaded from a path
@@ -85,15 +85,15 @@ def export(
         return checked(model, run, images, f"the {format} file")
 
 
-def loading_lines(path: str | Path, form: str) -> list[str]:
+def loading_lines(path: str | Path, format: str) -> list[str]:
     """The lines of Python that use an exported file without robvit."""
     from safetensors import safe_open
 
-    if form == "onnx":
+    if format == "onnx":
         return [f"net = onnxruntime.InferenceSession({str(path)!r})", 'net.run(None, {"pixels": x})']
-    if form == "torch":
+    if format == "torch":
         return [f"net = torch.export.load({str(path)!r}).module()", "net(x)"]
-    if form == "huggingface":
+    if format == "huggingface":
         return huggingface_lines(path)
     with safe_open(path, "pt") as file:
         facts = file.metadata()
@@ -177,7 +177,16 @@ def _write_onnx(model: Model, aside: Path, facts: dict[str, str], images: torch.
         raise Unsupported(
             f"an ONNX file holds at most 2 GB, {model.name} has {size / 1e9:.1f} GB; use the torch format"
         )
-    program, names = _program(model, images), ["features", "logits"][: 2 if model.classes else 1]
+    names = ["features", "logits"][: 2 if model.classes else 1]
+    _save_onnx(_program(model, images), aside, facts, names)
+    session = onnxruntime.InferenceSession(aside, providers=["CPUExecutionProvider"])
+    return lambda x: [torch.from_numpy(answer) for answer in session.run(names, {"pixels": x.numpy()})]
+
+
+def _save_onnx(
+    program: torch.export.ExportedProgram, path: Path, facts: dict[str, str], names: list[str]
+) -> None:
+    """Write a traced model as ONNX; its copies of the weights are gone before the file is opened."""
     with _quiet("onnxscript", "onnx_ir"):
         made: Any = torch.onnx.export(
             program,
@@ -188,9 +197,7 @@ def _write_onnx(model: Model, aside: Path, facts: dict[str, str], images: torch.
             verbose=False,
         )
     made.model.metadata_props.update(facts)
-    made.save(aside, external_data=False)
-    session = onnxruntime.InferenceSession(aside.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda x: [torch.from_numpy(answer) for answer in session.run(names, {"pixels": x.numpy()})]
+    made.save(path, external_data=False)
 
 
 def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:

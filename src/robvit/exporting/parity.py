@@ -74,7 +74,7 @@ def checked(model: Model, run: Runner, images: torch.Tensor, what: str) -> Parit
 @torch.no_grad()
 def compare(model: Model, run: Runner, images: torch.Tensor) -> Parity:
     """The answers of `run` beside the model's, on batches of several sizes."""
-    far: list[list[float]] = []
+    gaps: list[list[float]] = []
     changed = 0
     for x in filter(len, (images[:1], images[1:4], images[4:])):
         wanted, given = model.features_and_logits(x.to(model.mean)), run(x)
@@ -83,9 +83,9 @@ def compare(model: Model, run: Runner, images: torch.Tensor) -> Parity:
             raise BrokenExport(f"the model and the file answer in different shapes: {shapes}")
         features, logits = wanted[0] - given[0], [a - b for a, b in zip(wanted[1:], given[1:], strict=True)]
         shares = [_share(features, wanted[0], -1), *(_share(off, wanted[1], 1) for off in logits)]
-        far.append([float(features.abs().max()), *shares])
+        gaps.append([float(features.abs().max()), *shares])
         changed += sum(_changed(a, b) for a, b in zip(wanted[1:], given[1:], strict=True))
-    absolute, *most = torch.tensor(far).amax(0).tolist()  # NaN stays NaN
+    absolute, *most = torch.tensor(gaps).amax(0).tolist()  # NaN stays NaN
     return Parity(len(images), most[0], absolute, most[1] if len(most) > 1 else None, changed)
 
 

@@ -83,7 +83,7 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("result", f"{model['result']}, weights `{str(model.get(TUNED, ''))[:12]}`"),
         ("image size", "x".join(map(str, model["input"]))),
         ("data", images),
-        ("objective", settings.get("loss", "features")),
+        ("objective", _objective(tuning)),
         ("eps", f"{_eps(settings['eps'])} ({settings['norm']})"),
         ("inner attack", f"{settings['inner_steps']} steps of {settings['step']:g} eps"),
         ("steps", f"{settings['steps']} of {settings['batch']} images"),
@@ -127,16 +127,20 @@ def _limits(tuning: Record, records: list[Record]) -> list[str]:
     )
     lines.append(f"Tuned against {_eps(tuning.model['settings']['eps'])}; larger budgets break more.")
     lines += [f"{f.check}: {f.evidence}" for f in tuning.findings if f.status in ("amber", "red")]
-    lines += [note for note in tuning.notes if note.startswith(("No labels", "Labels"))]
-    return lines
+    labels = "No labels" if _objective(tuning) == "features" else "Labels"
+    return [*lines, f"{labels} were used."]
+
+
+def _objective(tuning: Record) -> str:
+    """What was minimised; records of the first tunings do not say, and theirs were features."""
+    return str(tuning.model["settings"].get("loss", "features"))
 
 
 def _is_auto_attack(record: Record) -> bool:
-    """Whether AutoAttack's attacks at full length attacked in the white box, or its audited form did."""
+    """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
     own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
     whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
-    audited = "audited" in str(record.protocol.get("name"))
-    return audited or whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
+    return whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
 
 
 def _percent(one: Share | None) -> str:

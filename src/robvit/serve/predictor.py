@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,16 @@ class ModelOutput:
 class Predictor:
     """A model that is applied to lists of prepared images; of a pool, every image draws its own set.
 
-    Images are decoded in other processes, which `open` starts and `close` ends.
+    Images are decoded in other processes, which `open` starts and `close` ends. `classify` gives logits
+    (B K) in place of the model's own, such as those of a defence around it.
     """
 
-    def __init__(self, model: Model, resize: str = "squash") -> None:
+    def __init__(
+        self,
+        model: Model,
+        resize: str = "squash",
+        classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         if resize not in RESIZE_MODES:
             raise InputError(f"images are fitted by {' or '.join(RESIZE_MODES)}, got {resize!r}")
         rows, columns = model.input_size
@@ -46,6 +53,7 @@ class Predictor:
             raise Unsupported("a prediction here is one class an image; a segmentation head is not served")
         self.model, self.resize, self.size = model.eval(), resize, rows
         self.classes = list(getattr(model.head, "names", []))
+        self._classify = classify
         self._decoder: Decoder | None = None
         self([PreparedImage(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm
 
@@ -90,6 +98,8 @@ class Predictor:
             layers = drawn[0].layers
             extra = torch.cat([tokens.values for tokens in drawn]) if len(layers) == 1 else drawn[0].values
             outputs = self.model.features_and_logits(x, extra, layers)
+        if self._classify is not None:
+            outputs = (outputs[0], self._classify(x))
         return tuple(output.float().cpu() for output in outputs)
 
 

@@ -7,23 +7,25 @@ paper's folder. Its table puts our figures beside the paper's; the record says a
 from __future__ import annotations
 
 import inspect
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
+from robvit.data.folders import NoSplits
 from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import judged_images
 from robvit.loading import load
-from robvit.locks import alone_in
+from robvit.locks import kept_in
 from robvit.record import Record
 from robvit.registry import Registry, unknown
+from robvit.settings import check_like
+from robvit.verdict import power_of
 
 Study = Callable[..., Record]
 
@@ -33,6 +35,10 @@ class Effort:
     """What a study spends on learning: every field is a setting of the studies that take it."""
 
     learn: int  # images learned from
+
+    def changed(self, given: dict[str, Any]) -> Self:
+        """The same effort with what was given in place of its own."""
+        return replace(self, **given)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,13 @@ class StudyContext:
     out: Path = Path("runs/reproduce")
 
     def count(self, default: int) -> int:
-        """How many images are judged."""
+        """How many images are judged; what so many can tell is said before anything runs."""
+        count = self.images or default
+        print(f"{power_of(count)}.", file=sys.stderr, flush=True)
+        return count
+
+    def learned(self, default: int) -> int:
+        """How many images are learned from, in studies that show a training."""
         return self.images or default
 
     def model_name(self, default: str) -> str:
@@ -122,6 +134,13 @@ class StudyContext:
             chosen = judged_images(self.data, Subset(count=limit), split=None, limit=None)
             return chosen.resized(size, self.resize)
         return open_data(self.data or default, split=split, size=size, resize=self.resize, limit=limit)
+
+    def part(self, default: str, split: str, size: int, limit: int | None = None) -> ImageDataset:
+        """A part of the given data, or of the study's own; all of it where it has no parts."""
+        try:
+            return self.dataset(default, split, size, limit)
+        except NoSplits:
+            return self.dataset(default, None, size, limit)
 
     def splits(
         self, default: str, size: int, *, learn: int, judged: int
@@ -194,12 +213,13 @@ def reproduce(
         settings: those of the study, such as steps=10.
     """
     entry = STUDIES.entry(study)
-    for key in settings:
+    for key, value in settings.items():
         if key not in entry.info.defaults:
             raise unknown(f"setting of {study}", key, list(entry.info.defaults))
+        check_like(key, value, entry.info.defaults[key])
     if images is not None and images < 1:
         raise InputError(f"images must be 1 or more, got {images}; leave it out for the study's own number")
-    with _folder(out) as folder:
+    with kept_in(out) as folder:
         context = StudyContext(
             str(model) if isinstance(model, Path) else model,
             str(data) if isinstance(data, Path) else data,
@@ -212,6 +232,9 @@ def reproduce(
         record = _run(entry.value, entry.info.effort, context, settings)
         scale = f"{record.data['count']} images of {record.data['spec'] or 'your own'}"
         record.notes.insert(0, f"{entry.info.title}, after {entry.info.paper}. Scale: {scale}.")
+        if record.trials:
+            judged = len(record.trials[0].correct)
+            record.notes.insert(1, f"Pair by pair, {power_of(judged)}.")
         record.command = command
         if out is not None:
             record.save(folder / "record.json")
@@ -225,18 +248,7 @@ def _run(function: Study, effort: Effort | None, context: StudyContext, settings
     names = {field.name for field in fields(effort)}
     spent = {key: value for key, value in settings.items() if key in names}
     others = {key: value for key, value in settings.items() if key not in names}
-    return function(context, replace(effort, **spent), **others)
-
-
-@contextmanager
-def _folder(out: str | Path | None) -> Iterator[Path]:
-    """The folder of a run, for it alone; without one, a folder that is gone afterwards."""
-    if out is None:
-        with tempfile.TemporaryDirectory() as aside:
-            yield Path(aside)
-    else:
-        with alone_in(out):
-            yield Path(out)
+    return function(context, effort.changed(spent), **others)
 
 
 def mean(values: list[float]) -> float:

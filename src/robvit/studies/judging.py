@@ -85,20 +85,22 @@ def judge(
 
 def judge_transfer(
     context: StudyContext,
-    surrogate: Model,
+    surrogate: nn.Module,
     judged: Mapping[str, Model],
     images: ImageDataset,
     attempt: Attempt,
     *,
     label: str,
+    identity: str = "",
     batch: int = BATCH,
 ) -> list[Trial]:
     """Attack a surrogate once, to the full objective; then a clean and an attacked trial of each model.
 
-    `judged` maps scenarios to models. Every attacked trial costs what making the images did.
+    `judged` maps scenarios to models. Every attacked trial costs what making the images did. `identity` names
+    what decides the surrogate's outputs, where it is no `Model`.
     """
     victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
-    job = replace(_job(attempt, surrogate, "", images, batch), victim=victim)
+    job = replace(_job(attempt, surrogate, identity, images, batch), victim=victim)
     folder, made = _folder(context, job), _run(context, job, label)
     cost = {name: getattr(made, name) for name in ("forward", "backward", "seconds", "warnings")}
     trials = []

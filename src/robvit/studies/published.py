@@ -26,6 +26,11 @@ class PublishedTable:
         """One figure, None if the paper does not have it."""
         return self.row(name)[self.columns.index(column)]
 
+    def step(self, name: str, before: str, after: str) -> Cell:
+        """How much one column of a row is above another, to the two digits that papers print."""
+        first, second = self.cell(name, after), self.cell(name, before)
+        return None if first is None or second is None else round(first - second, 2)
+
     def gain(self, better: str, worse: str, column: str) -> Cell:
         """How much one row is above another, to the two digits that papers print."""
         first, second = self.cell(better, column), self.cell(worse, column)

@@ -10,13 +10,13 @@ from torch import nn
 
 from robvit.training.inner_attack import InnerAttack
 
-Objective = Callable[[], torch.Tensor]
+Closure = Callable[[], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
 def awp(
-    network: nn.Module, objective: Objective, attack: InnerAttack, *, gamma: float, mean: Mean
+    network: nn.Module, objective: Closure, attack: InnerAttack, *, gamma: float, mean: Mean
 ) -> Iterator[None]:
     """Inside, the weights are moved to where the loss is worse; afterwards they are as before, bit for bit.
 
@@ -35,8 +35,8 @@ def awp(
                 buffer.copy_(before)
             for weight, gradient in zip(weights, gradients, strict=True):
                 if gradient is not None:
-                    slope = mean(gradient)
-                    weight.add_(slope * (gamma * weight.norm() / slope.norm().clamp_min(1e-12)))
+                    grad = mean(gradient)
+                    weight.add_(grad * (gamma * weight.norm() / grad.norm().clamp_min(1e-12)))
         yield
     finally:
         with torch.no_grad():

@@ -2,8 +2,7 @@
 
 x (B 3 H W) in [0,1]; y (B,) labels, or (B K) probabilities where images were mixed; `attack` is the
 inner attack of the step. A loss that owns a state, chooses what is trained or wants to be called every
-epoch is a class on `Loss` instead; its buffers are saved, resumed and kept beside the weights. (B batch,
-K classes, D width of an embedding.)
+epoch is a class on `Loss`; its buffers are saved, resumed and kept with the weights. (K classes, D width.)
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Scores:
             )
         if self.one_step - self.robust > GAP and self.robust < self.one_step / 2:
             return (
-                f"catastrophic overfitting: {self.one_step:.1%} withstand one step, "
-                f"{self.robust:.1%} withstand many; use more inner steps, a wide start or a longer eps_warmup"
+                f"catastrophic overfitting: {self.one_step:.1%} are correct after one step, "
+                f"{self.robust:.1%} after many; use more inner steps, a wide start or a longer eps_warmup"
             )
         return ""
 

@@ -8,7 +8,7 @@ from robvit.attacks.core import frozen, per_image_uniform
 from robvit.attacks.losses import LOSSES
 from robvit.attention import watch
 from robvit.diagnosis.context import EOT_PASSES, CheckContext, percent
-from robvit.diagnosis.grading import CHECKS, Status, Verdict, graded, skipped, surely_more
+from robvit.diagnosis.grading import CHECKS, Grade, Status, graded, skipped, surely_more
 from robvit.statistics import surely_above
 
 VANISHED = 1e-30  # a gradient below this is lost in single precision as soon as it is multiplied
@@ -24,10 +24,10 @@ MANY = 0.1  # a share that is no accident
     remedy="Attack and judge the mean over many passes: attacks.eot, and --samples 20 here.",
     cost=30,
 )
-def randomness(context: CheckContext) -> Verdict:
+def randomness(context: CheckContext) -> Grade:
     """Two passes must agree; where they do not, chance must not decide, nor mislead one-pass attacks."""
     if not context.randomised:
-        return Verdict(Status.GREEN, "two passes over the same images agree")
+        return Grade(Status.GREEN, "two passes over the same images agree")
     averaged = context.pgd()
     plain = context.attack(
         "pgd", title="pgd without EOT", surrogate=context.model, steps=context.strength.steps
@@ -45,7 +45,7 @@ def randomness(context: CheckContext) -> Verdict:
         f"{percent(averaged)} over {EOT_PASSES} passes (EOT)"
     )
     is_red = surely_more(gained, lost) or surely_above(int(unstable.sum()), len(unstable), MANY)
-    return Verdict(Status.RED if is_red else Status.AMBER, evidence, unstable)
+    return Grade(Status.RED if is_red else Status.AMBER, evidence, unstable)
 
 
 @CHECKS.add(
@@ -54,15 +54,15 @@ def randomness(context: CheckContext) -> Verdict:
     remedy="Pass the logits, before softmax: gradients vanish where a probability rounds to 1.",
     cost=1,
 )
-def softmax_output(context: CheckContext) -> Verdict:
+def softmax_output(context: CheckContext) -> Grade:
     """Probabilities hide how sure a model is, and their gradients vanish where it is sure."""
     outputs = context.clean_logits
     if not bool((outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all()):
-        return Verdict(Status.GREEN, "the outputs are no probabilities")
+        return Grade(Status.GREEN, "the outputs are no probabilities")
     flat = outputs.amax(1) > SURE
     evidence = f"the outputs are probabilities, {int(flat.sum())} of {len(flat)} above {SURE}"
     is_red = surely_above(int(flat.sum()), len(flat), MANY)
-    return Verdict(Status.RED if is_red else Status.AMBER, evidence, flat)
+    return Grade(Status.RED if is_red else Status.AMBER, evidence, flat)
 
 
 @CHECKS.add(
@@ -72,7 +72,7 @@ def softmax_output(context: CheckContext) -> Verdict:
     cost=2,
     needs=("gradient",),
 )
-def saturation(context: CheckContext) -> Verdict:
+def saturation(context: CheckContext) -> Grade:
     """Logits so far apart that cross-entropy is flat make attacks on it blind, however fragile the model."""
     grad = context.input_gradient("cross_entropy", context.x)
     if grad is None or context.margin_gradient is None:
@@ -87,7 +87,7 @@ def saturation(context: CheckContext) -> Verdict:
     )
     if bool(flat.any()):
         return graded(flat, context.num_correct, evidence, MANY)
-    return Verdict(Status.AMBER if bool(rounded.any()) else Status.GREEN, evidence, rounded)
+    return Grade(Status.AMBER if bool(rounded.any()) else Status.GREEN, evidence, rounded)
 
 
 def _vanished(grad: torch.Tensor) -> torch.Tensor:
@@ -101,11 +101,11 @@ def _vanished(grad: torch.Tensor) -> torch.Tensor:
     remedy="Attack through the step that blocks gradients with attacks.bpda, and add the black-box square.",
     cost=4,
 )
-def gradients(context: CheckContext) -> Verdict:
+def gradients(context: CheckContext) -> Grade:
     """Missing, NaN, zero or underflowed gradients of the margin, on clean images and in the ball."""
     if context.margin_gradient is None:
         evidence = "autograd finds no path from the output to the image"
-        return Verdict(Status.RED, evidence, context.correct)
+        return Grade(Status.RED, evidence, context.correct)
     nearby = context.threat.random(context.x, per_image_uniform(context.x, context.seed, "gradients"))
     there = context.input_gradient("margin", nearby)
     assert there is not None
@@ -129,7 +129,7 @@ def gradients(context: CheckContext) -> Verdict:
     cost=6,
     needs=("gradient",),
 )
-def finite_differences(context: CheckContext) -> Verdict:
+def finite_differences(context: CheckContext) -> Grade:
     """A step up the gradient must change the margin as predicted, at a fine or at a coarse scale.
 
     A wrong gradient (a detached branch, a stand-in), a correct one that holds nowhere but at its own point
@@ -173,7 +173,7 @@ def _relative_error(context: CheckContext, grad: torch.Tensor, step: float) -> t
     cost=2,
     needs=("attention",),
 )
-def attention_underflow(context: CheckContext) -> Verdict:
+def attention_underflow(context: CheckContext) -> Grade:
     """A softmax that is one-hot to the last bit passes nothing on to queries and keys."""
     assert context.attention_network is not None
     shares: list[torch.Tensor] = []
@@ -191,4 +191,4 @@ def attention_underflow(context: CheckContext) -> Verdict:
         f"one-hot rows: at most {share:.1%}, in layer {worst} of {len(shares)} (from 0); "
         f"{sum(float(s) > MANY for s in shares)} layers above {MANY:.0%}"
     )
-    return Verdict(Status.RED if share > 0.5 else Status.AMBER if share > MANY else Status.GREEN, evidence)
+    return Grade(Status.RED if share > 0.5 else Status.AMBER if share > MANY else Status.GREEN, evidence)

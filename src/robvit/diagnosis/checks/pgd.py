@@ -8,7 +8,7 @@ import torch
 
 from robvit.attacks import Outcome
 from robvit.diagnosis.context import CheckContext, percent
-from robvit.diagnosis.grading import CHECKS, TOLERANCE, Status, Verdict, advice, graded, skipped, surely_more
+from robvit.diagnosis.grading import CHECKS, TOLERANCE, Grade, Status, advice, graded, skipped, surely_more
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0)  # of eps, for the curve
 LARGE = 0.5  # a change of every value by so much can hide any image
@@ -22,7 +22,7 @@ LARGE = 0.5  # a change of every value by so much can hide any image
     cost=25,
     needs=("gradient",),
 )
-def single_step(context: CheckContext) -> Verdict:
+def single_step(context: CheckContext) -> Grade:
     """FGSM must not succeed where PGD fails."""
     fgsm, pgd = context.attack("fgsm", title="fgsm"), context.pgd()
     only = fgsm.success & ~pgd.success
@@ -55,7 +55,7 @@ def _rise(outcomes: list[Outcome]) -> tuple[Status, torch.Tensor]:
     cost=65,
     needs=("gradient",),
 )
-def more_steps(context: CheckContext) -> Verdict:
+def more_steps(context: CheckContext) -> Grade:
     """Accuracy must not rise with the steps; if it still falls with the last doubling, take more."""
     steps = context.strength.steps
     counts = [steps // 4, steps, 2 * steps]
@@ -63,7 +63,7 @@ def more_steps(context: CheckContext) -> Verdict:
     accuracies = ", ".join(f"{percent(o)} after {n}" for o, n in zip(outcomes, counts, strict=True))
     status, risen = _rise(outcomes)
     if status != Status.GREEN:
-        return Verdict(status, f"accuracy rises with the steps: {accuracies}", risen)
+        return Grade(status, f"accuracy rises with the steps: {accuracies}", risen)
     late = outcomes[2].success & ~outcomes[1].success
     prefix = "not converged: " if bool(late.any()) else ""
     return advice(late, f"{prefix}accuracy {accuracies} steps")
@@ -76,7 +76,7 @@ def more_steps(context: CheckContext) -> Verdict:
     cost=60,
     needs=("gradient",),
 )
-def more_restarts(context: CheckContext) -> Verdict:
+def more_restarts(context: CheckContext) -> Grade:
     """Other random starts must find next to nothing new on the images that are still correct."""
     first, strength = context.pgd(), context.strength
     if bool(first.success.all()):
@@ -103,12 +103,12 @@ def more_restarts(context: CheckContext) -> Verdict:
     cost=60,
     needs=("gradient",),
 )
-def monotone_budget(context: CheckContext) -> Verdict:
+def monotone_budget(context: CheckContext) -> Grade:
     """A larger ball contains the smaller one, so an attack must do at least as much in it."""
     outcomes = [context.pgd(eps=None if b == 1 else context.threat.times(b).eps) for b in BUDGETS]
     accuracies = ", ".join(f"{percent(o)} at {b:g} eps" for o, b in zip(outcomes, BUDGETS, strict=True))
     status, risen = _rise(outcomes)
-    return Verdict(status, f"accuracy {accuracies}", risen)
+    return Grade(status, f"accuracy {accuracies}", risen)
 
 
 @CHECKS.add(
@@ -118,7 +118,7 @@ def monotone_budget(context: CheckContext) -> Verdict:
     "attacks.bpda or square.",
     cost=20,
 )
-def large_budget(context: CheckContext) -> Verdict:
+def large_budget(context: CheckContext) -> Grade:
     """With a budget that can turn every image grey, a gradient that means anything leaves none correct."""
     eps = float(context.threat.size(torch.full_like(context.x[:1], LARGE)))
     outcome = context.pgd(eps=eps)

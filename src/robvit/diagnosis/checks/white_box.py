@@ -11,7 +11,7 @@ from robvit.attacks.core import ATTACKS, Model, per_image_uniform
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.diagnosis.context import WHITE_BOX, CheckContext, percent
-from robvit.diagnosis.grading import CHECKS, TOLERANCE, Verdict, advice, graded, skipped
+from robvit.diagnosis.grading import CHECKS, TOLERANCE, Grade, advice, graded, skipped
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import name_of
 from robvit.loading import load
@@ -31,7 +31,7 @@ REACH = 0.9  # of that point's gain must be reached
     cost=100,
     needs=("survivors",),
 )
-def black_box(context: CheckContext) -> Verdict:
+def black_box(context: CheckContext) -> Grade:
     """Square sees outputs only; where it succeeds, the white box must succeed too."""
     queries = context.strength.queries
     outcome = context.attack("square", title=f"square-{queries}", after=context.white_box, steps=queries)
@@ -45,7 +45,7 @@ def black_box(context: CheckContext) -> Verdict:
     cost=20,
     needs=("survivors",),
 )
-def transfer(context: CheckContext) -> Verdict:
+def transfer(context: CheckContext) -> Grade:
     """Images made on another model must not succeed where the white box fails."""
     surrogates = _surrogates(context)
     if not surrogates:
@@ -85,7 +85,7 @@ def _surrogates(context: CheckContext) -> dict[str, Model]:
     cost=35,
     needs=("survivors",),
 )
-def random_noise(context: CheckContext) -> Verdict:
+def random_noise(context: CheckContext) -> Grade:
     """Noise of the full budget must not succeed where the white box fails."""
     draws = context.strength.draws
 
@@ -104,7 +104,7 @@ def random_noise(context: CheckContext) -> Verdict:
     return _against_white_box(context, outcome, f"noise with {draws} draws")
 
 
-def _against_white_box(context: CheckContext, outcome: Outcome, attack: str) -> Verdict:
+def _against_white_box(context: CheckContext, outcome: Outcome, attack: str) -> Grade:
     only = outcome.success & ~context.white_box.success
     evidence = f"accuracy under the white box {percent(context.white_box)}; on the images it leaves correct, "
     return graded(only, context.num_correct, f"{evidence}{attack} succeeds on {int(only.sum())}")
@@ -117,7 +117,7 @@ def _against_white_box(context: CheckContext, outcome: Outcome, attack: str) -> 
     cost=60,
     needs=("gradient",),
 )
-def losses(context: CheckContext) -> Verdict:
+def losses(context: CheckContext) -> Grade:
     """Cross-entropy, margin and DLR must succeed on nearly the same images."""
     outcomes = [context.pgd_on(loss) for loss in WHITE_BOX]
     missed = context.white_box.success & ~outcomes[0].success
@@ -133,7 +133,7 @@ def losses(context: CheckContext) -> Verdict:
     cost=90,
     needs=("attention", "gradient", "survivors"),
 )
-def attention_scaling(context: CheckContext) -> Verdict:
+def attention_scaling(context: CheckContext) -> Grade:
     """The AAS gap: images made on scaled attention, judged on the model as it is, against mere restarts."""
     white_box = context.white_box
     common: dict[str, Any] = {"steps": context.strength.steps, "loss": "margin"}
@@ -158,7 +158,7 @@ def attention_scaling(context: CheckContext) -> Verdict:
     "gradient masking, and attack with square.",
     cost=75,
 )
-def binarisation(context: CheckContext) -> Verdict:
+def binarisation(context: CheckContext) -> Grade:
     """Two classes around each image, with a point of the other class known to lie in the ball.
 
     A short random search finds a point of higher margin; the border is drawn just below it. An attack
@@ -211,7 +211,7 @@ def _cross(context: CheckContext, x: torch.Tensor, y: torch.Tensor, border: torc
     remedy="Count successes after rounding (eight_bit), as robvit attack and robvit evaluate do.",
     cost=1,
 )
-def eight_bit(context: CheckContext) -> Verdict:
+def eight_bit(context: CheckContext) -> Grade:
     """Rounded to whole grey levels inside the ball, adversarial images must stay adversarial."""
     rows = (context.white_box.success & context.correct).nonzero()[:, 0]
     if not len(rows):

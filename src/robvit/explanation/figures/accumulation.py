@@ -41,8 +41,8 @@ def accumulate_gradient(
     point = start.detach().clone()
     with torch.inference_mode(False), torch.no_grad(), frozen(model):
         for _ in range(steps):
-            _, _, slope = gradient(model, point, lambda output: -cross_entropy(output, target))
-            point = threat.project(start, point + threat.steepest(slope, size))
+            _, _, grad = gradient(model, point, lambda output: -cross_entropy(output, target))
+            point = threat.project(start, point + threat.steepest(grad, size))
     return point
 
 

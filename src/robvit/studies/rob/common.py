@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,47 +14,57 @@ from robvit.defenses.attack_cache import AttackCache, AttackSetting
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import TrainedTokens, train_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
+from robvit.errors import InputError
 from robvit.evaluation.attackers import random_tokens
 from robvit.progress import progress
-from robvit.studies.common import Effort, StudyContext
+from robvit.studies.common import StudyContext
 from robvit.studies.published import read_published
-from robvit.threat import Threat
+from robvit.studies.rob.effort import TokenEffort
 
 PUBLISHED = read_published("rob")
 PAPER = PUBLISHED.paper
-BACKBONE, SIZE = "dinov2-small", 112  # small images: a sixth of the cost of 224, and the effect shows
+BACKBONE = "dinov2-small"
 CONTROLS = ("no tokens", "random tokens")
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # clean and attacked images (B 3 H W), batch by batch
 
 
-@dataclass(frozen=True)
-class TokenEffort(Effort):
-    """What is spent on learning tokens; the defaults take a few minutes on two processor cores.
+def backbone(context: StudyContext, effort: TokenEffort) -> Model:
+    """The given backbone, without a classifier of its own; the default at the size of the scale.
 
-    Tokens learn from images attacked in `inner_steps` within `eps`.
+    Published tokens of DINOv2 were learned with the positions of its own code.
     """
-
-    learn: int = 192
-    steps: int = 60
-    batch: int = 16
-    inner_steps: int = 8
-    eps: float = 3 / 255
-
-    def recipe(self, *, count: int = 10, seed: int = 0) -> TokenRecipe:
-        attack = feature_attack(self.eps, self.inner_steps)
-        return TokenRecipe(count=count, steps=self.steps, batch=self.batch, seed=seed, attack=attack)
+    name = BACKBONE if context.model is None else context.model
+    usual = effort.side if name == BACKBONE else None
+    hub = effort.published and isinstance(name, str) and "dinov2" in name
+    positions = {"pos_embed": "hub"} if hub else {}
+    return context.load(BACKBONE, img_size=context.img_size or usual, **positions)
 
 
-def feature_attack(eps: float, steps: int) -> AttackSetting:
-    """The attack on features within a pixel budget alone."""
-    return AttackSetting("feature", Threat("linf", eps), {"steps": steps, "psnr": None})
+def images_for(
+    context: StudyContext, effort: TokenEffort, model: Model, *, learn: int, judged: int
+) -> tuple[ImageDataset, ImageDataset]:
+    """Images to learn from and others to judge on, of one set or, with `learn_data`, of two."""
+    size = model.input_size[0]
+    if not effort.learn_data:
+        return context.splits("sample", size, learn=learn, judged=judged)
+    source = StudyContext(data=effort.learn_data, resize=context.resize)
+    first, second = source.part("sample", "train", size, learn), context.part("sample", "test", size, judged)
+    if common := set(first.names) & set(second.names):
+        raise InputError(
+            f"learning and judging share {len(common)} images, such as {min(common)}; give other learn_data"
+        )
+    return first, second
 
 
-def backbone(context: StudyContext) -> Model:
-    """The given backbone, without a classifier of its own; the default at a size that is quick."""
-    usual = SIZE if context.model in (None, BACKBONE) else None
-    return context.load(BACKBONE, img_size=context.img_size or usual)
+def tokens_for(
+    context: StudyContext, effort: TokenEffort, model: Model, images: ImageDataset, path: str
+) -> RobustTokens:
+    """The tokens of a file, or else those learned from the first images."""
+    if path:
+        return open_tokens(path, model)
+    mine = images.take(range(min(effort.learn, len(images))))
+    return learn_tokens(context, model, mine, effort.recipe(seed=context.seed)).tokens
 
 
 def learn_tokens(

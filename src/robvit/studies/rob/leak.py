@@ -10,11 +10,12 @@ import torch.nn.functional as F
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.attackers import recover_tokens
+from robvit.evaluation.token_surrogates import recover_tokens
 from robvit.progress import part_of, progress
 from robvit.record import Curve, Record, Table
 from robvit.studies.common import StudyContext, study
-from robvit.studies.rob.common import PAPER, TokenEffort, backbone, learn_tokens, open_tokens
+from robvit.studies.rob.common import PAPER, backbone, images_for, tokens_for
+from robvit.studies.rob.effort import TokenEffort
 
 EFFORT = TokenEffort()
 
@@ -29,11 +30,9 @@ def leak_by_queries(
     leak_steps: int = 300,
 ) -> Record:
     """Each query is one image whose features the attacker saw; judged on `images` that nobody asked about."""
-    model, learn, judged = context.prepare(backbone(context), "sample", learn=effort.learn, judged=32)
-    if tokens:
-        secret = open_tokens(tokens, model)
-    else:
-        secret = learn_tokens(context, model, learn, effort.recipe(seed=context.seed)).tokens
+    model = backbone(context, effort)
+    learn, judged = images_for(context, effort, model, learn=effort.learn, judged=context.count(32))
+    secret = tokens_for(context, effort, model, learn, tokens)
     hardened = model.replace(tokens=secret)
     rows: list[list[Any]] = [["no query: the public model", 1 - _cosine(model, hardened, judged)]]
     points = []

@@ -16,12 +16,14 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import coloured_mask, photo, save_png
 from robvit.errors import DataError
-from robvit.evaluation.masks import pixel_counts, score_of
+from robvit.evaluation.masks import image_miou, pixel_counts, score_of
 from robvit.progress import progress
 from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, study
-from robvit.studies.rob.common import PAPER, TokenEffort, backbone, learn_tokens, open_tokens, random_like
-from robvit.threat import Threat
+from robvit.studies.judging import Attempt
+from robvit.studies.rob.common import PAPER, backbone, images_for, random_like, tokens_for
+from robvit.studies.rob.effort import TokenEffort
+from robvit.studies.rob.variants import PUBLISHED_REGULAR
 
 PANELS = 4  # images whose masks are shown
 COLUMNS = (
@@ -66,11 +68,12 @@ class Masks:
 
 
 def segmentation(
-    model: Model, tokens: RobustTokens, scenes: Scenes, threat: Threat | None, steps: int
+    model: Model, tokens: RobustTokens, scenes: Scenes, attempt: Attempt | None, *, per_image: bool = False
 ) -> Masks:
-    """Dataset-level mIoU of linear heads; without a threat, on clean images only.
+    """Dataset-level mIoU of linear heads; without an attack, on clean images only.
 
-    Attacked on the token-free model with the judged model's head, as in the published code.
+    Attacked on the token-free model with the judged model's head, as in the published code, whose figure
+    under attack is the mean of each image's mIoU (`per_image`).
     """
     learn, judged = scenes.open(model.input_size[0])
     heads = [
@@ -82,6 +85,7 @@ def segmentation(
         "random tokens": (random_like(tokens), 0),
         "tokens": (tokens, 0),
         "tokens, head on hardened features": (tokens, 1),
+        PUBLISHED_REGULAR: (None, 1),
     }
     surrogates = [model.replace(tokens=None, head=head) for head in heads]
     victims = {
@@ -92,7 +96,7 @@ def segmentation(
     counts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     with progress("segmentation", total=len(judged)) as advance:
         for x, y in judged.batches(8):
-            adv = [x] * 2 if threat is None else [_attack(s, x, y, threat, steps) for s in surrogates]
+            adv = [x] * 2 if attempt is None else [_attack(s, x, y, attempt) for s in surrogates]
             for name, (victim, which) in victims.items():
                 for kind, images in (("clean", x), ("attacked", adv[which])):
                     with torch.no_grad():
@@ -103,13 +107,17 @@ def segmentation(
                 masks.first.setdefault(name, some[:PANELS])
             advance(len(x))
     for (name, kind), each in counts.items():
-        getattr(masks, kind)[name] = score_of(each, masks.classes).miou
+        whole = kind == "clean" or not per_image
+        score = score_of(each, masks.classes).miou if whole else float(image_miou(torch.cat(each)).mean())
+        getattr(masks, kind)[name] = score
     return masks
 
 
-def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, steps: int) -> torch.Tensor:
+def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, attempt: Attempt) -> torch.Tensor:
+    assert attempt.threat is not None
     # Naming the victim makes the attack run to its full objective.
-    return run("segpgd", model, x, y, threat, victim=model, eight_bit=True, steps=steps, weighted=False).adv
+    settings = dict(attempt.settings)
+    return run(attempt.attack, model, x, y, attempt.threat, victim=model, eight_bit=True, **settings).adv
 
 
 @study(
@@ -128,17 +136,17 @@ def panels(
     scenes: int = 64,
 ) -> Record:
     """Masks with and without tokens on clean and on attacked images; panels.png shows the first ones."""
-    model = backbone(context)
-    if tokens:
-        values = open_tokens(tokens, model)
-    else:
-        learn, _ = context.splits("sample", model.input_size[0], learn=effort.learn, judged=1)
-        values = learn_tokens(context, model, learn, effort.recipe(seed=context.seed)).tokens
-    views = Scenes(segmentation_data, scenes, context.count(16))
-    masks = segmentation(model, values, views, Threat("linf", effort.eps), attack_steps)
+    model = backbone(context, effort)
+    learn, _ = images_for(context, effort, model, learn=1 if tokens else effort.learn, judged=1)
+    values = tokens_for(context, effort, model, learn, tokens)
+    views = Scenes(segmentation_data, scenes, context.images or 16)
+    masks = segmentation(model, values, views, effort.mask_attack(attack_steps), per_image=effort.published)
     save_png(_panels(masks), context.out / "panels.png")
     rows = [[name, 100 * masks.clean[name], 100 * masks.attacked[name]] for name in masks.clean]
-    table = Table("Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows)
+    attacked = "mean of each image's mIoU" if effort.published else "dataset-level too"
+    table = Table(
+        "Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows, f"Attacked: {attacked}."
+    )
     judged = open_data(segmentation_data, split="test", limit=views.judged)
     return context.record(model, judged, tables=[table])
 

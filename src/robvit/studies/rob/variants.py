@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from robvit.backbones.heads import LinearHead
+from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.tokens import RobustTokens
+from robvit.errors import InputError
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import CLEAN, Attempt, judge, judge_transfer, per_cent
-from robvit.studies.rob.common import CONTROLS, TokenEffort, backbone, learn_tokens, open_tokens, random_like
+from robvit.studies.rob.common import CONTROLS, backbone, images_for, random_like, tokens_for
+from robvit.studies.rob.effort import SMALL, TokenEffort
+from robvit.verdict import Claim, claim_of
 
 BATCH = 16
-VARIANTS = (*CONTROLS, "tokens", "tokens, head on hardened features")
+FEW, ALL = 512, 10**6  # images that heads learn from at the small scale, and of a set of its own
+# The published code puts the head that learned from hardened features on both models.
+PUBLISHED_REGULAR = "no tokens, head on hardened features"
+VARIANTS = (*CONTROLS, "tokens", "tokens, head on hardened features", PUBLISHED_REGULAR)
 INSIDER = "tokens, attacker knows them"
 
 
@@ -34,35 +40,80 @@ class TokenVariants:
         return self.model.replace(tokens=tokens, head=head)
 
     def all(self) -> dict[str, Model]:
-        """What is judged: the bare model, the control, and the hardened model with either head."""
+        """What is judged: the bare model, the control, and the hardened model, with either head."""
         models = (
             self.variant(None, self.head),
             self.variant(random_like(self.tokens), self.head),
             self.variant(self.tokens, self.head),
             self.variant(self.tokens, self.hardened_head),
+            self.variant(None, self.hardened_head),
         )
         return dict(zip(VARIANTS, models, strict=True))
 
 
+@dataclass(frozen=True)
+class HeadSource:
+    """Where both heads come from: files, or else so many images (0: as many as the scale takes)."""
+
+    images: int = 0
+    public: str = ""
+    hardened: str = ""
+
+    def count(self, effort: TokenEffort) -> int:
+        """How many images heads learn from; at the larger scales all there are, or those of the tokens."""
+        if self.images or effort.scale == SMALL:
+            return self.images or FEW
+        return ALL if effort.learn_data else effort.learn
+
+
+@dataclass(frozen=True)
+class TokenBench:
+    """A backbone with a head on its un-hardened features, images to learn from, and others that judge."""
+
+    model: Model
+    head: LinearHead
+    learn: ImageDataset
+    judged: ImageDataset
+
+    def variant(self, tokens: RobustTokens | None) -> Model:
+        """The backbone with these tokens and the head."""
+        return self.model.replace(tokens=tokens, head=self.head)
+
+
+def token_bench(context: StudyContext, effort: TokenEffort, heads: HeadSource, images: int) -> TokenBench:
+    """The given backbone with its public head, which is fitted or opened."""
+    model = backbone(context, effort)
+    most = max(heads.count(effort), effort.learn)
+    learn, judged = images_for(context, effort, model, learn=most, judged=context.count(images))
+    mine = learn.take(range(min(heads.count(effort), len(learn))))
+    return TokenBench(model, _head(context, model, mine, heads.public, "head"), learn, judged)
+
+
 def prepare_variants(
-    context: StudyContext, effort: TokenEffort, *, tokens: str, head: int, images: int
+    context: StudyContext, effort: TokenEffort, heads: HeadSource, *, tokens: str, images: int
 ) -> TokenVariants:
-    """Learn tokens, or open the given ones, and fit both heads on `head` images."""
-    most = max(head, effort.learn)
-    model, learn, judged = context.prepare(backbone(context), "sample", learn=most, judged=images)
-    if tokens:
-        values = open_tokens(tokens, model)
-    else:
-        dataset = learn.take(range(min(effort.learn, len(learn))))
-        values = learn_tokens(context, model, dataset, effort.recipe(seed=context.seed)).tokens
-    heads = []
-    for name, network in (("un-hardened", model), ("hardened", model.replace(tokens=values))):
-        with progress(f"a linear head on {name} features", total=len(learn)) as advance:
-            fitted = LinearHead.fit(
-                network, learn.batches(32), len(learn.classes), names=learn.classes, progress=advance
-            )
-        heads.append(fitted)
-    return TokenVariants(model, values, heads[0], heads[1], judged)
+    """Learn tokens, or open the given ones, and fit both heads or open them; they are kept beside."""
+    at = token_bench(context, effort, heads, images)
+    values = tokens_for(context, effort, at.model, at.learn, tokens)
+    mine = at.learn.take(range(min(heads.count(effort), len(at.learn))))
+    hardened = _head(context, at.model.replace(tokens=values), mine, heads.hardened, "hardened-head")
+    return TokenVariants(at.model, values, at.head, hardened, at.judged)
+
+
+def _head(context: StudyContext, model: Model, images: ImageDataset, path: str, name: str) -> LinearHead:
+    """A linear head from its file, or learned and kept in the study's folder under this name."""
+    if path:
+        opened = load_head(path)
+        if not isinstance(opened, LinearHead):
+            raise InputError(f"{path} must hold a linear head, got {type(opened).__name__}")
+        opened.check(model)
+        return opened
+    with progress(f"a linear {name.replace('-', ' ')}", total=len(images)) as advance:
+        head = LinearHead.fit(
+            model, images.batches(32), len(images.classes), names=images.classes, progress=advance
+        )
+    head.save(context.out / f"{name}.safetensors")
+    return head
 
 
 def judge_clean(context: StudyContext, variants: TokenVariants) -> list[Trial]:
@@ -96,14 +147,27 @@ def accuracies(trials: list[Trial], *, clean: bool) -> list[float]:
     return [_accuracy(trials, scenario, clean) for scenario in VARIANTS]
 
 
+def token_claims(trials: list[Trial], what: str, paper: float | None, clean: bool = False) -> list[Claim]:
+    """That the hardened model is ahead of the bare one and of the control, image by image."""
+    bare, control, hardened = (_trial(trials, name, clean).correct for name in (*CONTROLS, "tokens"))
+    return [
+        claim_of(f"tokens over no tokens, {what}", hardened, bare, paper),
+        claim_of(f"tokens over random tokens, {what}", hardened, control),
+    ]
+
+
 def insider_note(trials: list[Trial]) -> str:
     """What an attacker who knows the tokens leaves."""
     return f"An attacker who knows the tokens leaves {_accuracy(trials, INSIDER, False):.1f} % accuracy."
 
 
 def _accuracy(trials: list[Trial], scenario: str, clean: bool) -> float:
-    return per_cent(next(t for t in trials if t.scenario == scenario and (t.attack == "clean") == clean))
+    return per_cent(_trial(trials, scenario, clean))
+
+
+def _trial(trials: list[Trial], scenario: str, clean: bool) -> Trial:
+    return next(t for t in trials if t.scenario == scenario and (t.attack == "clean") == clean)
 
 
 def _with_controls(trials: list[Trial]) -> list[Trial]:
-    return [replace(trial, control=trial.scenario in CONTROLS) for trial in trials]
+    return [replace(trial, control=trial.scenario in (*CONTROLS, PUBLISHED_REGULAR)) for trial in trials]

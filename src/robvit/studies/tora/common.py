@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import nn
@@ -90,11 +91,17 @@ class AdapterBench:
         """A trial for each attack on the judged images."""
         return judge(self.context, model, self.judged, attempts, scenario=scenario, identity=identity)
 
-    def corruption_error(self, model: nn.Module, identity: str = "", severity: int = SEVERITY) -> float:
-        """The mean error in per cent over the fifteen corruptions at one severity."""
+    def sized(self, images: ImageDataset) -> ImageDataset:
+        """Images at the backbone's size."""
+        return images.resized(self.model.input_size[0], self.context.resize)
+
+    def corruption_error(
+        self, model: nn.Module, identity: str = "", severities: Sequence[int] = (SEVERITY,)
+    ) -> float:
+        """The mean error in per cent over the fifteen corruptions at these severities."""
         errors = []
-        with progress("corruptions", total=len(CORRUPTIONS)) as advance:
-            for entry in CORRUPTIONS:
+        with progress("corruptions", total=len(CORRUPTIONS) * len(severities)) as advance:
+            for entry, severity in product(CORRUPTIONS, severities):
                 name = f"{entry.name}:{severity}"
                 images = self.judged.corrupted(name)
                 (trial,) = judge(self.context, model, images, [CLEAN], scenario=name, identity=identity)

@@ -8,7 +8,8 @@ from robvit.backbones.model import Model
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import CLEAN, Attempt, per_cent, worst_of
-from robvit.studies.rob.common import TokenEffort, learn_tokens
+from robvit.studies.rob.common import learn_tokens
+from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.tora.common import PAPER, STRONG, AdapterEffort, bench
 
 EFFORT = AdapterEffort()

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import adaptive_avg_pool2d
 
+from robvit.data import open_data
 from robvit.drawing.images import save_png
+from robvit.errors import IGNORE, DataError
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.record import Curve, Record, Table
+from robvit.statistics import mean_interval
 from robvit.studies.common import StudyContext, study
 from robvit.studies.tora.common import PAPER, AdapterEffort, bench
 
@@ -26,12 +30,25 @@ NOTE = (
     effort=AdapterEffort(),
 )
 def attention(
-    context: StudyContext, effort: AdapterEffort, *, trades: Sequence[float] = (0.1, 0.5, 0.9)
+    context: StudyContext,
+    effort: AdapterEffort,
+    *,
+    trades: Sequence[float] = (0.1, 0.5, 0.9),
+    masks: str = "",
 ) -> Record:
-    """Maps of the first images for several trade-offs, in gates.png, and mean gates of all of them."""
+    """Maps of the first images for several trade-offs, in gates.png, and mean gates of all of them.
+
+    With `masks`, a set such as pets:PATH, its images are shown, and gates on objects are told from those on
+    what lies behind them.
+    """
     at = bench(context, effort, images=4)
     model = at.train(trades)
-    x = at.judged.tensors()[0]
+    size, judged = at.model.input_size[0], at.judged
+    if masks:
+        judged = open_data(masks, split="test", size=size, resize=context.resize, limit=len(at.judged))
+        if judged.kind != "masks":
+            raise DataError(f"expected images with masks, {masks} has {judged.kind}; name pets:PATH, say")
+    x, y = judged.tensors()
     maps: dict[float, torch.Tensor] = {}
     for trade in trades:
         model.trade_off = trade
@@ -46,8 +63,47 @@ def attention(
     spread = {f"{t:g}, spread over patches": m.std((2, 3)).mean(1).tolist() for t, m in maps.items()}
     columns = ["trade-off", *(f"block {i + 1}" for i in range(model.depth))]
     rows = [[name, *values] for name, values in (means | spread).items()]
-    record = context.record(at.model, at.judged)
+    record = context.record(at.model, judged)
     record.tables = [Table("Mean gate of the accuracy adapter on patches", columns, rows, NOTE)]
     lines = {name: [[i, v] for i, v in enumerate(values, start=1)] for name, values in means.items()}
     record.curves = [Curve("Mean gate of the accuracy adapter", "block", "gate", lines)]
+    if masks:
+        behind = judged.classes.index("background")
+        record.tables.append(_objects(maps, y, behind))
     return record
+
+
+def _objects(maps: dict[float, torch.Tensor], y: torch.Tensor, behind: int) -> Table:
+    """The accuracy adapter's gate on patches of object and background; y (B H W), maps as `gate_maps`."""
+    rows: list[list[object]] = []
+    grid = next(iter(maps.values())).shape[-2:]
+    share = adaptive_avg_pool2d(((y != behind) & (y != IGNORE)).float()[:, None], grid)[:, 0]
+    known = adaptive_avg_pool2d((y != IGNORE).float()[:, None], grid)[:, 0]
+    thing, rest = share > 0.5, (share < 0.1) & (known > 0.5)  # patches of the border count as neither
+    both = thing.flatten(1).any(1) & rest.flatten(1).any(1)
+    for trade, gates in maps.items():
+        means = [
+            [(values[:, one][:, where[one]]).mean(1) for one in both.nonzero()[:, 0].tolist()]
+            for values, where in ((gates, thing), (gates, rest))
+        ]
+        on, off = (torch.stack(each) for each in means)  # (images blocks)
+        for block in range(len(gates)):
+            moved = (on - off)[:, block].tolist()
+            *_, low, high = mean_interval(moved)
+            way = "context" if high < 0 else "object" if low > 0 else "neither"
+            shown = (float(on[:, block].mean()), float(off[:, block].mean()), f"{low:+.4f} to {high:+.4f}")
+            rows.append([f"{trade:g}", block + 1, *shown, way])
+    columns = [
+        "trade-off",
+        "block",
+        "object",
+        "background",
+        "difference, 95 % interval",
+        "higher on",
+    ]
+    note = (
+        f"The accuracy adapter's gate, {int(both.sum())} images with both kinds of patches; the robustness "
+        "adapter's is the rest to one. The slides: the accuracy adapter prioritises context, the robustness "
+        "adapter the main object."
+    )
+    return Table("Gates on objects and on what lies behind them", columns, rows, note)

@@ -12,9 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from robvit.backbones.model import Model
 from robvit.record import Record, Table
 from robvit.studies.common import StudyContext, study
+from robvit.studies.published import PublishedTable
 from robvit.studies.xcit.common import (
     PAPER,
     PUBLISHED,
+    Contrast,
     ablation_table,
     accuracy_curve,
     accuracy_table,
@@ -63,13 +65,18 @@ def architectures(context: StudyContext, effort: RecipeEffort) -> Record:
         Variant(name, model, changes=changes(ALL, 0.05, 0), stand_in=STAND_INS[model])
         for name, model in zip(published.rows, (DEIT, CAIT, XCIT), strict=True)
     ]
-    judged = judge_variants(context, effort, variants, with_standard=True)
-    note = "The thesis repeats augmentations here, three epochs' worth in each; this loop does not."
-    contrasts = [
-        contrast("class attention helps: CaiT over DeiT", cait, deit, published),
-        contrast("cross-covariance attention helps: XCiT over CaiT", xcit, cait, published),
-    ]
-    return judged.record(ablation_table(judged, published, "Table 1: architectures", note), contrasts)
+    return _ablation(
+        context,
+        effort,
+        variants,
+        published,
+        "Table 1: architectures",
+        [
+            contrast("class attention helps: CaiT over DeiT", cait, deit, published),
+            contrast("cross-covariance attention helps: XCiT over CaiT", xcit, cait, published),
+        ],
+        note="The thesis repeats augmentations here, three epochs' worth in each; this loop does not.",
+    )
 
 
 @study(
@@ -84,13 +91,18 @@ def warmups(
     """DeiT's setup with eps rising over some of the 100 epochs, or their share of fewer."""
     published = PUBLISHED["table2"]
     variants = [Variant(f"{n} epochs", changes=changes(ALL, 0.05, n)) for n in periods]
-    judged = judge_variants(context, effort, variants)
-    note = "Epochs are those of the thesis's 100."
-    table = ablation_table(judged, published, "Table 2: eps warm-up", note)
-    contrasts = [contrast("20 epochs of warm-up over none", "20 epochs", "0 epochs", published)]
-    record = judged.record(table, contrasts, quoted="20 epochs")
-    record.curves = [accuracy_curve("Table 2: eps warm-up", "epochs of warm-up", periods, judged)]
-    return record
+    return _ablation(
+        context,
+        effort,
+        variants,
+        published,
+        "Table 2: eps warm-up",
+        [contrast("20 epochs of warm-up over none", "20 epochs", "0 epochs", published)],
+        note="Epochs are those of the thesis's 100.",
+        quoted="20 epochs",
+        over=("epochs of warm-up", periods),
+        with_standard=False,
+    )
 
 
 @study("xcit-table3", paper=PAPER, title="Table 3: data augmentation, XCiT-N12, ImageNet-100", effort=EFFORT)
@@ -98,10 +110,8 @@ def augmentations(context: StudyContext, effort: RecipeEffort) -> Record:
     """The eight policies that the thesis prints, with and without attacks; all have flips and crops."""
     published = PUBLISHED["table3"]
     variants = [Variant(policy, changes=changes(policy, 0.05, 20)) for policy in published.rows]
-    judged = judge_variants(context, effort, variants, with_standard=True)
     contrasts = [contrast("basic augmentation over all of DeiT's", BASIC, ALL, published)]
-    table = ablation_table(judged, published, "Table 3: augmentation")
-    return judged.record(table, contrasts, quoted=BASIC)
+    return _ablation(context, effort, variants, published, "Table 3: augmentation", contrasts, quoted=BASIC)
 
 
 @study("xcit-table4", paper=PAPER, title="Table 4: weight decay, XCiT-N12, ImageNet-100", effort=EFFORT)
@@ -114,12 +124,16 @@ def weight_decays(
     """Basic augmentation and warm-up with several weight decays, with and without attacks."""
     published = PUBLISHED["table4"]
     variants = [Variant(f"{value:g}", changes=changes(BASIC, value, 20)) for value in values]
-    judged = judge_variants(context, effort, variants, with_standard=True)
-    contrasts = [contrast("a weight decay of 0.5 over 0.05", "0.5", "0.05", published)]
-    table = ablation_table(judged, published, "Table 4: weight decay")
-    record = judged.record(table, contrasts, quoted="0.5")
-    record.curves = [accuracy_curve("Table 4: weight decay", "weight decay", values, judged)]
-    return record
+    return _ablation(
+        context,
+        effort,
+        variants,
+        published,
+        "Table 4: weight decay",
+        [contrast("a weight decay of 0.5 over 0.05", "0.5", "0.05", published)],
+        quoted="0.5",
+        over=("weight decay", values),
+    )
 
 
 @study(
@@ -172,6 +186,27 @@ def sizes(context: StudyContext, effort: RecipeEffort) -> Record:
     ]
     note = "The thesis prints a width of 324 for XCiT-S12; it is 384."
     return judged.record(Table("Table 6: size", columns, cells, note), contrasts)
+
+
+def _ablation(
+    context: StudyContext,
+    effort: RecipeEffort,
+    variants: Sequence[Variant],
+    published: PublishedTable,
+    title: str,
+    contrasts: Sequence[Contrast],
+    *,
+    note: str = "",
+    quoted: str = "",
+    over: tuple[str, Sequence[float]] | None = None,
+    with_standard: bool = True,
+) -> Record:
+    """A table whose rows differ in one choice; `over` names an axis and the places of the rows on it."""
+    judged = judge_variants(context, effort, variants, with_standard=with_standard)
+    record = judged.record(ablation_table(judged, published, title, note), contrasts, quoted=quoted)
+    if over is not None:
+        record.curves = [accuracy_curve(title, *over, judged)]
+    return record
 
 
 def _cost(model: Model) -> tuple[int, float, float]:

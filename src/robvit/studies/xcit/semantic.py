@@ -57,6 +57,14 @@ def perturb(
     return {name: torch.cat(parts) for name, parts in adv.items()}
 
 
+def _perturbed(
+    context: StudyContext, models: dict[str, Model], count: int, steps: int, eps: float
+) -> tuple[ImageDataset, dict[str, torch.Tensor]]:
+    """The images of a study, so many unless others are wished, and what PGD left of them."""
+    images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(count))
+    return images, perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
+
+
 @torch.no_grad()
 def _logits(model: Model, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(part) for part in x.split(BATCH)])
@@ -75,8 +83,7 @@ def classified(
 ) -> Record:
     """How often a perturbation, in colours and in grey, is taken for the class of the image it attacks."""
     models = pair(context, standard, arch)
-    images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(100))
-    adv = perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
+    images, adv = _perturbed(context, models, 100, steps, eps)
     x, y = images.tensors()
     pred = {name: _logits(model, adv[name]).argmax(1) for name, model in models.items()}
     rows: list[list[Any]] = []
@@ -144,8 +151,7 @@ def shown(
 ) -> Record:
     """Images, their perturbations in grey, and how far these follow the images' edges."""
     models = pair(context, standard, arch)
-    images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(64))
-    adv = perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
+    images, adv = _perturbed(context, models, 64, steps, eps)
     x, _ = images.tensors()
     grey = {name: grey_perturbation(x, made, eps=eps) for name, made in adv.items()}
     few = range(min(SHOWN, len(x)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,11 +65,13 @@ class Variant:
         return replace(self, label=f"{self.label}, standard", base="standard", changes=changes, small=small)
 
     def command(self) -> str:
-        """The command of the thesis's own run."""
-        arch = " --arch xcit-s12" if self.model == CHECKPOINT else ""
-        more = f" --extra {self.extra or SYNTHETIC}" if "extra_share" in self.changes else ""
-        changed = "".join(f" --set {key}={value}" for key, value in self.changes.items())
-        return f"robvit train {self.base} --model {self.model}{arch} --data {self.on}{more}{changed}"
+        """The command of the thesis's own run, quoted for a shell."""
+        words = ["robvit", "train", self.base, "--model", self.model]
+        words += ["--arch", "xcit-s12"] if self.model == CHECKPOINT else []
+        words += ["--data", self.on]
+        words += ["--extra", self.extra or SYNTHETIC] if "extra_share" in self.changes else []
+        words += [word for key, value in self.changes.items() for word in ("--set", f"{key}={value}")]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""Certificates against patches of one size or several, batch by batch, and what a record tells of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from robvit.backbones.model import Model
+from robvit.budget import PATCH, Budget
+from robvit.certification.maps import places_table
+from robvit.certification.patches import PatchDefense
+from robvit.data import ImageDataset
+from robvit.evaluation.parts import Rows
+from robvit.record import Curve, Record, Table, Trial
+from robvit.statistics import interval
+
+NO_LABEL = -1  # what is predicted where nothing is certified
+COSTS = ("inference seconds", "certificate seconds", "passes")
+COLUMNS = [
+    *("patch, pixels", "share of the area, %", "windows", "masks"),
+    *("clean, defended, %", "certified, %", "from", "to", "disputed, %", "passes", "CPU seconds an image"),
+]
+
+
+class PatchCertificate:
+    """Labels that no square patch can change, for patches of each of the `sides` in pixels.
+
+    Sides that touch equally many tokens have the same windows, so that one certificate serves all of them.
+    """
+
+    kind = PATCH
+
+    def __init__(
+        self, model: Model, sides: Sequence[int], windows: int | tuple[int, int], *, maps: bool
+    ) -> None:
+        self.model, self.maps = model, maps
+        self.sides = sorted(set(sides))
+        self.defenses: list[PatchDefense] = []
+        self.of: dict[int, int] = {}  # the number of the defence that serves a side
+        for side in self.sides:
+            found = PatchDefense(model, side, windows=windows)
+            if not self.defenses or found.cover.windows != self.defenses[-1].cover.windows:
+                self.defenses.append(found)
+            self.of[side] = len(self.defenses) - 1
+        self.settings: dict[str, Any] = {
+            "patch": self.sides if len(self.sides) > 1 else self.sides[0],
+            "windows": [list(defense.cover.shape) for defense in self.defenses],
+            "masks": [len(defense.cover.pairs) for defense in self.defenses],
+            "maps": maps,
+        }
+
+    @property
+    def facts(self) -> list[Any]:
+        """What decides the outcomes, beside model and images."""
+        return [self.kind, self.settings]
+
+    @property
+    def meaning(self) -> str:
+        """What is certified, in words."""
+        sizes = " or ".join(f"{side}x{side}" for side in self.sides)
+        rows, columns = self.model.input_size
+        windows = [len(window) for defense in self.defenses for window in defense.cover.windows]
+        return (
+            f"A certified image keeps its label under the defended inference whatever one square patch of "
+            f"{sizes} pixels anywhere on the {rows}x{columns} input holds, "
+            f"in the white box. Windows of at most {max(windows)} of the "
+            f"{len(self.defenses[0].cover.kept())} tokens cover every place of the patch, which was checked "
+            "one by one; dropped tokens are left out of the sequence. The model without this inference, two "
+            "patches, larger ones and small changes all over the image are not covered."
+        )
+
+    @torch.no_grad()
+    def outcomes(self, images: ImageDataset) -> Rows:
+        x, y = images.tensors()
+        rows: Rows = {"plain": self.model(x).argmax(-1).tolist()}
+        for number, defense in enumerate(self.defenses):
+            start = time.process_time()
+            answers = defense.asked(x)
+            defended = defense.decide(answers)
+            middle = time.process_time()
+            places = defense.safe_places(answers, y) if self.maps else defense.safe(answers, y)[:, None]
+            end = time.process_time()
+            found: Rows = {
+                "label": defended.label.tolist(),
+                "disputed": defended.disputed.tolist(),
+                "certified": places.all(1).tolist(),
+                **({"places": places.tolist()} if self.maps else {}),
+            }
+            for name, cost in zip(COSTS, (middle - start, end - middle, answers.passes), strict=True):
+                found[name] = [cost / len(x)] * len(x)
+            rows |= {f"{number}/{name}": values for name, values in found.items()}
+        return rows
+
+    def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
+        """Put what was found into the record: trials, figures to quote, and the curve of several sides."""
+        plain = trial("clean", rows["plain"], labels, scenario="without the defence", control=True)
+        record.trials = [plain, *(one for side in self.sides for one in self._trials(side, rows, labels))]
+        for side in self.sides:
+            record.metrics |= self._metrics(side, rows)
+        record.tables = [Table("Certified by the size of the patch", COLUMNS, self._table(rows, labels))]
+        if len(self.sides) > 1:
+            record.curves = [self._curve(record)]
+        if self.maps:
+            for number, defense in enumerate(self.defenses):
+                record.tables.append(places_table(rows[f"{number}/places"], defense.cover))
+
+    def _name(self, side: int, what: str) -> str:
+        return what if len(self.sides) == 1 else f"{what}, patch {side}"
+
+    def _rows(self, side: int, rows: Rows) -> Rows:
+        number = f"{self.of[side]}/"
+        return {name.removeprefix(number): v for name, v in rows.items() if name.startswith(number)}
+
+    def _trials(self, side: int, rows: Rows, labels: list[int]) -> list[Trial]:
+        own, scenario = self._rows(side, rows), self._name(side, "defended")
+        sure = [
+            label if held else NO_LABEL for label, held in zip(own["label"], own["certified"], strict=True)
+        ]
+        return [
+            trial("clean", own["label"], labels, scenario=scenario),
+            trial("certificate", sure, labels, Budget(PATCH, side), scenario=scenario),
+        ]
+
+    def _metrics(self, side: int, rows: Rows) -> dict[str, float]:
+        own, found = self._rows(side, rows), dict[str, float]()
+        for what, hits in (("certified accuracy", own["certified"]), ("disputed", own["disputed"])):
+            name = self._name(side, what)
+            low, high = interval(sum(hits), len(hits))
+            found |= {name: sum(hits) / len(hits), f"{name}, low": low, f"{name}, high": high}
+        for what in COSTS:
+            found[self._name(side, f"{what} an image")] = sum(own[what]) / len(own[what])
+        return found
+
+    def _table(self, rows: Rows, labels: list[int]) -> list[list[Any]]:
+        lines, area = [], self.model.input_size[0] * self.model.input_size[1]
+        for side in self.sides:
+            own, cover = self._rows(side, rows), self.defenses[self.of[side]].cover
+            count = len(labels)
+            right = sum(a == b for a, b in zip(own["label"], labels, strict=True))
+            certified = sum(own["certified"])
+            accuracy = [
+                100 * share for share in (right / count, certified / count, *interval(certified, count))
+            ]
+            seconds = sum(own["inference seconds"]) + sum(own["certificate seconds"])
+            windows = f"{cover.shape[0]}x{cover.shape[1]}"
+            costs = [100 * sum(own["disputed"]) / count, sum(own["passes"]) / count, seconds / count]
+            lines.append([side, 100 * side**2 / area, windows, len(cover.pairs), *accuracy, *costs])
+        return lines
+
+    def _curve(self, record: Record) -> Curve:
+        lines: dict[str, list[list[float]]] = {}
+        for name, kind in (("certified", "attack"), ("defended, without a patch", "clean")):
+            found = [one for one in record.trials if one.kind == kind and not one.control]
+            hits = [(sum(one.correct), len(one.correct)) for one in found]
+            lines[name] = [
+                [side, right / count, *interval(right, count)]
+                for side, (right, count) in zip(self.sides, hits, strict=True)
+            ]
+        note = "Whiskers are 95 % intervals."
+        return Curve("Accuracy by the size of the patch", "side in pixels", "accuracy", lines, note, True)
+
+
+def trial(
+    attack: str, pred: list[int], labels: list[int], threat: Budget | None = None, **about: Any
+) -> Trial:
+    """What was predicted beside what is true."""
+    correct = [a == b for a, b in zip(pred, labels, strict=True)]
+    return Trial(attack, threat, {}, correct, pred, [0.0] * len(pred), **about)

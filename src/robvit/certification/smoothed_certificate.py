@@ -1,0 +1,90 @@
+"""Certificates within an L2 radius by smoothing, batch by batch, and what a record tells of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from robvit.backbones.model import Model
+from robvit.budget import Budget
+from robvit.certification.patch_certificate import NO_LABEL, trial
+from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
+from robvit.data import ImageDataset
+from robvit.evaluation.parts import Rows
+from robvit.record import Record
+from robvit.statistics import interval
+
+LABEL, EMBEDDING = "label", "embedding"
+
+
+class SmoothedCertificate:
+    """The label of the smoothed model within an L2 radius in pixels, or a bound on its embedding's cosine."""
+
+    def __init__(
+        self, model: Model, radius: float, rules: Smoothing, *, seed: int = 0, embedding: bool = False
+    ) -> None:
+        self.model, self.rules, self.seed = model, rules, seed
+        self.budget = Budget("l2", radius)
+        self.kind = EMBEDDING if embedding else LABEL
+        drawn = {k: getattr(rules, k) for k in ("sigma", "select", "samples", "alpha")}
+        self.settings: dict[str, Any] = {**drawn, "seed": seed}
+
+    @property
+    def facts(self) -> list[Any]:
+        """What decides the outcomes, beside model and images."""
+        return [self.kind, str(self.budget), self.settings]
+
+    @property
+    def meaning(self) -> str:
+        """What is certified, in words."""
+        what = "mean class embedding" if self.kind == EMBEDDING else "label"
+        return (
+            f"Certified is the {what} of the smoothed model, its mean answer under Gaussian noise of sigma "
+            f"{self.rules.sigma:g} in pixels, within {self.budget.eps:g} in L2, for each image with "
+            f"confidence {1 - self.rules.alpha:g}; {self.rules.select} samples choose, "
+            f"{self.rules.samples} others certify. The network without noise has no certificate."
+        )
+
+    def outcomes(self, images: ImageDataset) -> Rows:
+        rows: Rows = {"plain": [], "label": [], "radius": []}
+        if self.kind == EMBEDDING:
+            rows = {"clean cosine": [], "certified cosine": []}
+        for image, name in zip(images.tensors()[0], images.names, strict=True):
+            digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+            draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            if self.kind == EMBEDDING:
+                found: tuple[float, float] = certify_embedding(
+                    self._embed, image, self.budget.eps, self.rules, draws
+                )
+            else:
+                found = certify_label(self.model, image, self.rules, draws)
+                with torch.no_grad():
+                    rows["plain"].append(int(self.model(image[None]).argmax()))
+            for column, value in zip(list(rows)[-2:], found, strict=True):
+                rows[column].append(value)
+        return rows
+
+    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model.features(x)[:, 0]
+
+    def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
+        """Put what was found into the record: trials of labels, and the figures to quote."""
+        if self.kind == EMBEDDING:
+            for name in ("clean cosine", "certified cosine"):
+                record.metrics[f"mean {name}"] = sum(rows[name]) / len(rows[name])
+            return
+        radius: list[float] = rows["radius"]
+        pred = [NO_LABEL if r == 0 else label for label, r in zip(rows["label"], radius, strict=True)]
+        sure = [label if r >= self.budget.eps else NO_LABEL for label, r in zip(pred, radius, strict=True)]
+        record.trials = [
+            trial("clean", rows["plain"], labels, scenario="without the defence", control=True),
+            trial("clean", pred, labels, scenario="defended"),
+            trial("certificate", sure, labels, self.budget, scenario="defended"),
+        ]
+        shares = {"certified accuracy": record.trials[-1].correct, "abstained": [r == 0 for r in radius]}
+        for name, hits in shares.items():
+            low, high = interval(sum(hits), len(hits))
+            record.metrics |= {name: sum(hits) / len(hits), f"{name}, low": low, f"{name}, high": high}
+        record.metrics["mean radius"] = sum(radius) / len(radius)

@@ -1,0 +1,260 @@
+"""A defence that works at test time meets attackers who know it: `challenge`.
+
+Random transformations, purification and optimisation for every image often look robust because an attack
+meets noise, no gradient, or the wrong one. So the doctor looks for what the defence hides, and attackers of
+several kinds try: the figure to quote is what is left by all of them together (1802.00420, 2002.08347).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from robvit import plugins
+from robvit.attacks.core import Model, frozen
+from robvit.attacks.eot import bpda, eot
+from robvit.attacks.run import judge, run
+from robvit.diagnosis.doctor import doctor
+from robvit.errors import InputError
+from robvit.evaluation.classifiers import Classifier, aligned, check_fit, model_facts, open_classifier
+from robvit.evaluation.evaluate import Judged
+from robvit.evaluation.protocol import Subset
+from robvit.evaluation.subset import Data, judged_images
+from robvit.evaluation.trials import clean_trial_of, trial_of
+from robvit.locks import kept_in
+from robvit.progress import Advance, part_of, silent
+from robvit.record import Finding, Record, Table
+from robvit.threat import NORMS, Threat
+
+Defence = Callable[..., Model]  # a model to a defended one; see `challenge`
+USUAL = Threat("linf", 8 / 255)
+CHECKS = (
+    "randomness",
+    "softmax_output",
+    "saturation",
+    "gradients",
+    "finite_differences",
+    "black_box",
+    "transfer",
+)
+EXAMINED = 32  # images that the doctor sees
+PLAIN, DEFENDED = "without the defence", "defended"
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What attackers work with: the model without its defence, with it, and a twin to differentiate."""
+
+    plain: nn.Module
+    defended: Model
+    open: Model
+    randomised: bool
+    samples: int
+
+    def averaged(self, model: Model) -> Model:
+        """The mean over draws where there are any."""
+        return eot(model, self.samples) if self.randomised else model
+
+
+@dataclass(frozen=True)
+class _Attacker:
+    """One way to attack a defence: on which model images are made, and by which attack."""
+
+    about: str
+    source: Callable[[_Field], Model]
+    attack: str = "pgd_margin"
+    fits: Callable[[_Field], bool] = lambda field: True
+
+
+ATTACKERS = {
+    "transfer": _Attacker("images made on the model without its defence", lambda field: field.plain),
+    "gradient": _Attacker(
+        "gradients through the defence as it runs, and through every step that it takes inside",
+        lambda field: field.open,
+    ),
+    "gradient, EOT": _Attacker(
+        "the same, averaged over draws in every step",
+        lambda field: field.averaged(field.open),
+        fits=lambda field: field.randomised,
+    ),
+    "BPDA": _Attacker(
+        "the defence as it runs, with the gradient of the model behind it",
+        lambda field: field.averaged(bpda(field.defended, field.plain)),
+    ),
+    "square": _Attacker(
+        "answers only, averaged over draws", lambda field: field.averaged(field.defended), attack="square"
+    ),
+}
+
+
+def challenge(
+    model: Judged,
+    data: Data,
+    defence: str | Defence,
+    *,
+    threat: Threat = USUAL,
+    steps: int = 40,
+    samples: int = 10,
+    queries: int = 300,
+    out: str | Path | None = None,
+    split: str | None = None,
+    resize: str = "squash",
+    limit: int | None = 64,
+    batch: int = 32,
+    seed: int = 0,
+    progress: Advance = silent,
+    command: str = "",
+) -> Record:
+    """Attack a model behind a test-time defence with the defence in mind, and tell what is left.
+
+    The record's findings are the doctor's, its trials those of each attacker, and its headline is their
+    worst case image by image.
+
+    model: the model without its defence: any callable to logits (B K), or what names one.
+    data: labelled images, or what `open_data` opens.
+    defence: a function, or `module:function`, from that model to a callable on images (B 3 H W) in [0,1].
+        If it takes `differentiable`, it is called once more with True for a twin whose inner steps autograd
+        can follow (create_graph=True), which the attacker unrolls.
+    threat: the norm and the budget of the attackers.
+    steps: gradient steps of an attack.
+    samples: draws over which a randomised defence is averaged, when it is attacked and when it is judged.
+    queries: those of the attacker who sees answers only.
+    out: a folder for record.json; nothing is written without it.
+    split: the part of the data; its judging part if left out.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    limit: at most so many images.
+    batch: images in one pass.
+    seed: decides every random draw.
+    progress: takes shares of the work, one in all.
+    command: what a person typed, for the record.
+    """
+    if threat.norm not in NORMS:
+        raise InputError(f"a defence is challenged in {', '.join(NORMS)}, got {threat.norm}")
+    plain = model if isinstance(model, Classifier) else open_classifier(model)
+    images = judged_images(data, Subset(count=None), split=split, limit=limit)
+    images = aligned(plain, images.resized(plain.size or images.size, resize))
+    check_fit(plain, images)
+    x, y = images.tensors()
+    torch.manual_seed(seed)
+    field = _field(plain.net, defence, x[:batch], samples)
+    name = defence if isinstance(defence, str) else getattr(defence, "__name__", type(defence).__name__)
+    facts = model_facts(plain) | {"defence": name, "randomised": field.randomised}
+    record = Record("challenge", facts, images.facts(), [], command=command)
+    with kept_in(out) as folder:
+        record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
+        _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
+        record.metrics = _figures(record)
+        record.protocol = {"threat": str(threat), "steps": steps, "samples": samples, "queries": queries}
+        record.protocol |= {"seed": seed, "batch": batch}
+        record.notes = [_meaning(record)]
+        if out is not None:
+            record.save(folder / "record.json")
+    return record
+
+
+def _field(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples: int) -> _Field:
+    make: Defence = plugins.imported(defence) if isinstance(defence, str) else defence
+    if not callable(make):
+        raise InputError(f"a defence is a function from a model to a defended one, got {type(make).__name__}")
+    defended = make(plain)
+    if not callable(defended):
+        raise InputError(
+            f"a defence must return a callable from images to logits, got {type(defended).__name__}"
+        )
+    follows = "differentiable" in inspect.signature(make).parameters
+    with torch.no_grad(), frozen(plain):
+        randomised = not torch.equal(defended(x), defended(x))
+    return _Field(
+        plain, defended, make(plain, differentiable=True) if follows else defended, randomised, samples
+    )
+
+
+def _examined(
+    field: _Field, x: torch.Tensor, y: torch.Tensor, threat: Threat, batch: int, progress: Advance
+) -> list[Finding]:
+    """What the doctor finds in the defended model, with the one behind it to transfer from."""
+    seen = x[:EXAMINED], y[:EXAMINED]
+    return doctor(
+        field.defended,
+        seen,
+        threat=threat,
+        surrogate=field.plain,
+        checks=CHECKS,
+        batch=batch,
+        progress=progress,
+    ).findings
+
+
+def _attack(
+    record: Record,
+    field: _Field,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    batch: int,
+    seed: int,
+    steps: int,
+    queries: int,
+    progress: Advance,
+) -> None:
+    """Every attacker's trial, and a table of them in words; one that finds no gradient is told so."""
+    rows: list[list[Any]] = []
+    record.trials = [clean_trial_of(judge(field.plain, x, y, batch=batch), scenario=PLAIN, control=True)]
+    for name, attacker in ATTACKERS.items():
+        settings = {"steps": queries if attacker.attack == "square" else steps, "seed": seed}
+        if not attacker.fits(field):
+            rows.append([name, attacker.about, None, "the defence is not randomised"])
+            continue
+        try:
+            outcome = run(
+                attacker.attack,
+                attacker.source(field),
+                x,
+                y,
+                threat,
+                victim=field.defended,
+                samples=field.samples if field.randomised else 1,
+                batch=batch,
+                **settings,
+            )
+        except InputError as error:
+            rows.append([name, attacker.about, None, str(error).split(";")[0]])
+            continue
+        finally:
+            progress(1 / len(ATTACKERS), note=name)
+        if len(record.trials) == 1:
+            record.trials.append(clean_trial_of(outcome, scenario=DEFENDED))
+        trial = trial_of(outcome, attacker.attack, threat, settings | {"attacker": name}, scenario=DEFENDED)
+        record.trials.append(trial)
+        rows.append([name, attacker.about, 100 * trial.accuracy, ""])
+    columns = ["attacker", "what it does", "accuracy left, %", "why not"]
+    record.tables = [Table("Attackers", columns, rows, "The worst case is taken image by image.")]
+
+
+def _figures(record: Record) -> dict[str, float]:
+    trials = {trial.settings.get("attacker"): trial for trial in record.trials}
+    found = {
+        "clean accuracy, undefended": record.trials[0].accuracy,
+        "clean accuracy, defended": record.trials[1].accuracy,
+        "accuracy under transfer": trials["transfer"].accuracy,
+        "accuracy under all attackers": record.robust_accuracy(),
+    }
+    worst = record.headline()
+    return found | {f"accuracy under all attackers, {k}": getattr(worst, k) for k in ("low", "high")}
+
+
+def _meaning(record: Record) -> str:
+    red = [finding.title for finding in record.findings if finding.status == "red"]
+    seen, left = (record.metrics[f"accuracy under {who}"] for who in ("transfer", "all attackers"))
+    hides = f" The doctor: {'; '.join(red)} - does not hold." if red else ""
+    return (
+        f"Attackers who know the defence leave {left:.1%} of the images correct, those who attack the model "
+        f"without it {seen:.1%}.{hides} No attack proves robustness: only the first figure may be quoted, "
+        "as an upper bound."
+    )

@@ -1,0 +1,137 @@
+"""Results that the project keeps: what the laboratory measured, and whether a smaller run agrees with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robvit.errors import InputError
+from robvit.record import Record, Table, Trial
+from robvit.statistics import fisher, holm
+from robvit.studies.judging import with_interval
+
+SURE = 0.05  # beyond this chance, all comparisons of a record together, two runs do not disagree
+COUNTS = {"reproduce": "--images", "evaluate": "--limit"}  # how a command is told how many images to judge
+LEAST = 16
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """What a study left in results/: its record, and how it was made."""
+
+    name: str
+    record: Record
+    about: dict[str, Any]
+
+    @property
+    def fewer(self) -> int:
+        """How many images a run that checks it judges, unless told otherwise: a quarter."""
+        return max(LEAST, int(self.record.data["count"]) // 4)
+
+    def command(self, images: int, out: Path) -> list[str]:
+        """The words after `robvit` that make a record of so many images in `out`.
+
+        What other studies left, and data that cannot be fetched, are where the laboratory has them.
+        """
+        first, verb, *rest = shlex.split(self.about["command"])
+        if first != "robvit" or verb not in COUNTS:
+            raise InputError(
+                f"{self.name} was made by `{first} {verb}`; only results of `reproduce` and `evaluate` "
+                "can be checked with fewer images"
+            )
+        data = os.environ.get("ROBVIT_LAB_DATA", "")
+        if "{data}" in self.about["command"] and not data:
+            raise InputError(
+                f"{self.name} was measured on data that cannot be fetched; set ROBVIT_LAB_DATA to its folder"
+            )
+        lab = Path(os.environ.get("ROBVIT_LAB") or "~/.cache/robvit/lab").expanduser()
+        for short, place in (("{out}", str(out)), ("{lab}", str(lab)), ("{data}", data)):
+            rest = [word.replace(short, place) for word in rest]
+        flag = COUNTS[verb]
+        if flag in rest:
+            at = rest.index(flag)
+            rest[at : at + 2] = []
+        return [verb, *rest, flag, str(images)]
+
+
+def read_kept(name: str, folder: Path) -> KeptResult:
+    """The result of that name in a folder of results."""
+    packed, about = folder / name / "record.json.gz", folder / name / "about.json"
+    if not packed.is_file() or not about.is_file():
+        known = sorted(path.parent.name for path in folder.glob("*/about.json"))
+        raise InputError(
+            f"no result is called {name}: expected {packed}; there are {', '.join(known) or 'none'}, and "
+            "`make lab` makes those of results/queue.yaml"
+        )
+    with tempfile.TemporaryDirectory() as aside:
+        unpacked = Path(aside) / "record.json"
+        unpacked.write_bytes(gzip.decompress(packed.read_bytes()))
+        return KeptResult(name, Record.load(unpacked), json.loads(about.read_text("utf-8")))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two runs of the same study side by side, and what they disagree in beyond chance."""
+
+    table: Table
+    disagree: list[str]
+    compared: int
+
+    def __str__(self) -> str:
+        if not self.compared:
+            return "Nothing was judged image by image, so there are no intervals: compare the figures by eye."
+        if self.disagree:
+            return f"They disagree in {len(self.disagree)} of {self.compared}: {'; '.join(self.disagree)}."
+        return f"They agree within intervals in all {self.compared} comparisons."
+
+
+def agreement(kept: Record, anew: Record) -> Agreement:
+    """Every share of both records by Fisher's exact test, corrected for how many there are."""
+    pairs = list(_pairs(kept, anew))
+    chances = holm([fisher(sum(a), len(a), sum(b), len(b)) for _, a, b in pairs])
+    rows: list[list[Any]] = []
+    disagree = []
+    for (what, first, second), p in zip(pairs, chances, strict=True):
+        if p < SURE:
+            disagree.append(what)
+        verdict = "no" if p < SURE else "yes"
+        rows.append([what, with_interval(first), with_interval(second), f"{p:.2g}", verdict])
+    rows += [[what, Table.cell(a), Table.cell(b), None, "–"] for what, a, b in _figures(kept, anew)]
+    columns = ["what", f"kept, {kept.data['count']} images", f"anew, {anew.data['count']}", "p", "agrees"]
+    note = "Shares in per cent with 95 % intervals; p is Fisher's, after Holm's correction."
+    return Agreement(Table("The kept record and one made anew", columns, rows, note), disagree, len(pairs))
+
+
+def _pairs(kept: Record, anew: Record) -> Iterator[tuple[str, list[bool], list[bool]]]:
+    """The outcomes of each trial that both records have."""
+    others = {_key(trial): trial for trial in anew.trials}
+    for trial in kept.trials:
+        if (other := others.get(_key(trial))) is not None:
+            what = ", ".join(filter(None, (trial.scenario, trial.title, trial.strength)))
+            yield what, trial.correct, other.correct
+
+
+def _key(trial: Trial) -> tuple[Any, ...]:
+    return trial.scenario, trial.attack, trial.surrogate, trial.severity, trial.strength, trial.control
+
+
+def _figures(kept: Record, anew: Record) -> Iterator[tuple[str, float, float]]:
+    """The measured numbers in tables of records that judge nothing image by image."""
+    if kept.trials:
+        return
+    others = {table.title: table for table in anew.tables}
+    for table in kept.tables:
+        rows = {str(row[0]): row for row in others[table.title].rows} if table.title in others else {}
+        for row in table.rows:
+            for column, first, second in zip(
+                table.columns, row, rows.get(str(row[0]), row[:1]), strict=False
+            ):
+                if isinstance(first, float) and isinstance(second, float):
+                    yield f"{row[0]}, {column}", first, second

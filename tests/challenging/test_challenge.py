@@ -1,0 +1,79 @@
+"""Two published test-time defences, rebuilt small, look strong to who does not know them and are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+import robvit
+from robvit.challenging import ATTACKERS, challenge
+from robvit.cli import app
+from robvit.errors import InputError
+from robvit.threat import Threat
+
+SMALL = {"limit": 12, "steps": 10, "samples": 4, "queries": 20, "threat": Threat("linf", 4 / 255)}
+
+
+def resized_and_padded(model: nn.Module) -> nn.Module:
+    """Random resizing and padding (1711.01991)."""
+
+    class Defended(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            side = int(torch.randint(26, x.shape[-1] + 1, ()))
+            top, left = (int(torch.randint(x.shape[-1] - side + 1, ())) for _ in range(2))
+            room = x.shape[-1] - side
+            small = F.interpolate(x, (side, side), mode="bilinear", antialias=True)
+            return model(F.pad(small, (left, room - left, top, room - top)))
+
+    return Defended()
+
+
+def anti_adversary(model: nn.Module, differentiable: bool = False) -> nn.Module:
+    """Steps at test time that make the model surer of its own answer (2103.14347)."""
+
+    class Defended(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                leaf = x if x.requires_grad else x.detach().requires_grad_()
+                label, point = model(leaf).argmax(1).detach(), leaf
+                for _ in range(2):
+                    surer = -F.cross_entropy(model(point), label, reduction="sum")
+                    (slope,) = torch.autograd.grad(
+                        surer, point, create_graph=differentiable, retain_graph=True
+                    )
+                    point = (point + 8 / 255 * slope.sign()).clamp(0, 1)
+                    point = point if differentiable else point.detach().requires_grad_()
+                return model(point)
+
+    return Defended()
+
+
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
+@pytest.mark.parametrize("defence", [resized_and_padded, anti_adversary])
+def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) -> None:
+    assert callable(defence)
+    record = challenge("robvit-mini", "sample", defence, out=tmp_path, **SMALL)
+    figures = record.metrics
+    assert figures["clean accuracy, defended"] > 0.5
+    assert figures["accuracy under all attackers"] < 0.5 * figures["clean accuracy, defended"]
+    assert figures["accuracy under all attackers"] <= figures["accuracy under transfer"]
+    left = {row[0]: row[2] for row in record.tables[0].rows}
+    assert set(left) == set(ATTACKERS)
+    assert (left["gradient, EOT"] is None) == (defence is anti_adversary)
+    assert record.model["randomised"] == (defence is resized_and_padded)
+    reds = {finding.check for finding in record.findings if finding.status == "red"}
+    assert reds, "the doctor must find what it hides"
+    assert robvit.Record.load(tmp_path / "record.json").metrics == figures
+
+
+def test_what_is_no_defence_is_refused() -> None:
+    with pytest.raises(InputError, match="must return a callable from images to logits, got int"):
+        challenge("robvit-mini", "sample", lambda model: 3, **SMALL)
+    refused = CliRunner().invoke(app, ["challenge", "robvit-mini", "sample", "--defence", "nonsense"])
+    assert refused.exit_code == 2
+    assert "module:function" in refused.output
