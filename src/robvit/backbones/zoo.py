@@ -189,9 +189,11 @@ TABLE: tuple[Known, ...] = (
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
 )
 
-# Networks without published weights, for trainings from the start: the thesis's CaiT, and small kin of its
-# networks, alike in kind and in their number of blocks, for 16x16 images.
+# Networks without published weights, for trainings from the start: the thesis's CaiT, and kin of its
+# networks, alike in kind and in their number of blocks: tiny ones for 16x16 images, and small ones for
+# 32x32, of which small-deit, small-cait and small-xcit-s cost the same (198 MFLOP with patches of 4).
 _TINY = {"depth": 4, "num_heads": 4, "num_classes": 10, "img_size": 16}
+_SMALL = {"depth": 6, "num_heads": 4, "num_classes": 10, "img_size": 32}
 UNTRAINED: tuple[Known, ...] = (
     Known("cait-s12", "cait_s24_224", "cait", "", 25.6, options={"depth": 12}),
     Known("tiny-deit", "deit_tiny_patch16_224", "deit", "", 0.5, options={**_TINY, "embed_dim": 96}),
@@ -199,6 +201,11 @@ UNTRAINED: tuple[Known, ...] = (
     Known("tiny-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 0.8, options={**_TINY, "embed_dim": 96}),
     Known("tiny-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 1.3, options={**_TINY, "embed_dim": 128}),
     Known("tiny-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 2.9, options={**_TINY, "embed_dim": 192}),
+    Known("small-deit", "deit_tiny_patch16_224", "deit", "", 1.4, options={**_SMALL, "embed_dim": 140}),
+    Known("small-cait", "cait_xxs24_224", "cait", "", 1.8, options={**_SMALL, "embed_dim": 136}),
+    Known("small-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 1.7, options={**_SMALL, "embed_dim": 128}),
+    Known("small-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 2.9, options={**_SMALL, "embed_dim": 168}),
+    Known("small-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 6.8, options={**_SMALL, "embed_dim": 256}),
 )
 
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
