@@ -346,7 +346,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(aas_common, "LEARN", 2)  # images on which studies of AAS choose a factor
+    monkeypatch.setattr(aas_common, "CHOOSE", 2)  # images on which studies of AAS choose a factor
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)  # images on which a forecast is measured
     _write_placeholders(tmp_path)
     loaded, families = set(sys.modules), list(FAMILIES)

@@ -52,7 +52,9 @@ MAY_IMPORT = {
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},
 }
 # Hooks are for everyone; what measures attention also attacks, and writes tables.
-MEASURES = dict.fromkeys(("attention/saturation.py", "attention/comparison.py"), "attention:measures")
+MEASURES = dict.fromkeys(
+    (f"attention/{name}.py" for name in ("saturation", "comparison", "batches")), "attention:measures"
+)
 # Verbs open models and images by their names; the rest of their room does not.
 MEASURES |= dict.fromkeys(("defenses/robustify.py", "defenses/rotate.py"), "defenses:verbs")
 MAY_IMPORT["defenses:verbs"] = MAY_IMPORT["defenses"] | {"defenses", "data", "loading"}

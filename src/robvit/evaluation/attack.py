@@ -32,7 +32,7 @@ from robvit.evaluation.classifiers import (
 from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
-from robvit.evaluation.subset import Data, judged_images
+from robvit.evaluation.subset import Data, judged_images, learned_settings, public_images
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
@@ -103,6 +103,8 @@ def attack(
     models = [source] if surrogate is None else [source, judged]
     for one in models:
         check_fit(one, images, masks=True)
+    public = public_images(None, data, images, split=split)
+    given, learned = learned_settings(attack, given, source, public)
     job = AttackJob(
         attack,
         threat,
@@ -117,7 +119,9 @@ def attack(
         target=aim,
     )
     names = {} if surrogate is None else {"surrogate": source.name}
-    record = Record("attack", model_facts(judged) | names, images.facts(), [], command=command)
+    record = Record(
+        "attack", model_facts(judged) | names, images.facts(), [], metrics=learned, command=command
+    )
     with kept_in(out) as folder:
         compute = settled(job, precision, folder / "compute.json")
         job = replace(job, precision=compute.precision)
