@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robvit.backbones.programs import PROGRAMS
 from robvit.errors import InputError, UnknownName
 from robvit.names import mentioned, sources
 from robvit.registry import unknown
@@ -209,7 +210,7 @@ TORCHVISION = "torchvision:"  # before the name of a network of torchvision's
 
 def is_path(name: str) -> bool:
     """Whether a name means a file: it has a separator or a checkpoint's ending."""
-    return "/" in name or "\\" in name or name.lower().endswith(CHECKPOINTS)
+    return "/" in name or "\\" in name or name.lower().endswith((*CHECKPOINTS, *PROGRAMS))
 
 
 def local_file(name: str) -> Path | None:
@@ -225,7 +226,10 @@ def local_file(name: str) -> Path | None:
     if not there:
         raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
     if not path.name.lower().endswith(CHECKPOINTS):
-        raise InputError(f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}")
+        raise InputError(
+            f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}; "
+            "ONNX and TorchScript files are for `evaluate`, `attack`, `review` and `doctor`"
+        )
     return path
 
 

@@ -42,8 +42,8 @@ def _choose_threads(threads: int | None) -> int | None:
 
 
 MODEL_HELP = (
-    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or module:function, "
-    "which is imported and called."
+    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, module:function, which "
+    "is imported and called, or an ONNX or TorchScript file, which is judged as a black box."
 )
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -76,6 +76,14 @@ ImageSize = Annotated[
 Architecture = Annotated[
     str | None,
     typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
+]
+Normalise = Annotated[
+    str | None,
+    typer.Option(
+        "--normalise",
+        help="How pixels in [0,1] are normalised for a model that does not say: imagenet, none or MEAN/STD.",
+        metavar="imagenet|none|MEAN/STD",
+    ),
 ]
 Resize = Annotated[
     str,
