@@ -27,6 +27,7 @@ from robvit.cli.options import (
     Split,
     Threads,
     Tokens,
+    protocol_option,
 )
 from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import show_table
@@ -39,11 +40,7 @@ def evaluate(
     model: OptionalModel = None,
     data: DataSpec = "sample",
     protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="A protocol (`robvit evaluate --list`), or a YAML file.",
-            show_default="quick@1, or quick-black-box@1 for ONNX and TorchScript",
-        ),
+        str | None, protocol_option("quick@1, or quick-black-box@1 for ONNX and TorchScript")
     ] = None,
     out: ShardFolder = Path("runs/evaluate"),
     tokens: Tokens = None,

@@ -41,6 +41,12 @@ def _choose_threads(threads: int | None) -> int | None:
     return threads
 
 
+def protocol_option(usual: str) -> Any:
+    """The option --protocol of a command whose protocol, if left out, follows from the model."""
+    about = "A protocol (`robvit evaluate --list`), or a YAML file."
+    return typer.Option("--protocol", help=about, show_default=usual)
+
+
 MODEL_HELP = (
     "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, module:function, which "
     "is imported and called, or an ONNX or TorchScript file, which is judged as a black box."
@@ -61,9 +67,6 @@ DataSpec = Annotated[
 ShardFolder = Annotated[Path, typer.Option("--out", help="Folder for shards and record.")]
 ReportFolder = Annotated[Path, typer.Option("--out", help="Folder for record and report.")]
 CheckpointPath = Annotated[Path, typer.Option("--out", help="Where the checkpoint is written.")]
-ProtocolName = Annotated[
-    str, typer.Option("--protocol", help="A protocol (`robvit evaluate --list`), or a YAML file.")
-]
 ImageSize = Annotated[
     int | None,
     typer.Option(

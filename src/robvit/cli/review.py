@@ -22,6 +22,7 @@ from robvit.cli.options import (
     Resize,
     Split,
     Threads,
+    protocol_option,
 )
 from robvit.cli.shell import typed
 
@@ -30,11 +31,7 @@ def review(
     model: ModelName,
     data: DataSpec = "sample",
     protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="A protocol (`robvit evaluate --list`), or a YAML file.",
-            show_default="linf-4-audited@1, or linf-4-black-box@1 for ONNX and TorchScript",
-        ),
+        str | None, protocol_option("linf-4-audited@1, or linf-4-black-box@1 for ONNX and TorchScript")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the verdict and both records.")] = Path("runs/review"),
     lora: Lora = None,
