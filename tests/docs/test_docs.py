@@ -129,7 +129,7 @@ SMALLER_PYTHON = {
 }
 
 NOT_RUN = {
-    "robvit review": "asks every check of the doctor, for a minute; tests/report/test_verdict.py runs it",
+    "robvit review": "asks every check of the doctor, for a minute; tests/report runs it",
     "robvit serve": "answers until it is stopped; tests/serve runs and asks it",
     "robvit app": "answers until it is stopped; tests/app runs it",
     "pip": "would change the environment; the extras it names are checked",

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
-    "reviewing": BASE | {"evaluation", "diagnosis", "report"},
+    "reviewing": BASE | {"data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from robvit.backbones.known import Known as Known
 from robvit.backbones.known import RegistryFile as RegistryFile
+from robvit.backbones.programs import PROGRAMS
 from robvit.errors import InputError, UnknownName
 from robvit.names import mentioned, sources
 from robvit.registry import unknown
@@ -172,7 +173,7 @@ TORCHVISION = "torchvision:"  # before the name of a network of torchvision's
 
 def is_path(name: str) -> bool:
     """Whether a name means a file: it has a separator or a checkpoint's ending."""
-    return "/" in name or "\\" in name or name.lower().endswith(CHECKPOINTS)
+    return "/" in name or "\\" in name or name.lower().endswith((*CHECKPOINTS, *PROGRAMS))
 
 
 def local_file(name: str) -> Path | None:
@@ -188,7 +189,10 @@ def local_file(name: str) -> Path | None:
     if not there:
         raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
     if not path.name.lower().endswith(CHECKPOINTS):
-        raise InputError(f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}")
+        raise InputError(
+            f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}; "
+            "ONNX and TorchScript files are for `evaluate`, `attack`, `review` and `doctor`"
+        )
     return path
 
 
