@@ -54,10 +54,10 @@ def test_on_a_linear_model_the_curve_is_the_distances(norm: str, tmp_path: Path)
         found = [float(row["smallest eps"]) for row in csv.DictReader(file)]
     assert found == pytest.approx(distance.tolist(), rel=0.05)
     assert all(near >= (1 - 1e-4) * best for near, best in zip(found, distance.tolist(), strict=True))
-    assert record.attacks()[-1].distance == pytest.approx(found)
-    shares = [trial.accuracy for trial in record.trials]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] == pytest.approx(8 / 9)
+    assert record.attacks()[0].distance == pytest.approx(found)
+    shares = [trial.accuracy for trial in record.attacks()]
+    assert shares == sorted(shares), "from the largest eps to the smallest"
+    assert record.trials[0].accuracy == pytest.approx(8 / 9)
     assert Record.load(tmp_path / "record.json").trials == record.trials
     with Image.open(tmp_path / "curve.png") as chart:
         assert chart.width > 400
@@ -129,7 +129,7 @@ def test_the_command_writes_record_report_chart_and_table(tmp_path: Path) -> Non
     assert done.exit_code == 0, (done.output, done.exception)
     assert "Accuracy in per cent by eps, linf" in done.output
     record = Record.load(tmp_path / "record.json")
-    assert [str(trial.threat) for trial in record.attacks()] == ["linf 1/255", "linf 8/255"]
+    assert [str(trial.threat) for trial in record.attacks()] == ["linf 8/255", "linf 1/255"]
     assert record.attacks()[0].attack == "pgd_min+fab"
     assert record.protocol["attacks"]["fab"]["steps"] == 2
     assert "Accuracy by budget, linf" in (tmp_path / "report.html").read_text()

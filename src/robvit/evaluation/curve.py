@@ -58,7 +58,8 @@ def curve(
 ) -> Record:
     """Accuracy under attack against eps, from the smallest eps at which each image falls.
 
-    The record holds a trial for each eps; `distance` of the last is each fallen image's smallest eps.
+    The record holds a trial for each eps, the largest first, whose `distance` is each fallen image's smallest
+    eps.
 
     model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
     data: an image set, or what `open_data` opens.
@@ -180,12 +181,13 @@ def _fill(record: Record, norm: str, budgets: list[float], attacks: Sequence[str
     trials = [_trial("+".join(attacks), norm, eps, falls) for eps in budgets]
     cost: dict[str, Any] = {"forward": falls.forward, "backward": falls.backward, "seconds": falls.seconds}
     trials[-1] = replace(trials[-1], **cost, warnings=falls.warnings)
-    record.trials = [falls.clean, *trials]
+    record.trials = [falls.clean, *reversed(trials)]  # a page leads with the first: the hardest
     rows = [[_shown(eps, norm), *_per_cent(trial)] for eps, trial in zip(budgets, trials, strict=True)]
     record.tables = [Table(f"Accuracy in per cent by eps, {norm}", ["eps", "accuracy", "low", "high"], rows)]
     fallen = sorted(eps for eps in falls.eps if 0 < eps < math.inf)
     if fallen:
-        record.metrics["median smallest eps of those that fall"] = fallen[len(fallen) // 2]
+        unit, name = (255, ", in grey levels (1/255)") if norm == "linf" else (1, "")
+        record.metrics[f"median smallest eps of those that fall{name}"] = unit * fallen[len(fallen) // 2]
     record.notes = [
         f"{len(fallen)} images fall at some eps, {sum(map(math.isinf, falls.eps))} at none up to "
         f"{_shown(budgets[-1], norm)}, {falls.eps.count(0.0)} are misclassified without any attack.",
@@ -206,12 +208,9 @@ def _trial(name: str, norm: str, eps: float, falls: Falls) -> Trial:
     return Trial(name, Threat(norm, eps).budget, {}, [not down for down in fell], predicted, distance)
 
 
-def _shares(trial: Trial) -> tuple[float, float, float]:
-    return trial.accuracy, *interval(sum(trial.correct), len(trial.correct))
-
-
 def _per_cent(trial: Trial) -> list[float]:
-    return [100 * value for value in _shares(trial)]
+    """Accuracy and its 95 % interval."""
+    return [100 * share for share in (trial.accuracy, *interval(sum(trial.correct), len(trial.correct)))]
 
 
 def _shown(eps: float, norm: str) -> str:
@@ -223,10 +222,11 @@ def _write(record: Record, falls: Falls, folder: Path) -> None:
     record.save(folder / "record.json")
     norm, name = record.protocol["norm"], record.model.get("name")
     axis, unit = ("eps in grey levels (1/255), linf", 255) if norm == "linf" else (f"eps, {norm}", 1)
-    points = [[unit * (t.threat.eps if t.threat else 0.0), *_shares(t)] for t in record.trials]
-    lines = {record.trials[-1].attack: points}
+    points = sorted([unit * (t.threat.eps if t.threat else 0.0), *_per_cent(t)] for t in record.trials)
+    names = (record.trials[-1].attack, "95 % interval, low", "high")
+    lines = {line: [[at, shares[i]] for at, *shares in points] for i, line in enumerate(names)}
     caption = f"{name}, {record.data['count']} images of {record.data.get('spec') or 'your own'}"
-    drawn = draw_charts([Curve("", axis, "accuracy", lines)])
+    drawn = draw_charts([Curve("", axis, "accuracy in per cent", lines)])
     save_png(sheet("Accuracy against eps", caption, [drawn]), folder / "curve.png")
     place = folder / "smallest_eps.csv"
     with written_whole(place) as aside, aside.open("w", newline="", encoding="utf-8") as file:

@@ -67,7 +67,8 @@ def transfer_matrix(
     trials, cells = list[Trial](), list[Cell]()
     for name, model in opened.items():
         made = judge_transfer(context, model, opened, images, attempt, label=f"made on {name}")
-        clean, attacked = made[::2], [replace(trial, surrogate=name) for trial in made[1::2]]
+        clean = made[::2]
+        attacked = [replace(t, surrogate="" if t.scenario == name else name) for t in made[1::2]]
         trials += attacked if trials else [one for pair in zip(clean, attacked, strict=True) for one in pair]
         cells += [_cell(name, before, after) for before, after in zip(clean, attacked, strict=True)]
     return _record(context, opened, images, trials, cells, attempt)
