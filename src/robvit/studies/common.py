@@ -34,16 +34,16 @@ Study = Callable[..., Record]
 class StudySettings:
     """Settings that several studies share: every field is one of those studies that take it."""
 
+    def changed(self, given: dict[str, Any]) -> Self:
+        """The same with what was given in place of its own."""
+        return replace(self, **given)
+
 
 @dataclass(frozen=True)
 class Effort(StudySettings):
     """What a study spends on learning."""
 
     learn: int  # images learned from
-
-    def changed(self, given: dict[str, Any]) -> Self:
-        """The same effort with what was given in place of its own."""
-        return replace(self, **given)
 
 
 @dataclass(frozen=True)
