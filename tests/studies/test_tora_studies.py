@@ -80,10 +80,10 @@ def test_gates_on_objects_are_told_from_those_behind_them() -> None:
     y[:, :, 3:5] = 255
     gate = torch.full((1, 2, 4, 4), 0.5)
     gate[:, :, :, 0] = 0.2
-    gate[:, 1, :, 0] = 0.1
+    gate[:, 1, :, 0] = 0.198  # two images must nearly agree for Student's interval to tell
     (row,) = _objects({0.9: gate}, y, behind=1).rows
     assert row[:2] == ["0.9", 1]
-    assert row[2] == pytest.approx(0.15)
+    assert row[2] == pytest.approx(0.199)
     assert row[3] == pytest.approx(0.5)
     assert row[-1] == "context"
 
