@@ -78,10 +78,8 @@ def curve(
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
     """
-    budgets, attacks = _budgets(norm, eps), attacks or (USUAL_ATTACK.get(norm, "pgd_min"),)
-    given = {
-        name: _settings(name, norm, budgets[-1], (settings or {}).get(name, {}), seed) for name in attacks
-    }
+    budgets, names = _budgets(norm, eps), attacks or (USUAL_ATTACK.get(norm, "pgd_min"),)
+    given = {name: _settings(name, norm, budgets[-1], (settings or {}).get(name, {}), seed) for name in names}
     judged = model if isinstance(model, Classifier) else open_classifier(model)
     images = judged_images(data, Subset(), split=split, limit=limit)
     images = aligned(judged, images.resized(judged.size or images.size, resize))
@@ -111,7 +109,7 @@ def curve(
                 found.append(_falls(run_job(job, folder / "shards" / name, share)))
             record.machine = compute.machine()
         worst = min_of(found)
-        _fill(record, norm, budgets, attacks, worst)
+        _fill(record, norm, budgets, names, worst)
         if out is not None and processes().is_main_process:
             _write(record, worst, folder)
     return record
@@ -141,7 +139,8 @@ def _falls(done: Shards) -> Falls:
 
 def min_of(found: Sequence[Falls]) -> Falls:
     """The nearest fall of each image, and the cost of all."""
-    nearest = [min(found, key=lambda falls, i=i: falls.eps[i]) for i in range(len(found[0].eps))]
+    sizes = zip(*(falls.eps for falls in found), strict=True)
+    nearest = [found[eps.index(min(eps))] for eps in sizes]
     return Falls(
         found[0].clean,
         [falls.eps[i] for i, falls in enumerate(nearest)],
