@@ -38,7 +38,7 @@ NAVIGATION = {
     "Guides": {
         "threat-model": "Threat models",
         "robustness-tokens": "Robustness tokens",
-        "white-box": "Standing in the white box",
+        "white-box": "White-box robustness",
         "attacks": "Attacks",
         "aas": "Attention scaling",
         "training": "Training",
@@ -50,7 +50,7 @@ NAVIGATION = {
         "explain": "Explanations",
         "deployment": "Deployment",
         "app": "The playground",
-        "robust-runs": "What a run survives",
+        "robust-runs": "Interruptions and untrusted files",
     },
     "Extending": {
         "extending/attack": "Add an attack",
@@ -143,6 +143,7 @@ SETTINGS: dict[str, Any] = {
     "html_show_copyright": False,
     "html_copy_source": False,
     "html_css_files": ["site.css"],
+    "html_js_files": ["copy.js"],
     "html_static_path": ["_static"],
     "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
     "myst_heading_anchors": 3,
@@ -165,6 +166,41 @@ STYLE = """
 table.docutils { font-size: 0.9em; }
 table.docutils td:first-child code { white-space: nowrap; }
 table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
+/* Commands wrap, so that a phone shows all of them; a wrapped line hangs. */
+.highlight-bash pre, .highlight-default pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.highlight { position: relative; }
+.highlight .copy {
+  position: absolute; top: 0.35rem; right: 0.35rem;
+  padding: 0.1rem 0.5rem; font-size: 0.75rem; cursor: pointer;
+  color: var(--color-foreground-secondary); background: var(--color-background-primary);
+  border: 1px solid var(--color-background-border); border-radius: 4px; opacity: 0.75;
+}
+.highlight .copy:hover, .highlight .copy:focus-visible { opacity: 1; }
+.highlight-bash pre, .highlight-default pre, .highlight-python pre { padding-right: 4rem; }
+article img { border-radius: 6px; }
+"""
+
+COPY = """
+// A button on every block of code that puts its text on the clipboard.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const block of document.querySelectorAll("div.highlight")) {
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "copy" });
+    const label = (text) => { button.textContent = text; };
+    label("Copy");
+    button.addEventListener("click", async () => {
+      const code = block.querySelector("pre");
+      try {
+        await navigator.clipboard.writeText(code.textContent.trimEnd() + "\\n");
+        label("Copied");
+      } catch {
+        getSelection().selectAllChildren(code);
+        label("Selected");
+      }
+      setTimeout(() => label("Copy"), 1500);
+    });
+    block.append(button);
+  }
+});
 """
 
 PAGE = re.compile(r"docs/([\w-]+)\.md")
@@ -225,6 +261,7 @@ def made_pages() -> dict[str, str]:
     pages = {
         "conf.py": "".join(f"{name} = {value!r}\n" for name, value in SETTINGS.items()),
         "_static/site.css": STYLE,
+        "_static/copy.js": COPY,
         "reference/python.md": _python(),
         "reference/recipes.md": _recipes(),
         "reference/studies.md": _studies(),

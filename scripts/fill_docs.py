@@ -14,8 +14,9 @@ A page says what it shows in a comment of YAML, a line a row with the record tha
 What stands between the two comments is written here and never by hand. A single study's record is shown
 by its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
 rob-attacker` draws the curve whose title begins so, into docs/figures. A record that is not there yet shows
-no figure, and the page says so. Tables of other kinds say in a comment above what they are: figures of a
-paper (`published:`), counted by a file of the project (`counted:`), or `no measurement`.
+no figure, and the page says so, unless a question mark stands behind its name. Tables of other kinds say in
+a comment above what they are: figures of a paper (`published:`), counted by a file of the project
+(`counted:`), or `no measurement`.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def filled(text: str, page: Path) -> str:
 
 
 def _block(rows: str, page: Path) -> str:
-    wanted = yaml.safe_load(rows)
+    wanted = {label: str(name).removesuffix("?") for label, name in yaml.safe_load(rows).items()}
     there = {label: name for label, name in wanted.items() if (RESULTS / name / "about.json").is_file()}
     chosen = {label: read_kept(name, RESULTS) for label, name in there.items()}
-    missing = dict.fromkeys(name for name in wanted.values() if name not in there.values())
+    told = [str(name) for name in yaml.safe_load(rows).values() if not str(name).endswith("?")]
+    missing = dict.fromkeys(name for name in told if name not in there.values())
     shown = [*_tables(chosen), *_figures(chosen, page), *(_sources(list(chosen.values())) if chosen else [])]
     if missing:
         names = ", ".join(f"`results/{name}`" for name in missing)
@@ -153,7 +155,8 @@ def _sources(results: list[KeptResult]) -> list[str]:
     """Where the figures come from, and what they cost."""
     folders = ", ".join(dict.fromkeys(f"`results/{result.name}`" for result in results))
     seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
-    return ["", f"Records: {folders}; {max(1, round(seconds / 60))} processor minutes in all."]
+    minutes = max(1, round(seconds / 60))
+    return ["", f"Records: {folders}; {minutes} processor minute{'s' * (minutes > 1)} in all."]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Harden Vision Transformers against adversarial examples, attack them, and tell the truth about it.
+"""Harden Vision Transformers against adversarial examples, attack them, and say what may be claimed.
 
 Names are looked up when they are first used, so `import robvit` is quick: torch is not loaded, no
 model is built and nothing is downloaded.

@@ -15,7 +15,8 @@ class Augment(BaseModel):
 
     `crop` is "none", "pad" (pad by `pad` pixels, then crop) or "resized" (a random part of area `scale`
     and of aspect `ratio`, resized). `mixup` and `cutmix` are the alphas of their Beta distributions; a
-    batch is mixed with probability `mix_share`, by either if both are on.
+    batch is mixed with probability `mix_share`, by either if both are on. `randaugment` operations come
+    from torchvision's list, or with `policy` "deit" from DeiT's own, timm's, whose magnitudes vary.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +29,7 @@ class Augment(BaseModel):
     rotate: NotNegative = 0.0
     jitter: Share = 0.0
     randaugment: Annotated[int, Field(ge=0)] = 0
+    policy: Literal["torchvision", "deit"] = "torchvision"
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     erase: Share = 0.0
     mixup: NotNegative = 0.0

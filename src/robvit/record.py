@@ -211,8 +211,7 @@ class Record:
 
     def robust_accuracy(self, scenario: str | None = None) -> float:
         """The mean over images of the worst attack, never the minimum of the attacks' means."""
-        verdicts = self.still_correct(scenario)
-        return sum(verdicts) / len(verdicts)
+        return share_of(self.still_correct(scenario))[0]
 
     def headline(self) -> Row:
         """The one figure to quote: the worst case of everything that was tried, controls aside."""
@@ -227,9 +226,8 @@ class Record:
             found += [Row(scenario, t.title, t.strength, *share_of(t.correct)) for t in trials]
             attacks = [t for t in self.attacks() if t.scenario == scenario]
             if len(attacks) > 1:
-                found.append(
-                    Row(scenario, "worst case", attacks[-1].strength, *share_of(self.still_correct(scenario)))
-                )
+                worst = share_of(self.still_correct(scenario))
+                found.append(Row(scenario, "worst case", attacks[-1].strength, *worst))
         return found
 
     def table(self) -> str:

@@ -24,12 +24,23 @@ def parse_settings(given: list[str], known: Mapping[str, Any], owner: str) -> di
             raise InputError(f"a setting looks like steps=20, got {item!r}")
         if name not in known:
             raise unknown(f"setting of {owner}", name, list(known))
-        try:
-            settings[name] = json.loads(text.lower())
-        except ValueError:
-            is_fraction = all(part.replace(".", "", 1).isdigit() for part in text.split("/"))
-            settings[name] = parse_number(text) if is_fraction else text
+        settings[name] = _value(text)
     return settings
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is a word here")
+
+
+def _value(text: str) -> Any:
+    """What a setting's text means; words in lists keep their capitals."""
+    for spelling in (text, text.lower()):  # True is true
+        try:
+            return json.loads(spelling, parse_constant=_no_number)
+        except ValueError:
+            continue
+    numbers = all(part.replace(".", "", 1).isdigit() for part in text.split("/"))
+    return parse_number(text) if numbers else text
 
 
 def check_setting(name: str, value: object, default: object) -> None:

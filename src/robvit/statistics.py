@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
 
 MIN_IMAGES = 3  # one or two may always be bad luck
 
@@ -60,6 +62,62 @@ def paired_interval(
     middle = (first - second) / total
     half = z * math.sqrt((first + second) - (first - second) ** 2 / total) / total
     return (only_first - only_second) / count, max(-1.0, middle - half), min(1.0, middle + half)
+
+
+class Spread(NamedTuple):
+    """A mean with its 95 % interval and the two-sided p-value of zero."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def over_seeds(differences: Sequence[Sequence[float]], unit: float = 100.0) -> Spread:
+    """The mean of differences, a row a seed and a column an image, over other seeds and other images.
+
+    The interval's half is made of two that are independent: Student's over the means of the seeds, and the
+    normal one over the means of the images, to which half an image is added for each of the four outcomes, as
+    in `paired_interval`; `unit` is the largest difference of an image. The seeds see the same images, so that
+    either alone is too short.
+    """
+    assert len(differences) > 1
+    seeds, images = [fmean(row) for row in differences], [fmean(c) for c in zip(*differences, strict=True)]
+    mean, count = fmean(seeds), len(images) + 2
+    by_seed = stdev(seeds) / math.sqrt(len(seeds))
+    by_image = math.sqrt(math.fsum((d - mean) ** 2 for d in images) + unit**2) / count
+
+    def half(chance: float) -> float:
+        normal = -NormalDist().inv_cdf(chance / 2)  # the lower tail, where small chances are not rounded to 0
+        return math.hypot(student_quantile(1 - chance, len(seeds) - 1) * by_seed, normal * by_image)
+
+    wide, p = half(0.05), _crossing(lambda chance: half(chance) - abs(mean))
+    return Spread(mean, max(-unit, mean - wide), min(unit, mean + wide), p)
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """How far from zero Student's t stays with this chance, to either side."""
+    return math.tan(math.pi / 2 * _crossing(lambda angle: share - _student(angle, freedom))) * freedom**0.5
+
+
+def _student(angle: float, freedom: int) -> float:
+    """The chance that |t| stays below tan(angle pi/2) times the root of the freedom, by its closed forms."""
+    sine, cosine = math.sin(angle * math.pi / 2), math.cos(angle * math.pi / 2)
+    odd = freedom % 2
+    total, term = 0.0, cosine if odd else 1.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine**2 * (k - 1) / k
+    return angle + 2 / math.pi * sine * total if odd else sine * total
+
+
+def _crossing(falling: Callable[[float], float]) -> float:
+    """Where in (0, 1) a falling function passes zero."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return high
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
+from statistics import NormalDist
 
-from robvit.statistics import mcnemar, paired_interval
+from robvit.statistics import mcnemar, over_seeds, paired_interval
 
+Z = NormalDist().inv_cdf(0.975)
 SURE = 0.05  # a difference counts if chance alone makes it less often
 DIFFERING = 0.2  # the share of images that two models judge differently, for the power of a comparison
 POWER = 1.96 + 0.84  # standard errors at which a test at 5 % finds a difference with a chance of 80 %
@@ -31,7 +33,8 @@ class Claim:
 
     `paper` is the difference that was published; if it is negative, the claim is that the first falls behind.
     `low` and `high` bound the 95 % interval. `smallest` is the least difference that so many images can
-    tell, None if they can tell none.
+    tell, None if they can tell none. With several `seeds`, of trainings, the interval is over those too, and
+    `only_first` and `only_second` count their images together.
     """
 
     text: str
@@ -45,26 +48,44 @@ class Claim:
     p: float
     smallest: float | None
     verdict: Verdict
+    seeds: int = 1
 
     def __str__(self) -> str:
         return f"{self.text}: {self.wording}; {self.evidence}."
 
     @property
+    def effect(self) -> str:
+        """The interval for reading."""
+        return f"effect between {self.low:+.1f} and {self.high:+.1f} points"
+
+    @property
     def wording(self) -> str:
-        """The verdict for reading; what is not beyond chance is at least bounded."""
+        """The verdict for reading, always with the interval in which the effect lies."""
         if self.verdict in (Verdict.SEEN, Verdict.OPPOSITE):
-            return str(self.verdict)
-        bound = f"no effect larger than {self.low if (self.paper or 0) < 0 else self.high:+.1f} points"
-        open_claim = self.verdict is Verdict.INCONCLUSIVE and self.paper is not None
-        return f"{bound}, which leaves room for the paper's {self.paper:+.1f}" if open_claim else bound
+            return f"{self.verdict}: {self.effect}"
+        if self.paper is None:
+            return f"not beyond chance: {self.effect}"
+        if self.verdict is Verdict.NOT_AS_LARGE:
+            return f"not the paper's {self.paper:+.1f}: {self.effect}"
+        return f"cannot be told: {self.effect}, which leaves room for the paper's {self.paper:+.1f}"
+
+    @property
+    def power(self) -> float | None:
+        """The chance to see an effect of the paper's size with so many images and seeds."""
+        half = (self.high - self.low) / 2
+        if self.paper is None or half <= 0:
+            return None
+        return NormalDist().cdf(Z * (abs(self.paper) / half - 1))
 
     @property
     def evidence(self) -> str:
         """The numbers behind the verdict, for reading."""
+        test = "McNemar p" if self.seeds == 1 else f"over {self.seeds} seeds, p"
         least = "no difference" if self.smallest is None else f"none below {self.smallest:.1f} points"
+        power = "" if self.power is None else f", and the paper's effect with a chance of {self.power:.0%}"
         return (
-            f"{self.difference:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, McNemar "
-            f"p = {self.p:.2g}); {self.images} images can tell {least}"
+            f"{self.difference:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, {test} = "
+            f"{self.p:.2g}); {self.images} images can tell {least}{power}"
         )
 
 
@@ -89,6 +110,33 @@ def claim_of(text: str, first: Sequence[bool], second: Sequence[bool], paper: fl
         p=p,
         smallest=smallest_difference(len(pairs)),
         verdict=_verdict(difference, low, high, p, paper),
+    )
+
+
+def claim_over_seeds(
+    text: str, first: Sequence[Sequence[bool]], second: Sequence[Sequence[bool]], paper: float | None = None
+) -> Claim:
+    """As `claim_of` for outcomes of trainings with several seeds, a row a seed, on the same images."""
+    if len(first) == 1:
+        return claim_of(text, first[0], second[0], paper)
+    differences = [
+        [100.0 * (a - b) for a, b in zip(one, other, strict=True)]
+        for one, other in zip(first, second, strict=True)
+    ]
+    spread = over_seeds(differences)
+    return Claim(
+        text=text,
+        paper=paper,
+        images=len(differences[0]),
+        only_first=sum(d > 0 for row in differences for d in row),
+        only_second=sum(d < 0 for row in differences for d in row),
+        difference=spread.mean,
+        low=spread.low,
+        high=spread.high,
+        p=spread.p,
+        smallest=(spread.high - spread.low) / 2,
+        verdict=_verdict(spread.mean, spread.low, spread.high, spread.p, paper),
+        seeds=len(differences),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import robvit
 from helpers.planted import planted
-from robvit.attacks import run
+from robvit.attacks import find_scales, run
 from robvit.attention import attention_layers
 from robvit.attention.comparison import (
     Comparison,
@@ -25,6 +26,7 @@ from robvit.threat import Threat
 from robvit.verdict import Verdict
 
 LINF = Threat("linf", 8 / 255)
+BATCH = ScalingMethod(fit="batch")
 
 
 class _Few:
@@ -34,6 +36,9 @@ class _Few:
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
 
     def batches(self, size: int) -> Any:
         return zip(self.x.split(size), self.y.split(size), strict=True)
@@ -52,7 +57,7 @@ def test_on_the_planted_model_the_effect_appears() -> None:
         few(x, y),
         Threat("linf", 16 / 255),
         settings={"steps": 5},
-        method=ScalingMethod(settings={"starts": 4}),
+        method=ScalingMethod(fit="batch", settings={"starts": 4}),
     )
     assert sum(found.plain.correct) == sum(found.control.correct) == 8
     assert sum(found.scaled.correct) == sum(found.both) == 0
@@ -71,7 +76,7 @@ def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(
     x, y = open_data("sample", limit=2).tensors()
     y = model(x).argmax(1)
     way = ScalingMethod(
-        name, settings={"factors": (1.0, 0.1, 0.01)} if name == "aas_uniform" else {"steps": 3}
+        name, fit="batch", settings={"factors": (1.0, 0.1, 0.01)} if name == "aas_uniform" else {"steps": 3}
     )
     found = compare_scaling(model, few(x, y), Threat("linf", 0.0), base=base, settings=settings, method=way)
     spent = {n: t.forward + t.backward for n, t in vars(found).items() if isinstance(t, Trial)}
@@ -102,6 +107,32 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart() -> N
     assert found.both == [a and b for a, b in zip(found.plain.correct, found.scaled.correct, strict=True)]
 
 
+def test_scales_are_fitted_once_on_training_images_and_controls_stand_beside_the_plain_attack(
+    tmp_path: Path,
+) -> None:
+    model = robvit.load("robvit-mini-robust")
+    images, train = open_data("sample", limit=6), open_data("sample", split="train", limit=6)
+    others = {"random scales": [0.3, 1.0, 1e-7, 0.6]}
+    given: dict[str, Any] = {"settings": {"steps": 2}, "train": train, "others": others, "batch": 4}
+    found = compare_scaling(model, images, LINF, memory=tmp_path, **given)
+    expected = find_scales(model, train.batches(4), seed=0)
+    assert found.searches == [expected]
+    assert set(found.scales) == {expected.values}
+    assert found.scaled.forward > expected.forward  # the search is in the cost
+    control = found.others["random scales"]
+    assert control.control
+    assert found.beside_plain(control) == [
+        a and b for a, b in zip(found.plain.correct, control.correct, strict=True)
+    ]
+    assert found.claim("over random", over="random scales").text == "over random"
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = compare_scaling(model, images, LINF, memory=tmp_path, **given)
+    assert again == found
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == kept
+    with pytest.raises(InputError, match="fitted on training images"):
+        compare_scaling(model, images, LINF)
+
+
 def test_verdicts_need_more_than_chance() -> None:
     def says(both: list[bool], control: list[bool]) -> Verdict:
         plain = Trial("pgd", None, {}, both, [], [])
@@ -117,7 +148,7 @@ def test_a_model_that_is_always_wrong_has_nothing_to_break() -> None:
     model = robvit.load("robvit-mini")
     x, _ = open_data("sample", limit=2).tensors()
     wrong = (model(x).argmax(1) + 1) % 10
-    found = compare_scaling(model, few(x, wrong), LINF, settings={"steps": 1})
+    found = compare_scaling(model, few(x, wrong), LINF, settings={"steps": 1}, method=BATCH)
     assert [trial.correct for trial in found.trials] == [[False, False]] * 4
     assert [trial.forward for trial in found.trials] == [2, 0, 0, 0]
 
@@ -131,7 +162,7 @@ def test_attacks_that_take_no_restarts_have_no_control() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", [ScalingMethod(), ScalingMethod(settings={"space": "log", "starts": 2})], ids=["linear", "log"]
+    "way", [BATCH, ScalingMethod(fit="batch", settings={"space": "log", "starts": 2})], ids=["linear", "log"]
 )
 def test_without_underflow_scaling_is_never_reported_better_than_its_control(way: ScalingMethod) -> None:
     model = robvit.load("robvit-mini-robust")

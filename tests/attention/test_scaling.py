@@ -13,7 +13,8 @@ from helpers.networks import small_net
 from helpers.planted import planted
 from robvit.attacks import ATTACKS, Count, certify, find_scales, pgd, run
 from robvit.attacks.core import supported
-from robvit.attacks.scales import OBJECTIVES, Scaled, View, lpips, unit
+from robvit.attacks.scale_objectives import OBJECTIVES, View, lpips, unit
+from robvit.attacks.scales import Scaled
 from robvit.attention import attention_layers, watch
 from robvit.backbones.model import Model
 from robvit.data import open_data
@@ -44,7 +45,7 @@ def test_where_softmax_underflows_plain_pgd_fails_and_scaled_pgd_succeeds(settin
     plain = run("pgd", net, x, y, threat, steps=8, restarts=4)
     assert "ZeroGradient" in plain.warnings
     assert plain.robust_accuracy == 1
-    assert run("aas", net, x, y, threat, steps=8, **settings).robust_accuracy == 0
+    assert run("aas", net, x, y, threat, steps=8, fit="batch", **settings).robust_accuracy == 0
     assert run("aas_uniform", net, x, y, threat, steps=8).robust_accuracy == 0
     assert run("pgd", planted(10.0)[0], x, y, threat, steps=8).robust_accuracy == 0  # it was the softmax
 
@@ -90,6 +91,41 @@ def test_ascent_increases_its_objective():
     start = find_scales(model, [(x, y)], steps=1, step_size=0.0).values
     end = find_scales(model, [(x, y)], steps=10).values
     assert _distance(model, x, end) > _distance(model, x, start)
+
+
+def test_it_tells_how_far_the_ascent_moved_and_a_search_without_steps_is_its_start():
+    model, x, y = small("mini")
+    batches = [(x, y), (x.flip(3), y)]
+    found = {kind: find_scales(model, batches, direction=kind) for kind in ("gradient", "sign", "unit")}
+    for one in found.values():
+        assert len(one.moved) == 2
+        gaps = [abs(end - start) for end, start in zip(one.values, one.start, strict=True)]
+        assert one.moved[-1] == pytest.approx(max(gaps))
+        assert one.metrics()["scales, furthest move of the ascent"] == max(one.moved)
+        assert one.metrics()["scale 1"] == one.values[0]
+    small_step = find_scales(model, [(x, y)], steps=1, step_size=0.01, direction="sign")
+    assert small_step.moved[0] == pytest.approx(0.01, abs=1e-6)
+    still = find_scales(model, [(x, y)], steps=0)
+    assert (still.values, still.moved, still.forward) == (still.start, (0.0,), 0)
+    assert still.start == find_scales(model, [(x, y)], steps=3).start
+
+
+def test_the_attack_on_a_data_set_fits_its_scales_on_training_images(tmp_path):
+    given = {"steps": 1, "fit_images": 8, "fit_batch": 4, "scale_steps": 2}
+    record = robvit.attack("robvit-mini", "sample", attack="aas", settings=given, limit=2, out=tmp_path)
+    model = robvit.load("robvit-mini")
+    train = open_data("sample", split="train")
+    names = [train.names[i] for i in reversed(train.balanced_order(0))][:8]
+    learned = open_data("sample", split="train", subset=names).batches(4)
+    expected = find_scales(model, learned, steps=2, seed=0)
+    assert record.trials[-1].settings["scales"] == list(expected.values)
+    assert record.metrics == expected.metrics()
+    per_batch = robvit.attack(
+        "robvit-mini", "sample", attack="aas", settings={**given, "fit": "batch"}, limit=2
+    )
+    assert "scales" not in per_batch.trials[-1].settings
+    with pytest.raises(InputError, match=r"aas learns from training images.*fit=batch"):
+        robvit.attack("robvit-mini", open_data("sample", limit=2), attack="aas", settings={"steps": 1})
 
 
 def test_distances_are_those_of_their_formulas():
@@ -208,11 +244,17 @@ def test_models_without_attention_and_unknown_settings_are_refused():
         find_scales(torch.sin, [(x, y)])
     model, x, y = small("vit")
     with pytest.raises(UnknownName, match=r"setting of fgsm.*steps"):
-        ATTACKS["aas"](model, x, y, LINF, base="fgsm", steps=3)
+        ATTACKS["aas"](model, x, y, LINF, base="fgsm", fit="batch", steps=3)
     with pytest.raises(UnknownName, match="nonsense"):
         find_scales(model, [(x, y)], objective="nonsense")
     with pytest.raises(InputError, match="margin needs labels"):
         find_scales(model, [(x, None)], objective="margin")
+    with pytest.raises(InputError, match=r"on training images, got none.*fit=\"batch\""):
+        ATTACKS["aas"](model, x, y, LINF)
+    with pytest.raises(UnknownName, match="way to fit scales"):
+        ATTACKS["aas"](model, x, y, LINF, fit="trian")
+    with pytest.raises(UnknownName, match="direction"):
+        find_scales(model, [(x, y)], direction="up")
     with pytest.raises(InputError, match="got no batch"):
         find_scales(model, [])
     model.net.set_grad_checkpointing(True)

@@ -72,7 +72,11 @@ def test_a_checkpoint_that_does_not_name_itself_needs_arch(tmp_path: Path) -> No
 def test_robust_xcit_files_take_raw_pixels_and_other_weights_do_not(tmp_path: Path) -> None:
     torch.save({"state_dict": zoo.build(zoo.resolve("xcit-s12")).state_dict()}, tmp_path / "robust.pth.tar")
     file = str(tmp_path / "robust.pth.tar")
-    assert (robvit.load(file, arch="xcit-s12").std == 1).all()
+    robust = robvit.load(file, arch="xcit-s12", img_size=32)
+    assert (robust.std == 1).all()
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(robust(x), robust.net(x))  # what judges it sees pixels as they are
     assert (robvit.load(file, arch="xcit-s12", normalise="imagenet").std != 1).all()
     assert (robvit.load(file, arch="xcit_small_12_p16_224").std != 1).all()
     assert (robvit.load("xcit-s12", pretrained=False).std != 1).all()

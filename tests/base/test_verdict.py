@@ -8,7 +8,8 @@ import pytest
 
 from robvit.errors import InputError
 from robvit.record import Record
-from robvit.verdict import Verdict, claim_of, power_of, smallest_difference
+from robvit.statistics import student_quantile
+from robvit.verdict import Verdict, claim_of, claim_over_seeds, power_of, smallest_difference
 
 YES, NO = [True], [False]
 
@@ -30,13 +31,17 @@ def test_a_claim_that_something_falls_behind_is_seen_if_it_does() -> None:
 def test_an_effect_as_large_as_claimed_is_ruled_out_by_the_interval() -> None:
     claim = claim_of("scaling helps", YES * 64, YES * 64, 4.93)
     assert claim.verdict is Verdict.NOT_AS_LARGE
-    assert claim.wording == "no effect larger than +3.0 points"
+    assert claim.wording == "not the paper's +4.9: effect between -3.0 and +3.0 points"
+    assert claim.power is not None
+    assert 0.85 < claim.power < 0.95
     assert claim.high == pytest.approx(2.97, abs=0.01)
     few = claim_of("scaling helps", YES * 64, YES * 64, 2.0)
     assert few.verdict is Verdict.INCONCLUSIVE
-    assert few.wording == "no effect larger than +3.0 points, which leaves room for the paper's +2.0"
-    assert claim_of("even", YES * 64, YES * 64).wording == "no effect larger than +3.0 points"
-    assert claim_of("it loses", YES * 64, YES * 64, -4.93).wording == "no effect larger than -3.0 points"
+    text = "cannot be told: effect between -3.0 and +3.0 points, which leaves room for the paper's +2.0"
+    assert few.wording == text
+    even = claim_of("even", YES * 64, YES * 64)
+    assert (even.wording, even.power) == ("not beyond chance: effect between -3.0 and +3.0 points", None)
+    assert claim_of("it loses", YES * 64, YES * 64, -4.93).verdict is Verdict.NOT_AS_LARGE
 
 
 def test_the_least_difference_that_images_can_tell_is_six_one_sided_ones() -> None:
@@ -47,8 +52,8 @@ def test_the_least_difference_that_images_can_tell_is_six_one_sided_ones() -> No
 
 def test_the_evidence_is_readable() -> None:
     text = str(claim_of("a over b", YES * 40, NO * 40, 1.0))
-    assert text.startswith("a over b: seen; +100.0 points (95 % interval ")
-    assert text.endswith("40 images can tell none below 15.0 points.")
+    assert text.startswith("a over b: seen: effect between +87.3 and +100.0 points; +100.0 points (95 % ")
+    assert "40 images can tell none below 15.0 points, and the paper's effect with a chance of" in text
     assert "images can tell no difference" in str(claim_of("few", YES * 2, NO * 2))
 
 
@@ -69,3 +74,34 @@ def test_what_images_can_tell_is_said_beforehand() -> None:
     assert power_of(5) == "5 images can tell no difference at all"
     assert power_of(100).startswith("100 images can tell no difference below 6.0 points;")
     assert "12.5 points are told four times in five" in power_of(100)
+
+
+def test_seeds_that_disagree_widen_the_interval_and_seeds_that_agree_do_not() -> None:
+    images = 400
+    ahead = [YES * (200 + more) + NO * (200 - more) for more in (20, 20, 20)]
+    behind = [YES * 200 + NO * 200] * 3
+    agreed = claim_over_seeds("agreed", ahead, behind, 5.0)
+    assert (agreed.seeds, agreed.images, agreed.difference) == (3, images, pytest.approx(5.0))
+    assert agreed.verdict is Verdict.SEEN
+    torn = claim_over_seeds("torn", [YES * (200 + m) + NO * (200 - m) for m in (0, 20, 40)], behind, 5.0)
+    assert torn.difference == pytest.approx(5.0)
+    assert torn.low < 0 < agreed.low  # Student's factor for three seeds is 4.3
+    assert torn.verdict is Verdict.INCONCLUSIVE
+    assert torn.p > 0.05 > agreed.p
+    one = claim_over_seeds("one", ahead[:1], behind[:1], 5.0)
+    assert one == claim_of("one", ahead[0], behind[0], 5.0)
+    same = claim_over_seeds("same", behind, behind)
+    assert same.p == pytest.approx(1)
+    assert (
+        -same.low == same.high == pytest.approx(196 / 402, abs=1e-3)
+    )  # alike on 400 images is not alike on all
+    every = claim_over_seeds("every image", [YES * 9] * 3, [NO * 9] * 3)
+    assert (every.low, every.high) == (pytest.approx(100 - 196 / 11, abs=0.01), 100)
+    assert every.verdict is Verdict.SEEN
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262)]
+)
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-3)

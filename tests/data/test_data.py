@@ -571,3 +571,11 @@ def test_pets_have_masks_or_breeds_and_a_split_of_their_own(tmp_path: Path) -> N
     assert sorted(breeds.labels) == [0, 0, 1, 1]
     with pytest.raises(InputError, match="target must be masks or breeds, got 'colour'"):
         open_data(f"pets:{tmp_path}?target=colour")
+
+
+def test_images_beside_masks_are_not_taken_for_two_classes(tmp_path: Path) -> None:
+    paint(tmp_path / "test" / "images" / "street.png")
+    paint_mask(tmp_path / "test" / "masks" / "street.png", [[0, 1], [1, 0]])
+    with pytest.raises(DataError, match=r"images beside masks.*open it as masks:PATH"):
+        open_data(tmp_path)
+    assert open_data(tmp_path / "test" / "images").kind == "none"

@@ -129,7 +129,7 @@ SMALLER_PYTHON = {
 }
 
 NOT_RUN = {
-    "robvit review": "asks every check of the doctor, for a minute; tests/report/test_verdict.py runs it",
+    "robvit review": "asks every check of the doctor, for a minute; tests/report runs it",
     "robvit serve": "answers until it is stopped; tests/serve runs and asks it",
     "robvit app": "answers until it is stopped; tests/app runs it",
     "pip": "would change the environment; the extras it names are checked",
@@ -346,7 +346,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(aas_common, "LEARN", 2)  # images on which studies of AAS choose a factor
+    monkeypatch.setattr(aas_common, "CHOOSE", 2)  # images on which studies of AAS choose a factor
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)  # images on which a forecast is measured
     _write_placeholders(tmp_path)
     loaded, families = set(sys.modules), list(FAMILIES)

@@ -71,6 +71,14 @@ def test_a_record_is_shown_by_its_clean_accuracy_and_worst_case(fill: ModuleType
 
 
 @pytest.mark.usefixtures("results")
+def test_a_record_that_is_awaited_is_shown_when_it_is_there(fill: ModuleType, results: Path) -> None:
+    awaited = page("my net: mine", "tuned: later?")
+    assert "tuned" not in fill.filled(awaited, PAGE).partition("-->")[2]
+    (results / "mine").rename(results / "later")
+    assert "| tuned |" in fill.filled(page("tuned: later?"), PAGE)
+
+
+@pytest.mark.usefixtures("results")
 def test_a_study_is_shown_by_its_own_table(fill: ModuleType) -> None:
     text = fill.filled(page("table 2: study", shown="stale figures\n"), PAGE)
     assert "Table 2: under attack:\n\n|  | ours |\n| --- | --- |\n| cosine | 0.50 |\n\nA note." in text

@@ -15,6 +15,12 @@ import robvit
 
 PACKAGE = Path(robvit.__file__).parent
 LONGEST_FILE, LONGEST_FUNCTION = 300, 70
+# Longer files, and why.
+LONGER = {
+    "backbones/model.py": "one class, the face that every room sees",
+    "backbones/zoo.py": "a table, one row a model",
+    "evaluation/attackers.py": "an attacker is one entry in one file",
+}
 # What everyone may import: plain data, files and processes; records are read where no torch is.
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
@@ -40,13 +46,15 @@ MAY_IMPORT = {
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
-    "reviewing": BASE | {"evaluation", "diagnosis", "report"},
+    "reviewing": BASE | {"data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},
 }
 # Hooks are for everyone; what measures attention also attacks, and writes tables.
-MEASURES = dict.fromkeys(("attention/saturation.py", "attention/comparison.py"), "attention:measures")
+MEASURES = dict.fromkeys(
+    (f"attention/{name}.py" for name in ("saturation", "comparison", "batches")), "attention:measures"
+)
 # Verbs open models and images by their names; the rest of their room does not.
 MEASURES |= dict.fromkeys(("defenses/robustify.py", "defenses/rotate.py"), "defenses:verbs")
 MAY_IMPORT["defenses:verbs"] = MAY_IMPORT["defenses"] | {"defenses", "data", "loading"}
@@ -134,7 +142,7 @@ def test_files_and_functions_fit_in_a_head() -> None:
     large = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         text, name = file.read_text(), str(file.relative_to(PACKAGE))
-        if (lines := len(text.splitlines())) > LONGEST_FILE:
+        if (lines := len(text.splitlines())) > LONGEST_FILE and name not in LONGER:
             large[name] = lines
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and (length := _length(node)) > LONGEST_FUNCTION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as XML
 
@@ -12,9 +13,13 @@ from typer.testing import CliRunner
 import robvit
 from robvit.budget import Budget
 from robvit.cli import app
+from robvit.diagnosis.doctor import weakness
+from robvit.evaluation.claims import claims, near_chance
 from robvit.evaluation.protocol import Protocol
 from robvit.record import Finding, Record, Trial
-from robvit.report.verdict import Review, junit, markdown, sarif
+from robvit.report.places import command_without_places, without_places
+from robvit.report.verdict import Review
+from robvit.report.verdict_files import junit, markdown, sarif
 
 
 def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classes: int = 5) -> Review:
@@ -32,7 +37,9 @@ def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classe
     finding = Finding(
         "masking", status, "an \x1b[31mevidence", title="Gradients point somewhere", remedy="look"
     )
-    return Review(judged, Record("doctor", {"name": "net"}, data, [], findings=[finding]), "ab" * 32)
+    examined = Record("doctor", {"name": "net"}, data, [], findings=[finding])
+    own = [one for one in [weakness(judged.headline(), "red")] if one]
+    return Review(judged, examined, "ab" * 32, own)
 
 
 def test_a_model_of_no_robustness_is_never_all_green() -> None:
@@ -43,11 +50,44 @@ def test_a_model_of_no_robustness_is_never_all_green() -> None:
     assert review("R.........").reds == []
 
 
+def test_terms_are_those_of_the_attacks_that_were_tried() -> None:
+    identifiers = [identifier for _, identifier, _ in review("RRRRR.....").terms]
+    assert identifiers == ["NISTAML.022", "AML.T0015", "AML.T0043.000"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("robvit review /home/me/net.onnx '/data/my photos'", "robvit review net.onnx 'my photos'"),
+        ("robvit evaluate net imagenet:/data/in --out=~/runs/x", "robvit evaluate net imagenet:in --out=x"),
+        (
+            "robvit attack hf:facebook/dino data --eps 8/255",
+            "robvit attack hf:facebook/dino data --eps 8/255",
+        ),
+        ("robvit attack C:\\\\nets\\\\mine.pt ../photos?a=1", "robvit attack mine.pt 'photos?a=1'"),
+        ("robvit explain runs/a.pt", "robvit explain runs/a.pt"),
+    ],
+)
+def test_commands_are_passed_on_without_local_places(typed: str, shown: str) -> None:
+    assert command_without_places(typed) == shown
+
+
+def test_records_are_passed_on_without_local_places() -> None:
+    record = replace(
+        review("R" * 10).evaluation, model={"name": "/home/me/net.pt"}, data={"spec": "/home/me/photos"}
+    )
+    cut = without_places(record)
+    assert (cut.model["name"], cut.data["spec"]) == ("net.pt", "photos")
+
+
 def test_clean_accuracy_near_chance_is_red() -> None:
     lost = review("R" + "." * 9, "R" + "." * 9, classes=2)
-    assert lost.near_chance() is not None
     assert "hardly recognises" in lost.believable
     assert "normalisation" in lost.reds[0].remedy
+    assert near_chance(lost.evaluation) == 0.5
+    assert near_chance(review("." * 10, "RRRRRRRR..", classes=2).evaluation) is None
+    assert near_chance(review("." * 10, "RR........", classes=5).evaluation) == pytest.approx(0.2)
+    assert any("near chance" in note for note in claims(lost.evaluation))
 
 
 def test_a_red_check_says_that_the_figure_is_too_high() -> None:
@@ -94,5 +134,5 @@ def test_the_command_reviews_a_model_and_leaves_no_local_path(
     assert "you may write:" in done.output
     for name in ("review.md", "junit.xml", "review.sarif", "report.html"):
         assert (tmp_path / "out" / name).stat().st_size > 100
-    for name in ("review.md", "junit.xml", "review.sarif"):
+    for name in ("review.md", "junit.xml", "review.sarif", "report.html"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()

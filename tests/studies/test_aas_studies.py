@@ -9,30 +9,33 @@ import pytest
 
 import robvit.studies.aas.common as shared
 from robvit.studies import STUDIES, reproduce
-from robvit.studies.aas.training import AasTrainingEffort
-from robvit.training.recipe import load_recipe
+from robvit.studies.aas.common import PUBLISHED
+from robvit.studies.aas.training_effort import AasTrainingEffort, is_scaled, paper_row, scaled_recipe
+from robvit.training.recipe import load_recipe, names
 from robvit.verdict import Verdict
 
 QUICK: dict[str, dict[str, Any]] = {
-    "aas-table1": {"steps": 1},
-    "aas-table2": {"steps": 1},
+    "aas-table1": {"steps": 1, "tried": (1.0, 0.1)},
+    "aas-table2": {"steps": 1, "names": ("lpips", "unit")},
+    "aas-search": {"steps": 1, "objectives": ("lpips",), "spaces": ("linear",), "fits": ("train",)},
     "aas-fig2": {"model": "robvit-mini-robust"},
-    "aas-fig3": {"steps": 1},
+    "aas-fig3": {"steps": 1, "counts": (0, 2)},
     "aas-fig4": {"counts": (1, 2)},
     "aas-fig5": {"levels": (0, 100), "steps": 2},
 }
+LEARN = {"learn": 2}
+SLOW = ("aas-table2", "aas-search", "aas-fig3", "aas-fig4")
 
 
-SLOW = ("aas-table2", "aas-fig3", "aas-fig4")
+@pytest.fixture(autouse=True)
+def few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "FACTORS", (1.0, 0.1))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in QUICK])
-def test_a_study_runs_and_tells_its_judgement(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared, "FACTORS", (1.0, 0.1))
-    monkeypatch.setattr(shared, "LEARN", 2)
-    record = reproduce(name, images=4, out=tmp_path, **QUICK[name])
+def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None:
+    effort = {} if name == "aas-fig2" else LEARN
+    record = reproduce(name, images=4, out=tmp_path, **effort, **QUICK[name])
     record.save(tmp_path / "record.json")
     assert type(record).load(tmp_path / "record.json").tables == record.tables
     if name == "aas-fig2":
@@ -43,28 +46,83 @@ def test_a_study_runs_and_tells_its_judgement(
     scenarios = [
         name for name in record.scenarios() if (name != "1" or record.tables[0].columns[0] != "factor")
     ]
-    assert [claim.text for claim in record.claims] == scenarios  # a factor of one tests nothing
+    texts = [*scenarios, *(f"{name}, over random scales" for name in scenarios)]
+    assert [claim.text for claim in record.claims] == texts  # a factor of one tests nothing
     assert {claim.verdict for claim in record.claims} == {Verdict.INCONCLUSIVE}  # four images tell nothing
     claims = next(t for t in record.tables if t.title.startswith("Does scaling break more"))
-    assert [row[0] for row in claims.rows] == scenarios
+    assert [row[0] for row in claims.rows] == texts
+    assert "plain and random scales %" in record.tables[0].columns
+    assert "plain and one factor %" in record.tables[0].columns
+    for table in record.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    if name != "aas-table1":  # its factors are given, not found
+        assert any(t.title == "How the scales moved" for t in record.tables)
     for trial in record.trials:
         assert len(trial.correct) == 4
 
 
+@pytest.mark.filterwarnings("ignore:the gradient is zero")
+def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_judge(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sharpness": (1.0, 3000.0), "precisions": ("fp32", "fp16"), "steps": 1}
+    record = reproduce("aas-sharpened", images=6, out=tmp_path, **LEARN, **settings)
+    tables = [table for table in record.tables if table.title.startswith("Sharpened attention")]
+    assert [table.title.split(", ")[1] for table in tables] == ["fp32", "fp16"]
+    for table in tables:
+        calm, sharp = (row[1] for row in table.rows)
+        assert calm < 1 < sharp  # per cent of one-hot rows
+    assert [curve.title for curve in record.curves] == [table.title for table in tables]
+    assert record.scenarios() == ["fp32, x1", "fp32, x3000", "fp16, x1", "fp16, x3000"]
+    assert "underflow begins from x3000" in record.notes[1]
+    whole = {t.scenario: t.correct for t in record.trials if t.attack == "clean"}
+    assert whole["fp32, x1"] == whole["fp16, x1"]
+    assert whole["fp32, x1"] != whole["fp32, x3000"]
+
+
 @pytest.mark.slow
-def test_a_training_with_scales_is_judged_beside_one_without(tmp_path: Path) -> None:
+def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"steps": 1, "cnn_learn": 240, "cnn_epochs": 1, **LEARN}
+    record = reproduce("aas-fig1b", images=6, out=tmp_path, attacks=["FGSM", "CW"], **small)
+    assert [row[0] for row in record.tables[0].rows] == ["FGSM", "CW-1"]
+    assert all(len(row) == len(record.tables[0].columns) for row in record.tables[0].rows)
+    assert [claim.text for claim in record.claims][:2] == ["CNN, FGSM: scaled logits", "ViT, FGSM: AAS"]
+
+
+@pytest.mark.slow
+def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(tmp_path: Path) -> None:
     small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 2, "queries": 2}
+    small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1)}
     record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["pgd-at", "aas-pgd-at"]
     for row in record.tables[0].rows:
         clean, pgd, aas, autoattack = row[1:5]
         assert clean >= pgd >= aas >= autoattack
     assert "ships with scales" in record.notes[-1]
-    assert [claim.text for claim in record.claims] == ["aas-pgd-at over pgd-at, AutoAttack"]
-    assert record.claims[0].paper == 3.47
-    assert record.scenarios() == ["pgd-at", "aas-pgd-at"]
+    first, second = record.claims
+    assert first.text == "aas-pgd-at over pgd-at, AutoAttack"
+    assert second.text == "aas-pgd-at over pgd-at, PGD and AAS"
+    assert (first.paper, first.seeds) == (3.47, 2)
+    names = [f"{name}, seed {seed}" for name in ("pgd-at", "aas-pgd-at") for seed in (0, 1)]
+    assert record.scenarios() == names
     assert record.model["name"] == "robvit-mini, aas-pgd-at"  # not where its weights lay
-    assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", "AutoAttack (2 queries) %"]
+    short = "AutoAttack (2 steps, 1 targets, 2 queries) %"
+    assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", short]
+    assert [row[:2] for row in record.tables[-1].rows][-1] == ["aas-pgd-at", "1"]
+
+
+def test_recipes_belong_to_rows_of_the_paper() -> None:
+    assert scaled_recipe("trades") == "aas-trades"
+    assert scaled_recipe("aas-paper-trades-awp") == "aas-paper-trades-awp-aas"
+    assert [paper_row(n) for n in ("mart", "aas-paper-trades-awp-aas", "aas-paper-xcit")] == [
+        "mart",
+        "aas-awp",
+        "xcit-finetune-cifar10",
+    ]
+    assert not is_scaled("aas-paper-mart")
+    rows = PUBLISHED["table5"].rows
+    for name in names():
+        if name.startswith(("aas-paper", "vit-cifar", "aas-vit")):
+            clean, *_, autoattack = rows[paper_row(name)]
+            assert load_recipe(name).expects.startswith(f"{clean:.2f} % clean, {autoattack:.2f} %"), name
 
 
 def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation() -> None:
@@ -77,26 +135,22 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
     short = load_recipe("aas-pgd-at", **AasTrainingEffort(epochs=8).changes("aas-pgd-at", 2, 0))
     assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 0.1, 8)
     assert (short.loss_settings["every"], short.inner.steps) == (2, 2)
-    papers = AasTrainingEffort(steps=0, queries=0)
+    papers = AasTrainingEffort(steps=0, queries=0)  # the others are 0 already
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
 
 
-def test_a_shortened_attack_is_named_by_its_length_beside_the_papers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared, "FACTORS", (1.0, 0.1))
-    monkeypatch.setattr(shared, "LEARN", 2)
-    record = reproduce("aas-table3", images=2, out=tmp_path, steps=1)
-    rows = [(row[0], row[6], row[7]) for row in record.tables[0].rows]
+def test_a_shortened_attack_is_named_by_its_length_beside_the_papers(tmp_path: Path) -> None:
+    record = reproduce("aas-table3", images=2, out=tmp_path, steps=1, **LEARN)
+    place = record.tables[0].columns.index("paper's attack")
+    rows = [(row[0], row[place], row[place + 1]) for row in record.tables[0].rows]
     assert rows[:3] == [("FGSM", "FGSM", 66.48), ("PGD-1", "PGD-20", 63.14), ("PGD-1", "PGD-100", 61.10)]
     assert [row[0] for row in rows[3:]] == ["CW-1", "DLR-1", "GAMA-1"]
-    assert record.tables[0].columns[6] == "paper's attack"
-    assert [claim.text for claim in record.claims] == ["FGSM", "PGD-1", "CW-1", "DLR-1", "GAMA-1"]
+    assert [claim.text for claim in record.claims][:5] == ["FGSM", "PGD-1", "CW-1", "DLR-1", "GAMA-1"]
     assert [claim.paper for claim in record.claims[:2]] == [5.44, 4.93]
 
 
 def test_no_budget_breaks_nothing_and_scale_one_changes_nothing(tmp_path: Path) -> None:
-    record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1)
+    record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1, **LEARN)
     clean, *attacked = record.trials
     assert all(trial.correct == clean.correct for trial in attacked)
 

@@ -13,10 +13,25 @@ import robvit
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
 from robvit.record import Record, Table
+from robvit.settings import parse_settings
 from robvit.studies import STUDIES, StudyContext
 from robvit.studies.published import read_published
 
 QUICK: dict[str, Any] = {"images": 2, "steps": 1}
+
+
+def test_words_in_lists_of_settings_keep_their_capitals() -> None:
+    known = dict.fromkeys(("rows", "twins", "eps", "seeds", "training", "fit"))
+    given = ['rows=["DeiT-S"]', "twins=False", "eps=2/255", "seeds=[0,1]", "training=Runs/A", "fit=NaN"]
+    found = parse_settings(given, known, "a study")
+    assert found == {
+        "rows": ["DeiT-S"],
+        "twins": False,
+        "eps": 2 / 255,
+        "seeds": [0, 1],
+        "training": "Runs/A",
+        "fit": "NaN",
+    }
 
 
 def test_the_signature_tells_the_truth() -> None:
@@ -53,7 +68,10 @@ def test_settings_of_another_kind_are_refused_before_anything_runs(
 def test_every_setting_of_an_effort_is_a_setting_of_its_study() -> None:
     for entry in STUDIES:
         effort, parameters = entry.info.effort, inspect.signature(entry.value).parameters
-        assert ("effort" in parameters) == (effort is not None), entry.name
+        shared = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][
+            1:
+        ]  # after the context
+        assert bool(shared) == (effort is not None), entry.name
         if effort is not None:
             assert not set(vars(effort)) & set(parameters), entry.name
             assert set(vars(effort)) <= set(entry.info.defaults), entry.name

@@ -13,6 +13,7 @@ from PIL import Image
 
 import robvit.data.imagenet as imagenet
 import robvit.studies.xcit.common as bench
+import robvit.studies.xcit.scaling as scaling
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
@@ -20,7 +21,8 @@ from robvit.loading import load
 from robvit.record import Record, Trial
 from robvit.studies import STUDIES, StudyContext, reproduce
 from robvit.studies.judging import Attempt, attack_title
-from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, claims_of
+from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, Run, claims_of
+from robvit.studies.xcit.recipe import cost
 from robvit.studies.xcit.semantic import _published, correlation, edges
 from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
 from robvit.training.recipe import changes_of, load_recipe
@@ -76,6 +78,41 @@ def test_each_table_stands_beside_the_papers_with_commands_that_resolve(name: st
         assert model == CHECKPOINT or zoo.resolve(model)
 
 
+@pytest.mark.usefixtures("untrained")
+def test_one_step_stands_beside_two_and_the_guard_looks_after_every_epoch(tmp_path: Path) -> None:
+    record = reproduce("xcit-steps", images=2, out=tmp_path, **TINY)
+    assert [row[0] for row in record.tables[0].rows] == ["one step", "two steps"]
+    assert [claim.text for claim in record.claims] == ["two steps over one"]
+    row = Variant("row", changes={"inner.steps": 2}, small={"inner.step": None, "validate_every": 1})
+    made = RecipeEffort().job(StudyContext(), row).recipe
+    assert (made.inner.relative_step, made.validate_every) == (0.75, 1)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_larger_networks_are_judged_by_attacks_of_every_strength_and_by_each_others_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge_transfer(
+        _: StudyContext, __: Any, judged: dict[str, Any], images: Any, attempt: Attempt, label: str
+    ) -> list[Trial]:
+        kinds = [(name, attack) for name in judged for attack in ("clean", attempt.attack)]
+        return [
+            Trial(attack, None, {}, [True, False], [-1] * 2, [0.0] * 2, scenario=name)
+            for name, attack in kinds
+        ]
+
+    monkeypatch.setattr(scaling, "judge", bench.judge)
+    monkeypatch.setattr(scaling, "judge_transfer", judge_transfer)
+    record = reproduce("xcit-scaling", images=2, out=tmp_path, long=20, twins=False, **TINY)
+    first, second, *_ = record.tables
+    assert [row[0] for row in first.rows] == ["XCiT-S12", "XCiT-M12", "XCiT-L12"]
+    assert first.columns[4:7] == ["PGD-10 %", "APGD-CE-1 %", "PGD-20 %"]
+    assert first.rows[1][-1] == 51.91
+    assert second.title.startswith("Transfer")
+    assert all(len(row) == 4 for row in second.rows)
+    assert [claim.paper for claim in record.claims] == [None, -1.44]
+
+
 @pytest.mark.slow
 def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learned(tmp_path: Path) -> None:
     kept = str(tmp_path / "training")
@@ -109,7 +146,7 @@ def _row(label: str, correct: list[bool]) -> JudgedVariant:
     nothing: Any = None
     count = len(correct)
     trial = Trial("apgd_ce", None, {}, correct, [-1] * count, [0.0] * count)
-    return JudgedVariant(Variant(label), nothing, nothing, [trial])
+    return JudgedVariant(Variant(label), [Run(nothing, nothing, [trial])])
 
 
 def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() -> None:
@@ -131,6 +168,21 @@ def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() ->
     assert (claims[0].difference, claims[3].paper) == (100, None)
 
 
+@pytest.mark.usefixtures("untrained")
+def test_several_seeds_are_trained_and_the_interval_is_over_them(tmp_path: Path) -> None:
+    record = reproduce("xcit-table2", images=3, out=tmp_path, periods=(0, 20), seeds=(0, 1, 2), **TINY)
+    assert record.scenarios() == [f"{n} epochs, seed {s}" for n in (0, 20) for s in (0, 1, 2)]
+    assert [claim.seeds for claim in record.claims] == [3]
+    assert sum(not trial.control for trial in record.trials) == 3
+    assert record.tables[0].rows[0][1] == "100.0 (60.8 to 100.0)"  # of three images
+    assert any("3 seeds" in note for note in record.notes)
+    few = reproduce("xcit-table5", images=3, out=tmp_path / "rows", rows=("DeiT-S",), **TINY)
+    assert [row[0] for row in few.tables[0].rows] == ["DeiT-S"]
+    assert few.claims == []
+    with pytest.raises(UnknownName, match="did you mean DeiT-S"):
+        reproduce("xcit-table5", images=3, out=tmp_path / "typo", rows=("DeiT",), **TINY)
+
+
 def test_a_small_run_changes_what_the_thesis_changed_and_nothing_else() -> None:
     effort = RecipeEffort(epochs=10)
     light = Variant("light", changes={"eps_warmup": 20, "weight_decay": 0.5, "augment.erase": 0.25})
@@ -139,8 +191,27 @@ def test_a_small_run_changes_what_the_thesis_changed_and_nothing_else() -> None:
     assert made.recipe.augment.erase == 0.25
     calm = effort.job(StudyContext(), light.standard()).recipe
     assert (calm.loss, calm.inner.eps, calm.eps_warmup, calm.augment.erase) == ("standard", 0, 0, 0.25)
+    assert (made.recipe.img_size, made.recipe.repeats) == (16, 1)
     with pytest.raises(InputError, match="scale must be small or paper"):
         RecipeEffort(scale="large")
+    with pytest.raises(InputError, match="network must be tiny or small"):
+        RecipeEffort(network="large")
+
+
+def test_small_networks_of_the_three_kinds_cost_the_same_and_take_the_budget_asked_for() -> None:
+    costs = []
+    for stand_in in ("tiny-deit", "tiny-cait", "tiny-xcit-s"):
+        effort = RecipeEffort(network="small", eps=8 / 255, batch=128, rate=1e-3)
+        made = effort.job(StudyContext(), Variant("row", stand_in=stand_in)).recipe
+        assert (made.inner.eps, made.batch, made.lr, made.img_size) == (8 / 255, 128, 1e-3, 32)
+        name = stand_in.replace("tiny", "small")
+        model = load(name, pretrained=False, img_size=32, patch_size=made.patch_size)
+        _, millions, mega = cost(model)
+        assert 1 < millions < 3
+        costs.append(mega)
+    assert max(costs) < 1.05 * min(costs)
+    calm = RecipeEffort(eps=8 / 255).job(StudyContext(), Variant("row").standard()).recipe
+    assert calm.inner.eps == 0
 
 
 def test_the_papers_scale_is_the_recipe_itself_and_needs_its_data() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -20,6 +22,7 @@ from robvit.errors import InputError, Unsupported
 from robvit.files import read_tensors
 from robvit.record import Record
 from robvit.training.recipe import load_recipe, names
+from robvit.training.stream import Sharing, Stream
 
 # A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
 SMALL = [
@@ -106,24 +109,30 @@ LARGE = {
     "aas-xcit-finetune-cifar10": 16,
     "vit-cifar": 4,
     "aas-vit-cifar": 4,
+    "aas-paper-pgd-at": 4,
+    "aas-paper-xcit": 16,
+    "xcit-thesis": 32,
+    "xcit-thesis-cifar10": 16,
     "fare": 16,
     "tecoa": 16,
     "tora-imagenet": 16,
 }
 QUICK = ("trades", "free", "xcit-light", "tora")
+# The paper's other trainings are these two with another loss, which tests/training/test_aas_at.py makes.
+FORECAST = [n for n in names() if not n.startswith("aas-paper") or n in LARGE]
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names()],
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in FORECAST],
 )
 def test_every_recipe_can_be_forecast_with_its_own_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)
     recipe = load_recipe(name)
-    model = recipe.model or ("xcit-s12" if "finetune" in name else "robvit-mini")
-    changes = ["pretrained=false", "batch=4", "validation=4", "workers=0"]
+    model = recipe.model or ("xcit-s12" if "finetune" in name or "thesis" in name else "robvit-mini")
+    changes = ["pretrained=false", "batch=4", "validation=4", "workers=0", "extra_share=0"]
     changes += [f"img_size={LARGE[name]}"] if name in LARGE else []
     given = [word for change in changes for word in ("--set", change)]
     data = ("--data", "sample", "--limit", 44 if name == "tecoa" else 24)
@@ -228,6 +237,40 @@ def test_every_aas_recipe_has_its_pair_and_the_vit_its_own() -> None:
         "inner",
     }
     assert all(getattr(paired, key) == getattr(plain, key) for key in same)
+
+
+def test_repeated_augmentation_takes_every_image_thrice_once_as_it_is() -> None:
+    images = open_data("sample", split="train", limit=8)
+    recipe = load_recipe("mini", repeats=3, batch=6, **{"augment.flip": True})
+    stream = Stream(images, recipe)
+    assert stream.epoch == 4  # 24 images in batches of 6
+    seen = [key for step in range(4) for key in stream.keys(step)]
+    assert sorted(key[2:] for key in seen) == sorted((i, copy) for i in range(8) for copy in range(3))
+    loader = stream.loader(range(1), Sharing(), 32)
+    x, y = next(iter(loader))
+    for place, (_, _, image, copy) in enumerate(stream.keys(0)):
+        assert int(y[place]) == images.labels[image]
+        if copy == 0:
+            assert torch.equal(x[place], images[image][0])
+    assert len({x[place].sum().item() for place in range(6)}) > 2  # copies are cropped differently
+    with pytest.raises(InputError, match="multiple of 3"):
+        Stream(images, load_recipe("mini", repeats=3, batch=8))
+    plain = Stream(images, load_recipe("mini", batch=4)).keys(0)
+    assert all(len(key) == 3 for key in plain)
+
+
+def test_deits_policy_follows_its_seed_and_leaves_other_generators_alone() -> None:
+    settings = Augment(randaugment=2, policy="deit")
+    apply, x = transform(settings, 32), torch.rand(3, 32, 32)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    made = []
+    for seed in (1, 1, 2, 3):
+        with seeded(seed):
+            made.append(apply(x))
+    assert torch.equal(made[0], made[1])
+    assert any(not torch.equal(made[0], other) for other in made[2:])
+    assert all(one.min() >= 0 and one.max() <= 1 and one.shape == x.shape for one in made)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_augmentations_stay_in_the_box_and_follow_their_seed() -> None:

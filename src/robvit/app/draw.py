@@ -12,21 +12,23 @@ from robvit.drawing.images import Pixels, data_url, encoded
 from robvit.drawing.style import colour
 from robvit.report.gallery import factor, views
 
+SMALL = 128  # pixels a side up to which they are drawn as squares
+
 
 def thumbnails(images: list[InputImage]) -> str:
     """A button for every image."""
     buttons = (
         f"<button type='button' data-index='{i}' title='Choose this {escape(image.label)}'>"
-        f"<img src='{data_url(image.png)}' alt='{escape(image.label)}'></button>"
+        f"{_image(image.png, image.label)}</button>"
         for i, image in enumerate(images)
     )
-    return f"<div class='thumbs' role='group' aria-label='bundled images'>{''.join(buttons)}</div>"
+    return f"<div class='thumbs' role='group' aria-label='images to choose from'>{''.join(buttons)}</div>"
 
 
 def chosen(image: InputImage) -> str:
     """The image that will be attacked."""
     return (
-        f"<figure class='chosen'><img src='{data_url(image.png)}' alt='{escape(image.label)}'>"
+        f"<figure class='chosen'>{_image(image.png, image.label)}"
         f"<figcaption>chosen: {escape(image.label)}</figcaption></figure>"
     )
 
@@ -114,11 +116,15 @@ def _verdict(found: Result) -> str:
     return f"<p class='verdict {kind}' role='status'>{escape(text)}</p>"
 
 
+def _image(png: bytes, name: str) -> str:
+    """An image whose pixels show if it is small; a photograph is drawn smooth."""
+    width = int.from_bytes(png[16:20], "big")  # in the header of every PNG
+    photo = " class='photo'" if width > SMALL else ""
+    return f"<img{photo} src='{data_url(png)}' alt='{escape(name)}'>"
+
+
 def _figure(file: bytes, name: str) -> str:
-    return (
-        f"<figure><img src='{data_url(file)}' alt='{escape(name)}'>"
-        f"<figcaption>{escape(name)}</figcaption></figure>"
-    )
+    return f"<figure>{_image(file, name)}<figcaption>{escape(name)}</figcaption></figure>"
 
 
 def _slider(clean: Pixels, adversarial: Pixels) -> str:

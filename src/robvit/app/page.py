@@ -15,13 +15,14 @@ from robvit.app import draw
 from robvit.app.models import KNOWN, OFF, SECRET, PlaygroundModel
 from robvit.app.request import AttackRequest, InputImage, Result
 from robvit.app.script import python_script
-from robvit.app.session import Playground, VisitorLeft
+from robvit.app.session import KEPT_SIDE, Playground, VisitorLeft
 from robvit.app.visitors import Visitors
 from robvit.data import open_data
 from robvit.drawing.images import encoded, pixels
 from robvit.errors import InputError, RobvitError
 
-SHOWN = 12  # bundled images to choose from
+SHOWN = 12  # images to choose from
+SAMPLE = "sample"  # those that are bundled
 OLD = (60, 600)  # seconds: how often uploads are looked through, and at which age they go
 
 _CLICKED = """element.addEventListener('click', event => {
@@ -38,13 +39,15 @@ TOOLTIPS = {
 }
 
 
-def bundled_images() -> list[InputImage]:
-    """Images of the sample's test split, each class at least once."""
-    images = open_data("sample", split="test", limit=SHOWN)
+def example_images(spec: str = SAMPLE) -> list[InputImage]:
+    """Images to choose from, class after class: of the bundled sample, or of any data set or folder."""
+    bundled = spec == SAMPLE
+    images = open_data(spec, limit=SHOWN, size=None if bundled else KEPT_SIDE, resize="crop")
     found = []
     for place, name in enumerate(images.names):
         x, y = images[place]
-        found.append(InputImage(encoded(pixels(x)), name, images.classes[int(y)]))
+        label = images.classes[int(y)] if images.kind == "labels" and images.classes else name
+        found.append(InputImage(encoded(pixels(x)), name if bundled else "", label))
     return found
 
 
@@ -66,13 +69,12 @@ class Parts(NamedTuple):
     code: gr.Code
 
 
-def build(playground: Playground, visitors: Visitors) -> gr.Blocks:
+def build(playground: Playground, visitors: Visitors, images: list[InputImage]) -> gr.Blocks:
     """The page with its controls; what a visitor chooses is kept in that visitor's session alone."""
-    images = bundled_images()
     page: gr.Blocks = gr.Blocks(title="robvit playground", analytics_enabled=False, delete_cache=OLD)
     with page:
         gr.Markdown(
-            "# robvit playground\nAttack a Vision Transformer and see what it takes to fool it, "
+            "# robvit playground\nAttack a Vision Transformer and see how little it takes to fool it, "
             "with and without robustness tokens."
         )
         _connect(playground, visitors, images, _lay_out(playground, images))
@@ -258,7 +260,9 @@ def report_stream_errors(handler: Callable[..., Iterator[Any]]) -> Callable[...,
 
 def _shown_error(error: Exception) -> gr.Error:
     if isinstance(error, RobvitError):
-        return gr.Error(escape(str(error)), print_exception=False, title="Not like this")
+        return gr.Error(escape(str(error)), print_exception=False, title="Not accepted")
     if not isinstance(error, VisitorLeft):
         traceback.print_exception(error, file=sys.stderr)
-    return gr.Error("Something broke on the server; its log says what.", print_exception=False, title="Sorry")
+    return gr.Error(
+        "Something failed on the server; its log says what.", print_exception=False, title="Error"
+    )

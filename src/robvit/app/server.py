@@ -14,7 +14,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from robvit.app.gate import LOOPBACK, Gate, check_address
-from robvit.app.page import TOOLTIPS, build
+from robvit.app.page import SAMPLE, TOOLTIPS, build, example_images
 from robvit.app.session import Playground
 from robvit.app.visitors import Visitors, queue_places
 
@@ -32,29 +32,38 @@ _ON_LOAD = """() => {
   for (const [id, text] of Object.entries(%s)) explain(id, text);
   document.addEventListener('click', event => {
     const result = document.getElementById('result');
-    if (event.target.closest('#attack, #sweep') && result.getBoundingClientRect().top > 0.8 * innerHeight)
+    if (event.target.closest('#attack, #sweep') && result.getBoundingClientRect().top > 0.8 * innerHeight) {
+      result.style.minHeight = '75vh';  // room to scroll to it
       result.scrollIntoView({behavior: 'smooth'});
+    }
   });
 }"""
 
 
 @contextmanager
 def opened(
-    playground: Playground, *, host: str = "127.0.0.1", port: int = 7860, password: str = ""
+    playground: Playground,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    password: str = "",
+    images: str = SAMPLE,
 ) -> Iterator[str]:
     """Serve the playground while the block runs; its address. Beyond loopback it takes a password.
 
+    Visitors choose from `images`, a data set or a folder, or upload their own.
     Uploads lie in a folder of the server's own, which is gone afterwards.
     """
     local = host in LOOPBACK
     check_address(host, port, password)
+    shown = example_images(images)
     with tempfile.TemporaryDirectory(prefix="robvit-app-") as name:
         folder = Path(name)
         os.environ["GRADIO_TEMP_DIR"] = name  # read when the page is built and at every upload
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         max_upload = playground.limits.upload_bytes + OVERHEAD
         visitors = Visitors(lambda: queue_places(page), playground.limits.waiting)
-        page = build(playground, visitors)
+        page = build(playground, visitors, shown)
         gate = Middleware(
             Gate,
             hosts=LOOPBACK if local else (),

@@ -6,21 +6,32 @@ objective whatever it thinks of them, and success is the unscaled model's to dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, check_settings, misclassified, supported
+from robvit.attacks.core import (
+    ATTACKS,
+    AttackCheck,
+    Model,
+    Prepared,
+    attack,
+    check_settings,
+    misclassified,
+    supported,
+)
 from robvit.attacks.pgd import pgd
-from robvit.attacks.scales import Scaled, find_scales, free_blocks, network_of
+from robvit.attacks.scales import Batch, Scaled, Scales, find_scales, free_blocks, network_of
 from robvit.errors import InputError
+from robvit.registry import unknown
 from robvit.threat import NORMS, Threat
 
 RESERVED = {
     "early_stop": "every image is attacked to the full objective",
     "targeted": "scales are found by what leads away from the labels",
 }
+FITS = ("train", "batch")
 FACTORS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the paper's, for one factor for all blocks
 
 
@@ -44,6 +55,29 @@ def craft_scaled(
     return ATTACKS[base](Scaled(model, scales), x, y, threat, **given)
 
 
+# What `find_scales` calls the settings that this attack has under another name.
+_SEARCH = {"scale_steps": "steps", "scale_step": "step_size"}
+_SHARED = ("objective", "direction", "starts", "blocks", "space", "seed")
+
+
+def _search(model: Model, batches: Iterable[Batch], settings: dict[str, Any]) -> Scales:
+    """The scales that settings of `aas` ask for, found on these batches."""
+    given = {_SEARCH.get(k, k): v for k, v in settings.items() if k in (*_SEARCH, *_SHARED)}
+    return find_scales(model, batches, **given)
+
+
+def fit_scales(
+    model: Model, train: Callable[[int, int], Iterable[Batch]], settings: dict[str, Any]
+) -> Prepared:
+    """Settings of `aas` with scales that were fitted on training images, unless they say otherwise."""
+    defaults = ATTACKS.info("aas").defaults
+    given = {**defaults, **settings}
+    if given["scales"] is not None or given["fit"] != "train":
+        return Prepared(settings, {})
+    found = _search(model, train(given["fit_images"], given["fit_batch"]), given)
+    return Prepared({**settings, "scales": list(found.values)}, found.metrics())
+
+
 @attack(
     kind="budget",
     norms=NORMS,
@@ -52,7 +86,8 @@ def craft_scaled(
     without=tuple(RESERVED),
     needs="attention",
     batch_coupled=True,
-    check=AttackCheck({"steps": 3, "scale_steps": 2}),
+    prepare=fit_scales,
+    check=AttackCheck({"steps": 3, "scale_steps": 2, "fit": "batch"}),
 )
 def aas(
     model: Model,
@@ -63,9 +98,13 @@ def aas(
     base: str = "pgd",
     options: dict[str, Any] | None = None,
     scales: Sequence[float] | None = None,
+    fit: str = "train",
+    fit_images: int = 256,
+    fit_batch: int = 64,
     objective: str = "unit",
     scale_steps: int = 10,
     scale_step: float = 1.0,
+    direction: str = "gradient",
     starts: int = 1,
     blocks: int | Sequence[int] | None = None,
     space: str = "linear",
@@ -76,23 +115,33 @@ def aas(
 
     base: the attack that makes the images.
     options: settings of the base attack that have a name of this one's.
-    scales: one factor for each attention block; found on the batch (`find_scales`) if left out.
-    objective, scale_steps, scale_step, starts, blocks, space: those of `find_scales`.
+    scales: one factor for each attention block; fitted if left out.
+    fit: on which images: "train", so many (`fit_images`) of the training images, in batches over which the
+        scales are carried, as the paper's Algorithm 1; or on the attacked "batch" itself.
+    objective, scale_steps, scale_step, direction, starts, blocks, space: those of `find_scales`.
     seed: of the search and of the base attack.
     settings: all others go to the base attack, such as steps or loss.
     """
+    if fit not in FITS:
+        raise unknown("way to fit scales", fit, list(FITS))
+    network_of(model)  # one without attention is refused first
+    if scales is None and fit == "train":
+        raise InputError(
+            "aas fits scales on training images, got none: give scales=find_scales(model, batches).values, "
+            'or fit="batch" for scales of the attacked images; commands take the data\'s training part'
+        )
     if scales is None:
-        scales = find_scales(
-            model,
-            [(x, y)],
-            objective=objective,
-            steps=scale_steps,
-            step_size=scale_step,
-            starts=starts,
-            blocks=blocks,
-            space=space,
-            seed=seed,
-        ).values
+        own: dict[str, Any] = {
+            "objective": objective,
+            "scale_steps": scale_steps,
+            "scale_step": scale_step,
+            "direction": direction,
+            "starts": starts,
+            "blocks": blocks,
+            "space": space,
+            "seed": seed,
+        }
+        scales = _search(model, [(x, y)], own).values
     passed = {"seed": seed, **settings, **(options or {})}
     return craft_scaled(model, x, y, threat, scales=scales, base=base, settings=passed)
 

@@ -243,7 +243,10 @@ def _step_seconds(model: Model, x: torch.Tensor) -> float:
     """The seconds of a forward and a backward pass; the quicker of two, after one that warms up."""
 
     def step() -> None:
-        gradient(model, x, lambda output: output.flatten(1).sum(1))
+        try:
+            gradient(model, x, lambda output: output.flatten(1).sum(1))
+        except InputError:  # a model without gradients has no backward pass to wait for
+            model(x)
 
     return _quickest(step, x.device.type)
 

@@ -6,10 +6,10 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -45,6 +45,17 @@ class AttackCheck:
         return self.tolerance[norm] if isinstance(self.tolerance, dict) else self.tolerance
 
 
+# Training images, so many in batches of so many: (B 3 H W) with labels (B,) or None.
+Train = Callable[[int, int], Iterable[tuple[torch.Tensor, torch.Tensor | None]]]
+
+
+class Prepared(NamedTuple):
+    """The settings of an attack with what it learned beforehand, and what there is to tell of that."""
+
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True)
 class AttackInfo:
     """What is known about an attack.
@@ -58,6 +69,7 @@ class AttackInfo:
     needs: what the model must have inside, such as "attention".
     batch_coupled: whether results depend on the batch.
     certified: whether its images keep the budget in pixels, so that they can be certified.
+    prepare: what it learns beforehand, on training images, as settings (`prepared`).
     check: how the tests try it.
     """
 
@@ -70,6 +82,7 @@ class AttackInfo:
     needs: str = ""
     batch_coupled: bool = False
     certified: bool = True
+    prepare: Callable[[Model, Train, dict[str, Any]], Prepared] | None = None
     check: AttackCheck = field(default_factory=AttackCheck)
 
 
@@ -164,6 +177,12 @@ def check_settings(name: str, settings: dict[str, Any]) -> None:
     for setting in settings:
         if setting not in known:
             raise unknown(f"setting of {name}", setting, known)
+
+
+def prepared(name: str, model: Model, settings: dict[str, Any], train: Train) -> Prepared:
+    """An attack's settings with what it learns on training images first, if it learns anything."""
+    prepare = ATTACKS.info(name).prepare
+    return Prepared(settings, {}) if prepare is None else prepare(model, train, settings)
 
 
 def refuse_targets(settings: dict[str, Any]) -> None:

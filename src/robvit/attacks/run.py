@@ -74,6 +74,13 @@ class Outcome:
         """The share of images that are still classified correctly."""
         return float(self.correct.float().mean())
 
+    def __repr__(self) -> str:
+        return (
+            f"Outcome({len(self.adv)} images, {int(self.clean_correct.sum())} correct before, "
+            f"{int((~self.success).sum())} not misclassified after; {self.forward} forward and "
+            f"{self.backward} backward passes, {self.seconds:.1f} s)"
+        )
+
 
 def run(
     attack: str | Attack,

@@ -15,85 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from robvit.attacks import losses
-from robvit.attacks.core import Model, frozen, modules_of, require_labels
+from robvit.attacks.core import Model, frozen, modules_of
 from robvit.attacks.counting import Count
+from robvit.attacks.scale_objectives import OBJECTIVES, View
 from robvit.attention import SCALERS, attention_layers, scaled, watch
 from robvit.errors import InputError, Unsupported
-from robvit.registry import Registry, unknown
+from robvit.registry import unknown
 
 LOW = 1e-7  # the paper's smallest factor; the largest is 1
-GUIDE = 50.0  # GAMA's weight for the distance of probabilities
 
 Batch = tuple[torch.Tensor, torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class View:
-    """One pass: the output (B K), and the stream after each attention block, each (B ...)."""
-
-    output: torch.Tensor
-    features: list[torch.Tensor]
-
-
-ScaleObjective = Callable[[View, View, torch.Tensor | None], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class ObjectiveInfo:
-    """Whether an objective looks at features, beside the output."""
-
-    features: bool
-
-
-OBJECTIVES: Registry[ScaleObjective, ObjectiveInfo] = Registry("objective for scales", ObjectiveInfo)
-
-
-@OBJECTIVES.add(features=True)
-def unit(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The distance of features, each brought to length one, summed over blocks."""
-    pairs = zip(scaled_view.features, reference.features, strict=True)
-    directions = ((_unit(a), _unit(b)) for a, b in pairs)
-    return torch.stack([(a - b).norm(dim=1) for a, b in directions]).sum(0)
-
-
-@OBJECTIVES.add(features=True)
-def lpips(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The paper's Eq. 3 to the letter: the distance over both lengths, which shrinks as features grow."""
-    pairs = [
-        (a.flatten(1), b.flatten(1)) for a, b in zip(scaled_view.features, reference.features, strict=True)
-    ]
-    return torch.stack([(a - b).norm(dim=1) / (a.norm(dim=1) * b.norm(dim=1)) for a, b in pairs]).sum(0)
-
-
-@OBJECTIVES.add(features=False)
-def cross_entropy(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of the scaled model on untouched images."""
-    return losses.cross_entropy(scaled_view.output, require_labels(y, "cross_entropy"))
-
-
-@OBJECTIVES.add(features=False)
-def margin(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The margin of the scaled model's logits on untouched images."""
-    return losses.margin(scaled_view.output, require_labels(y, "margin"))
-
-
-@OBJECTIVES.add(features=False)
-def gama(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """GAMA's guided margin of probabilities, away from those of the unscaled model."""
-    return losses.gama(scaled_view.output, require_labels(y, "gama"), reference.output.softmax(1), GUIDE)
-
-
-@OBJECTIVES.add(features=False)
-def kl(scaled_view: View, reference: View, y: torch.Tensor | None) -> torch.Tensor:
-    """The divergence of the scaled model's probabilities from the unscaled model's; needs no labels."""
-    return losses.kl(scaled_view.output, reference.output.softmax(1))
-
-
-def _unit(features: torch.Tensor) -> torch.Tensor:
-    flat = features.flatten(1)
-    length: torch.Tensor = flat.norm(dim=1, keepdim=True)
-    return flat / length.clamp_min(1e-30)
 
 
 # --- the scaled model ---------------------------------------------------------------------------------
@@ -136,16 +67,36 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Scales:
-    """One factor for each attention block, and the passes it took to find them, summed over images.
+    """One factor for each attention block, how they came about, and the passes that took, summed over images.
 
+    `start` is the random point from which the last batch was climbed, `moved` by how much the ascent moved
+    the factor that it moved most, batch by batch: near zero where the factors are those of the random start.
     `value` is the objective on the last batch, as far from the unscaled model as the factors lead; it is
     only measured where several starts are compared.
     """
 
     values: tuple[float, ...]
+    start: tuple[float, ...]
+    moved: tuple[float, ...]
     forward: int
     backward: int
     value: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Where every factor began on the last batch and ended, and how far the ascent moved them."""
+        found = {"scales, furthest move of the ascent": max(self.moved)}
+        for place, (start, end) in enumerate(zip(self.start, self.values, strict=True)):
+            found |= {f"scale {place + 1}, start": start, f"scale {place + 1}": end}
+        return found
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Factors (M,) on their way from batch to batch, with what `Scales` tells of it."""
+
+    factors: torch.Tensor
+    start: torch.Tensor
+    moved: tuple[float, ...] = ()
 
 
 def find_scales(
@@ -155,6 +106,7 @@ def find_scales(
     objective: str = "unit",
     steps: int = 10,
     step_size: float = 1.0,
+    direction: str = "gradient",
     starts: int = 1,
     blocks: int | Sequence[int] | None = None,
     space: str = "linear",
@@ -162,12 +114,13 @@ def find_scales(
     begin: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Scales:
-    """Factors in [low, 1] that drive the model far from itself, carried on from batch to batch.
+    """Factors in [low, 1] that drive the model far from itself, carried on from batch to batch (Algorithm 1).
 
     batches: images (B 3 H W) and labels (B,) or None; each batch starts at random around the factors so
         far, which are also its reference, as in the paper.
     objective: a name from `OBJECTIVES`, the distance from the unscaled model.
-    steps, step_size: of the ascent on each batch.
+    steps, step_size: of the ascent on each batch; without steps the factors are random ones.
+    direction: a step along the "gradient" as it is, as the paper's, its "sign", or the "unit" vector.
     starts: searches; the one is kept that ends furthest from the unscaled model on the last batch.
     blocks: scale only the first so many blocks, or those listed.
     space: "linear" starts are normal around the factors, often at an end of the range; "log" starts are
@@ -176,32 +129,39 @@ def find_scales(
     begin: the factors to begin with; ones if left out.
     seed: decides the starts.
     """
-    if steps < 1 or starts < 1 or not 0 < low < 1:
-        raise InputError(f"expected steps and starts of 1 or more and low in (0,1), got {steps, starts, low}")
-    if space not in _SPACES:
-        raise unknown("space", space, list(_SPACES))
+    if steps < 0 or starts < 1 or not 0 < low < 1:
+        raise InputError(f"expected steps >= 0, starts >= 1 and low in (0,1), got {steps, starts, low}")
+    for kind, name, known in (("space", space, _SPACES), ("direction", direction, list(_DIRECTIONS))):
+        if name not in known:
+            raise unknown(kind, name, list(known))
     with torch.no_grad(), frozen(model):
         free = free_blocks(blocks, network_of(model))
-        search = _Search(model, objective, steps, step_size, free, space, low)
+        search = _Search(model, objective, steps, step_size, direction, free, space, low)
         first = torch.ones(len(free)) if begin is None else torch.tensor([float(v) for v in begin])
         if first.shape != free.shape:
             raise InputError(f"expected one factor for each of {len(free)} blocks to begin, got {len(first)}")
-        chains = [first] * starts
+        chains = [_Chain(first, first)] * starts
         last: Batch | None = None
         for index, last in enumerate(batches):
             seeds = [f"{seed} {start} {index}" for start in range(starts)]
             chains = [search.climb(chain, last, text) for chain, text in zip(chains, seeds, strict=True)]
         if last is None:
             raise InputError("scales are found on images, got no batch")
-        value = None
+        value, chosen = None, chains[0]
         if starts > 1:
-            values = search.compare(chains, last)
+            values = search.compare([chain.factors for chain in chains], last)
             value = max(values)
-            chains = [chains[values.index(value)]]
-    return Scales(tuple(chains[0].tolist()), search.forward, search.backward, value)
+            chosen = chains[values.index(value)]
+    ends = (tuple(factors.tolist()) for factors in (chosen.factors, chosen.start))
+    return Scales(*ends, chosen.moved, search.forward, search.backward, value)
 
 
 _SPACES = ("linear", "log")
+_DIRECTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gradient": lambda gradient: gradient,
+    "sign": torch.sign,
+    "unit": lambda gradient: gradient / gradient.norm().clamp_min(1e-30),
+}
 
 
 def free_blocks(blocks: int | Sequence[int] | None, net: nn.Module) -> torch.Tensor:
@@ -224,6 +184,7 @@ class _Search:
         objective: str,
         steps: int,
         step_size: float,
+        direction: str,
         free: torch.Tensor,
         space: str,
         low: float,
@@ -231,24 +192,28 @@ class _Search:
         self.model, self.net = model, network_of(model)
         entry = OBJECTIVES.entry(objective)
         self.objective, self.uses_features = entry.value, entry.info.features
-        self.steps, self.step_size = steps, step_size
+        self.steps, self.step_size, self.direction = steps, step_size, _DIRECTIONS[direction]
         self.free, self.log, self.low = free, space == "log", low
         self.forward = self.backward = 0
         self._reference_cache: tuple[torch.Tensor, torch.Tensor, View] | None = None
 
-    def climb(self, chain: torch.Tensor, batch: Batch, seed: str) -> torch.Tensor:
-        """From the factors so far (M,) to new ones, by ascent from a random start around them."""
+    def climb(self, chain: _Chain, batch: Batch, seed: str) -> _Chain:
+        """From the factors so far to new ones, by ascent from a random start around them."""
         x, y = batch
-        reference = self._reference(chain, x)
-        point = self._start(chain, seed)
+        reference = self._reference(chain.factors, x) if self.steps else None
+        point = self._start(chain.factors, seed)
+        start = self._factors(point)
         for _ in range(self.steps):
+            assert reference is not None
             with torch.enable_grad():
                 leaf = point.detach().requires_grad_()
                 value = self.objective(self._forward(self._factors(leaf), x), reference, y).mean()
             (grad,) = torch.autograd.grad(value, leaf)
             self._note_backward(len(x))
-            point = self._project(point + self.step_size * torch.nan_to_num(grad, 0.0, 0.0, 0.0))
-        return self._factors(point).detach()
+            step = self.direction(torch.nan_to_num(grad, 0.0, 0.0, 0.0))
+            point = self._project(point + self.step_size * step)
+        end = self._factors(point).detach()
+        return _Chain(end, start, (*chain.moved, float((end - start).abs().max())))
 
     def compare(self, chains: list[torch.Tensor], batch: Batch) -> list[float]:
         """The objective of each set of factors against the unscaled model."""

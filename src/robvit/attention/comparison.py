@@ -1,26 +1,28 @@
 """Does scaling attention make an attack stronger? Judged on the unscaled model, at equal cost, pair by pair.
 
-Three arms see the same images: the plain attack; the attack crafted on the scaled model, beside the
-plain one; and a control, the plain attack with the passes of both. What the scaled model itself says of
-any image is a diagnostic and decides nothing.
+The same images are seen by the plain attack; by the attack crafted on the scaled model, beside the plain
+one; and by controls: the plain attack with the passes of both, and the attack at other scales, such as
+random ones, beside the plain one. What the scaled model itself says of any image is a diagnostic and
+decides nothing.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from robvit.attacks import ATTACKS, Outcome, find_scales, run
-from robvit.attacks.scales import Scaled
+from robvit.attacks import ATTACKS, find_scales
+from robvit.attacks.scales import Batch, Scales
+from robvit.attention.batches import BatchRunner
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.evaluation.trials import clean_trial, joined, spread, trial_of
+from robvit.evaluation.trials import clean_trial, joined, spread
 from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
@@ -31,22 +33,29 @@ LOOKS = 2  # passes of every run besides the attack's: one look before, one afte
 
 @dataclass(frozen=True)
 class ScalingMethod:
-    """How scales come about: "aas" finds them on every batch unless given, "aas_uniform" tries factors.
+    """How scales come about: "aas" fits them unless given, "aas_uniform" tries factors.
 
-    `settings` are those of `find_scales`, or `factors` and `blocks` of the attack `aas_uniform`.
+    They are fitted on training images, over which they are carried, or with `fit="batch"` on every judged
+    batch. `settings` are those of `find_scales`, or `factors` and `blocks` of the attack `aas_uniform`.
     """
 
     name: str = "aas"
     scales: Sequence[float] | None = None
+    fit: str = "train"
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def found(self, model: nn.Module, batches: Iterable[Batch], seed: int) -> Scales:
+        """The scales fitted on these batches."""
+        return find_scales(model, batches, seed=seed, **self.settings)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Four trials on the same images, what the scaled model says of its own, and the scales.
+    """Trials on the same images, what the scaled model says of its own, and the scales.
 
     `own` holds the scaled model's accuracy on untouched images and on those crafted on it, where one
-    set of scales was used for a batch.
+    set of scales was used for a batch. `searches` are those that found the scales: one where they were fitted
+    on training images, one a batch otherwise. `others` are controls at other scales, by name.
     """
 
     clean: Trial
@@ -55,26 +64,36 @@ class Comparison:
     control: Trial
     scales: list[tuple[float, ...]]
     own: tuple[float, float] | None
+    searches: list[Scales] = field(default_factory=list)
+    others: dict[str, Trial] = field(default_factory=dict)
 
     @property
     def trials(self) -> list[Trial]:
-        return [self.clean, self.plain, self.scaled, self.control]
+        return [self.clean, self.plain, self.scaled, self.control, *self.others.values()]
 
     @property
     def both(self) -> list[bool]:
         """Which images withstand the plain and the scaled attack."""
-        return [a and b for a, b in zip(self.plain.correct, self.scaled.correct, strict=True)]
+        return self.beside_plain(self.scaled)
+
+    def beside_plain(self, trial: Trial) -> list[bool]:
+        """Which images withstand the plain attack and another."""
+        return [a and b for a, b in zip(self.plain.correct, trial.correct, strict=True)]
 
     def claim(
         self,
         text: str = "scaled attention breaks more than a control of the same cost",
         paper: float | None = None,
+        *,
+        over: str = "",
     ) -> Claim:
         """The paper's effect, tested: plain and scaled together break more than the control, image by image.
 
-        `paper` is the gain in points that was published.
+        `paper` is the gain in points that was published; `over` names another control than the plain attack
+        at equal cost, one of `others`, which then stands beside the plain attack too.
         """
-        arms = (self.both, self.control.correct)
+        control = self.beside_plain(self.others[over]) if over else self.control.correct
+        arms = (self.both, control)
         ours, control = ([not correct for correct in arm] for arm in arms)
         return claim_of(text, ours, control, paper)
 
@@ -87,11 +106,14 @@ def compare_scaling(
     base: str = "pgd",
     settings: dict[str, Any] | None = None,
     method: ScalingMethod | None = None,
+    train: ImageDataset | None = None,
+    others: Mapping[str, Sequence[float]] | None = None,
     batch: int = 64,
     seed: int = 0,
+    memory: Path | None = None,
     progress: Advance = silent,
 ) -> Comparison:
-    """The plain attack, the scaled one and the control on all images.
+    """The plain attack, the scaled one and the controls on all images.
 
     Args:
         model: the unscaled model, which judges.
@@ -99,33 +121,45 @@ def compare_scaling(
         threat: the budget of all attacks.
         base: the attack that is scaled; it needs steps and restarts, or is fgsm.
         settings: those of the base attack.
-        method: how scales come about; found on every batch if left out.
-        batch: images attacked at once, for which scales are found together.
+        method: how scales come about; fitted on the training images if left out.
+        train: images on which scales are fitted, in batches over which they are carried.
+        others: scales of more controls, by name, such as random ones.
+        batch: images attacked at once.
         seed: decides every random draw.
+        memory: a folder for what became of every batch, which other comparisons and a second run share.
         progress: is told how many images are done.
     """
-    arms = _Arms(model, threat, base, dict(settings or {}), method or ScalingMethod(), seed)
+    method = method or ScalingMethod()
+    search = None
+    if method.name == "aas" and method.scales is None and method.fit == "train":
+        if train is None:
+            raise InputError(
+                'scales are fitted on training images: give train=, or a method with fit="batch"'
+            )
+        search = method.found(model, train.batches(batch), seed)
+        method = replace(method, scales=search.values)
+    # What one search for all images cost is shared out among them: the control gets its passes too.
+    share = (search.forward + search.backward) / len(images) if search else 0.0
+    runner = BatchRunner(model, threat, base, dict(settings or {}), seed, memory)
+    arms = _Arms(runner, method, dict(others or {}), share)
     for x, y in images.batches(batch):
         arms.add(x, y)
         progress(len(x))
-    return arms.finish()
+    found = arms.finish()
+    if search is None:
+        return found
+    return replace(found, scaled=_with_search(found.scaled, search), searches=[search])
 
 
 class _Arms:
     """The trials of all arms, batch by batch; attacks see the images that the model gets right."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        threat: Threat,
-        base: str,
-        settings: dict[str, Any],
-        method: ScalingMethod,
-        seed: int,
+        self, runner: BatchRunner, method: ScalingMethod, others: dict[str, Sequence[float]], share: float
     ) -> None:
-        self.model, self.threat, self.base, self.settings = model, threat, base, settings
-        self.method, self.seed = method, seed
-        empty = Trial(base, threat.budget, settings, [], [], [])
+        self.runner, self.method, self.others, self.share = runner, method, others, share
+        base, settings = runner.base, runner.settings
+        empty = Trial(base, runner.threat.budget, settings, [], [], [])
         scaled: dict[str, Any] = {
             "attack": f"{base}+{method.name}",
             "settings": {**settings, **method.settings},
@@ -137,80 +171,72 @@ class _Arms:
             "scaled": [replace(empty, **scaled)],
             "control": [replace(empty, attack=f"{base}, same cost", control=True)],
         }
+        for name in others:
+            at_other = {**scaled, "attack": f"{base}, {name}", "settings": settings}
+            self.parts[name] = [replace(empty, **at_other, control=True)]
+        self.searches: list[Scales] = []
         self.scales: list[tuple[float, ...]] = []
-        self.own: list[tuple[int, int, int]] = []  # of a batch: images, and the scaled model's correct ones
+        self.own: list[tuple[int, int, int]] = []
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """One batch (B 3 H W) with its labels (B,)."""
         with torch.no_grad():
-            pred = self.model(x).argmax(1)
+            pred = self.runner.model(x).argmax(1)
         correct = pred == y
         self.parts["clean"].append(clean_trial(correct.tolist(), pred.tolist()))
         if bool(correct.any()):
             self._attack(x[correct], y[correct])
 
     def _attack(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        plain, scaled = self._run(self.base, x, y, self.settings, self.seed), self._scaled(x, y)
+        runner = self.runner
+        plain, scaled = runner.plain(x, y), self._scaled(x, y)
         control, alive = plain, [i for i, correct in enumerate(plain.correct) if correct]
         if alive:
-            passes = (scaled.forward + scaled.backward) / len(x) - LOOKS
-            name, settings = control_of(self.base, self.settings, self.threat, passes)
-            again = self._run(name, x[alive], y[alive], settings, self.seed + 1)
+            passes = (scaled.forward + scaled.backward) / len(x) - LOOKS + self.share
+            name, settings = control_of(runner.base, runner.settings, runner.threat, passes)
+            again = runner.run(name, x[alive], y[alive], settings, runner.seed + 1)
             control = replace(spread(again, alive, plain), **_costs(plain, again))
-        for name, trial in (("plain", plain), ("scaled", scaled), ("control", control)):
+        arms = {"plain": plain, "scaled": scaled, "control": control}
+        arms |= {name: runner.at(x, y, scales).trial for name, scales in self.others.items()}
+        for name, trial in arms.items():
             self.parts[name].append(trial)
 
     def finish(self) -> Comparison:
         """All batches as one; images that the model gets wrong keep what it made of them."""
         clean = joined(self.parts["clean"])
         alive = [i for i, correct in enumerate(clean.correct) if correct]
-        arms = {
-            name: replace(spread(joined(self.parts[name]), alive, clean), skipped=[])
-            for name in ("plain", "scaled", "control")
-        }
+        plain, scaled, control, *others = (
+            replace(spread(joined(parts), alive, clean), skipped=[])
+            for name, parts in self.parts.items()
+            if name != "clean"
+        )
         own = None
         if self.own:
             count, right, under = (sum(column) for column in zip(*self.own, strict=True))
             own = (right / count, under / count)
-        return Comparison(clean, **arms, scales=self.scales, own=own)
-
-    def _run(self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any], seed: int) -> Trial:
-        return self._trial(self._outcome(name, x, y, settings, seed))
-
-    def _outcome(
-        self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any], seed: int
-    ) -> Outcome:
-        return run(name, self.model, x, y, self.threat, batch=len(x), **{"seed": seed, **settings})
-
-    def _trial(self, outcome: Outcome) -> Trial:
-        return trial_of(outcome, self.base, self.threat, self.settings)
+        named = dict(zip(self.others, others, strict=True))
+        return Comparison(clean, plain, scaled, control, self.scales, own, self.searches, named)
 
     def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> Trial:
         """The attack crafted on the scaled model, the search for its scales in the cost."""
-        settings: dict[str, Any] = {"base": self.base, **self.settings}
+        runner = self.runner
         if self.method.name == "aas_uniform":
-            return self._run("aas_uniform", x, y, {**settings, **self.method.settings}, self.seed)
-        start = time.monotonic()
+            settings = {"base": runner.base, **runner.settings, **self.method.settings}
+            return runner.run("aas_uniform", x, y, settings, runner.seed)
         search, values = None, self.method.scales
         if values is None:
-            search = find_scales(self.model, [(x, y)], seed=self.seed, **self.method.settings)
+            search = self.method.found(runner.model, [(x, y)], runner.seed)
+            self.searches.append(search)
             values = search.values
-        seconds = time.monotonic() - start
-        outcome = self._outcome("aas", x, y, {**settings, "scales": list(values)}, self.seed)
+        trial, own = runner.at(x, y, values)
         self.scales.append(tuple(values))
-        with torch.no_grad():
-            preds = [Scaled(self.model, values)(images).argmax(1) for images in (x, outcome.adv)]
-        clean, under = (int((pred == y).sum()) for pred in preds)
-        self.own.append((len(x), clean, under))
-        trial = self._trial(outcome)
-        if search is None:
-            return trial
-        return replace(
-            trial,
-            forward=trial.forward + search.forward,
-            backward=trial.backward + search.backward,
-            seconds=trial.seconds + seconds,
-        )
+        self.own.append(own)
+        return trial if search is None else _with_search(trial, search)
+
+
+def _with_search(trial: Trial, search: Scales) -> Trial:
+    """A trial with what finding its scales cost."""
+    return replace(trial, forward=trial.forward + search.forward, backward=trial.backward + search.backward)
 
 
 def _costs(first: Trial, second: Trial) -> dict[str, Any]:

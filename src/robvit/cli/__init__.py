@@ -51,7 +51,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Harden Vision Transformers, attack them hard, and tell the truth about the result.",
+    help="Make Vision Transformers robust, attack them, and say what may be claimed from the result.",
 )
 for _command in (
     demo.demo,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_file
+from robvit.cli.checks import check_data, check_file
 
 PASSWORD = "ROBVIT_APP_PASSWORD"  # noqa: S105  the variable's name
 SHORTEST = 12
@@ -21,6 +21,9 @@ def app(
     head: Annotated[
         Path | None, typer.Option(help="A classifier for dinov2-small, from `robvit train head`.")
     ] = None,
+    images: Annotated[
+        str, typer.Option(help="Images to choose from: a dataset (`robvit data list`) or a folder.")
+    ] = "sample",
     demo: Annotated[
         Path, typer.Option(help="Folder of a `robvit demo`; its tokens and head are used if they are there.")
     ] = Path("runs/demo"),
@@ -42,6 +45,7 @@ def app(
     """
     check_file(tokens, "tokens")
     check_file(head, "head")
+    check_data(images)
     password = _password(password_file)
     import signal
     import threading
@@ -64,7 +68,7 @@ def app(
     typer.echo("loading the models ...", err=True)
     playground = Playground(playground_models(tokens, head), Limits(seconds=seconds))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it ends, uploads are removed
-    with opened(playground, host=host, port=port, password=password) as address:
+    with opened(playground, host=host, port=port, password=password, images=images) as address:
         for model in playground.models.values():
             has = [
                 name

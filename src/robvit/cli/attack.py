@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_compiler, check_data, check_model, check_out
+from robvit.cli.checks import (
+    check_attack,
+    check_compiler,
+    check_data,
+    check_model,
+    check_out,
+    parse_normalise,
+)
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -21,6 +28,7 @@ from robvit.cli.options import (
     Limit,
     Lora,
     ModelName,
+    Normalise,
     NormOrPatch,
     Precision,
     Resize,
@@ -63,6 +71,7 @@ def attack(
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
@@ -87,10 +96,11 @@ def attack(
     share the work; the result is the same.
     """
     check_attack(attack, norm, eps, setting)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
     check_data(data, split)
     check_compiler(compiler)
+    statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.evaluation.attack import attack as attack_data
@@ -101,7 +111,7 @@ def attack(
 
     own: dict[str, Any] = {"arch": arch, "head": head}
     defence: dict[str, Any] = {"tokens": tokens, "lora": lora, "adapters": adapters}
-    judged = open_classifier(model, img_size=img_size, **own, **defence)
+    judged = open_classifier(model, img_size=img_size, normalise=statistics, **own, **defence)
     source = None
     if surrogate:  # MODEL without its defence, or another model, which has classes of its own
         source = open_classifier(surrogate, img_size=img_size, **(own if surrogate == model else {}))

@@ -13,6 +13,7 @@ from typing import Any
 
 from robvit import names, plugins
 from robvit.backbones import zoo
+from robvit.backbones.programs import is_program, program_file
 from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
@@ -29,10 +30,17 @@ MAKERS = {
 }
 
 
-def check_model(name: str | None, arch: str | None = None, **files: Path | None) -> None:
-    """Refuse an unknown model, and files that are not there: `head`, `tokens`, `lora` or `adapters`."""
+def check_model(
+    name: str | None, arch: str | None = None, *, programs: bool = False, **files: Path | None
+) -> None:
+    """Refuse an unknown model, and files that are not there: `head`, `tokens`, `lora` or `adapters`.
+
+    With `programs` ONNX and TorchScript files are taken too.
+    """
     for known in filter(None, (name, arch)):
-        if known.startswith(zoo.TORCHVISION):
+        if programs and known == name and is_program(known):
+            program_file(known)
+        elif known.startswith(zoo.TORCHVISION):
             network, files_of = known.removeprefix(zoo.TORCHVISION), names.sources("torchvision", "models")
             if files_of and not names.mentioned(network, files_of):
                 raise InputError(f"torchvision has no network called {network!r}")
@@ -42,6 +50,23 @@ def check_model(name: str | None, arch: str | None = None, **files: Path | None)
             zoo.check_name(known)
     for what, path in files.items():
         check_file(path, what)
+
+
+def parse_normalise(text: str | None) -> str | tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """What --normalise says: "imagenet", "none", or mean and deviation as numbers for each channel."""
+    if text in (None, "imagenet", "none"):
+        return text
+    assert text is not None
+    try:
+        mean, std = ([float(value) for value in half.split(",")] for half in text.split("/"))
+    except ValueError:
+        mean, std = [], []
+    if len(mean) not in (1, 3) or len(std) not in (1, 3) or any(not value > 0 for value in std):
+        raise InputError(
+            f"--normalise must be imagenet, none or MEAN/STD with one number or three each, such as 0.5/0.5, "
+            f"got {text!r}"
+        )
+    return tuple(mean * (3 // len(mean))), tuple(std * (3 // len(std)))
 
 
 def check_file(path: Path | None, what: str) -> None:

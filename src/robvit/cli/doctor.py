@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_threat
+from robvit.cli.checks import check_data, check_model, check_out, check_threat, parse_normalise
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -21,6 +21,7 @@ from robvit.cli.options import (
     Lora,
     ModelName,
     Norm,
+    Normalise,
     ReportFolder,
     Resize,
     Seed,
@@ -67,6 +68,7 @@ def doctor(
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = 64,
@@ -83,9 +85,10 @@ def doctor(
     for name in check or []:
         check_name("check", name)
     check_threat(norm, eps)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(surrogate)
     check_data(data, split)
+    statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.diagnosis.doctor import doctor as examine
     from robvit.evaluation.classifiers import open_classifier
@@ -94,7 +97,14 @@ def doctor(
     from robvit.threat import Threat
 
     judged = open_classifier(
-        model, arch=arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters
+        model,
+        arch=arch,
+        img_size=img_size,
+        normalise=statistics,
+        head=head,
+        tokens=tokens,
+        lora=lora,
+        adapters=adapters,
     )
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
     with progress(f"doctor: {model}", total=1) as advance:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from robvit.budget import check_budget, parse_number
-from robvit.cli.checks import check_data, check_model, check_out, check_protocol
+from robvit.cli.checks import check_data, check_model, check_out, check_protocol, parse_normalise
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -19,14 +19,15 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
+    Normalise,
     OptionalModel,
     Precision,
-    ProtocolName,
     Resize,
     ShardFolder,
     Split,
     Threads,
     Tokens,
+    protocol_option,
 )
 from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import show_table
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 def evaluate(
     model: OptionalModel = None,
     data: DataSpec = "sample",
-    protocol: ProtocolName = "quick@1",
+    protocol: Annotated[
+        str | None, protocol_option("quick@1, or quick-black-box@1 for ONNX and TorchScript")
+    ] = None,
     out: ShardFolder = Path("runs/evaluate"),
     tokens: Tokens = None,
     lora: Lora = None,
@@ -61,6 +64,7 @@ def evaluate(
     ] = None,
     split: Split = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
@@ -88,24 +92,35 @@ def evaluate(
         images = {"split": split, "resize": resize, "limit": limit, "gallery_limit": gallery_limit}
         _retrieval(model, data, gallery, eps, out, own, batch=batch, **images)
         return
-    check_protocol(protocol)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    if protocol is not None:
+        check_protocol(protocol)
+    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data, split)
+    statistics = parse_normalise(normalise)
     check_data(public)
     check_out(out)
     from robvit.errors import InputError
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.evaluate import evaluate as judge
+    from robvit.evaluation.evaluate import quick_rules
     from robvit.evaluation.protocol import find
     from robvit.processes import processes
     from robvit.progress import progress, silent
 
-    rules = find(protocol)
-    if robustbench is not None and not rules.attacks:
-        raise InputError(f"RobustBench's form wants attacks, {rules.name} has none; leave --robustbench out")
+    given = None if protocol is None else find(protocol)
+    if robustbench is not None and given is not None and not given.attacks:
+        raise InputError(f"RobustBench's form wants attacks, {given.name} has none; leave --robustbench out")
     classifier = open_classifier(
-        model, arch=arch, img_size=img_size, tokens=tokens, head=head, lora=lora, adapters=adapters
+        model,
+        arch=arch,
+        img_size=img_size,
+        normalise=statistics,
+        tokens=tokens,
+        head=head,
+        lora=lora,
+        adapters=adapters,
     )
+    rules = given or quick_rules(classifier)
     main = processes().is_main_process
     with progress(f"{rules.name} on {classifier.name}", total=1) as advance:
         record = judge(

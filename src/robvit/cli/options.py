@@ -41,9 +41,15 @@ def _choose_threads(threads: int | None) -> int | None:
     return threads
 
 
+def protocol_option(usual: str) -> Any:
+    """The option --protocol of a command whose protocol, if left out, follows from the model."""
+    about = "A protocol (`robvit evaluate --list`), or a YAML file."
+    return typer.Option("--protocol", help=about, show_default=usual)
+
+
 MODEL_HELP = (
-    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or module:function, "
-    "which is imported and called."
+    "An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, module:function, which "
+    "is imported and called, or an ONNX or TorchScript file, which is judged as a black box."
 )
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -61,9 +67,6 @@ DataSpec = Annotated[
 ShardFolder = Annotated[Path, typer.Option("--out", help="Folder for shards and record.")]
 ReportFolder = Annotated[Path, typer.Option("--out", help="Folder for record and report.")]
 CheckpointPath = Annotated[Path, typer.Option("--out", help="Where the checkpoint is written.")]
-ProtocolName = Annotated[
-    str, typer.Option("--protocol", help="A protocol (`robvit evaluate --list`), or a YAML file.")
-]
 ImageSize = Annotated[
     int | None,
     typer.Option(
@@ -76,6 +79,14 @@ ImageSize = Annotated[
 Architecture = Annotated[
     str | None,
     typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
+]
+Normalise = Annotated[
+    str | None,
+    typer.Option(
+        "--normalise",
+        help="How pixels in [0,1] are normalised for a model that does not say: imagenet, none or MEAN/STD.",
+        metavar="imagenet|none|MEAN/STD",
+    ),
 ]
 Resize = Annotated[
     str,

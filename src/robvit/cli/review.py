@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_protocol
+from robvit.cli.checks import check_data, check_model, check_out, check_protocol, parse_normalise
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -18,10 +18,11 @@ from robvit.cli.options import (
     Limit,
     Lora,
     ModelName,
-    ProtocolName,
+    Normalise,
     Resize,
     Split,
     Threads,
+    protocol_option,
 )
 from robvit.cli.shell import typed
 
@@ -29,12 +30,15 @@ from robvit.cli.shell import typed
 def review(
     model: ModelName,
     data: DataSpec = "sample",
-    protocol: ProtocolName = "linf-4-audited@1",
+    protocol: Annotated[
+        str | None, protocol_option("linf-4-audited@1, or linf-4-black-box@1 for ONNX and TorchScript")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the verdict and both records.")] = Path("runs/review"),
     lora: Lora = None,
     head: Head = None,
     split: Split = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     resize: Resize = "squash",
     arch: Architecture = None,
     limit: Limit = None,
@@ -42,20 +46,26 @@ def review(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Judge a model, look for reasons not to believe the figure, and say what may be written of it.
+    """Evaluate a model, look for reasons not to believe the figure, and say what may be written about it.
 
-    Writes review.md, report.html, junit.xml and review.sarif. The exit code is 1 if a finding is red.
+    Writes review.md, report.html, junit.xml and review.sarif, which hold no local paths. Of an ONNX or
+    TorchScript file only answers are used, so no white-box claim can be made. The exit code is 1 if a finding
+    is red.
     """
-    check_protocol(protocol)
-    check_model(model, arch, head=head, lora=lora)
+    if protocol is not None:
+        check_protocol(protocol)
+    check_model(model, arch, programs=True, head=head, lora=lora)
     check_data(data, split)
+    statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.evaluation.classifiers import open_classifier
     from robvit.progress import progress
     from robvit.reviewing import review as run
 
-    classifier = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora)
-    with progress(f"reviewing {model}", total=1) as advance:
+    classifier = open_classifier(
+        model, arch=arch, img_size=img_size, normalise=statistics, head=head, lora=lora
+    )
+    with progress(f"reviewing {classifier.name}", total=1) as advance:
         made = run(
             classifier,
             data,
@@ -69,14 +79,17 @@ def review(
             progress=advance,
             command=typed(),
         )
-    robust = made.evaluation.headline()
+    robust = made.headline
     typer.echo(
-        f"\nrobust accuracy {robust.share:.1%} ({robust.low:.1%} to {robust.high:.1%}), {robust.threat}"
+        f"\nrobust accuracy {robust.share:.1%} (95 % interval {robust.low:.1%} to {robust.high:.1%}), "
+        f"{robust.threat}"
     )
     typer.echo(f"can it be believed? {made.believable}")
-    for finding in made.reds:
-        typer.echo(f"red: {finding.title or finding.check}: {finding.evidence}")
+    for finding in made.findings:
+        if finding.status in ("red", "amber"):
+            typer.echo(f"{finding.status}: {finding.title or finding.check}: {finding.evidence}")
+            typer.echo(f"  remedy: {finding.remedy}")
     typer.echo(f"\nyou may write:\n{made.to_paste()}")
-    typer.echo(f"\nwritten: {out}/review.md, report.html, junit.xml, review.sarif")
+    typer.echo(f"\nwritten: {out}/report.html, review.md, junit.xml, review.sarif")
     if made.reds:
         raise typer.Exit(1)

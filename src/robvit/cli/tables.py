@@ -20,14 +20,20 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
+def _is_figure(text: str) -> bool:
+    """Whether a cell is a number, with what may follow one, or a dash for none."""
+    return not text or text[0] in "0123456789+-–−<>~"
+
+
 def show_table(table: Table) -> None:
-    """Print one: names on the left, figures flush right, its note beneath."""
+    """Print one: text on the left, figures flush right, its note beneath."""
     from rich import box
     from rich.table import Table as Printed
 
     shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if place else "left")
+        figures = all(_is_figure(table.cell(row[place])) for row in table.rows)
+        shown.add_column(column, justify="right" if place and figures else "left")
     for row in table.rows:
         shown.add_row(*(table.cell(value) for value in row))
     console().print(table.title, style="bold")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_file, check_model, check_record
+from robvit.cli.checks import check_data, check_file, check_model, check_record, parse_normalise
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -16,6 +16,7 @@ from robvit.cli.options import (
     Head,
     ImageSize,
     Lora,
+    Normalise,
     Threads,
     Tokens,
 )
@@ -44,6 +45,7 @@ def verify(
     head: Head = None,
     arch: Architecture = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     batch: BatchSize = 32,
     device: Device = "auto",
     threads: Threads = None,
@@ -54,10 +56,11 @@ def verify(
     image's distance and every prediction. What cannot be checked is listed, not passed over.
     """
     check_record(record)
+    statistics = parse_normalise(normalise)
     if key is not None:
         check_file(key, "key")
     if model is not None:
-        check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+        check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.verify import verify as judge
@@ -67,7 +70,7 @@ def verify(
     classifier = None
     if model is not None:
         parts = {"tokens": tokens, "head": head, "lora": lora, "adapters": adapters}
-        classifier = open_classifier(model, arch=arch, img_size=img_size, **parts)
+        classifier = open_classifier(model, arch=arch, img_size=img_size, normalise=statistics, **parts)
     with progress("verifying", total=1) as advance:
         found = judge(record, classifier, data=data, batch=batch, progress=advance)
     if key is not None:

@@ -7,11 +7,14 @@ image, so it does not depend on workers, on processes or on where a run was resu
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torchvision.transforms import v2
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from robvit.augmentation import Augment
 
@@ -44,8 +47,7 @@ def transform(settings: Augment, size: int) -> Transform:
     if settings.rotate:
         steps.append(v2.RandomRotation(settings.rotate, v2.InterpolationMode.BILINEAR))
     if settings.randaugment:
-        grey_levels = v2.RandAugment(settings.randaugment, settings.magnitude, fill=128)
-        steps.append(lambda x: grey_levels((x * 255).round().to(torch.uint8)).float() / 255)
+        steps.append(_deit_policy(settings, size) if settings.policy == "deit" else _policy(settings))
     if settings.jitter:
         steps.append(v2.ColorJitter(settings.jitter, settings.jitter, settings.jitter))
     if settings.erase:
@@ -55,6 +57,35 @@ def transform(settings: Augment, size: int) -> Transform:
         for step in steps:
             x = step(x)
         return x.clamp(0, 1)
+
+    return apply
+
+
+def _policy(settings: Augment) -> Transform:
+    """torchvision's RandAugment."""
+    grey_levels = v2.RandAugment(settings.randaugment, settings.magnitude, fill=128)
+    return lambda x: grey_levels((x * 255).round().to(torch.uint8)).float() / 255
+
+
+def _deit_policy(settings: Augment, size: int) -> Transform:
+    """DeiT's RandAugment: timm's list of operations that grow with the magnitude, which varies by 0.5."""
+    from timm.data import IMAGENET_DEFAULT_MEAN, rand_augment_transform  # slow, and few ask for it
+
+    fill = tuple(round(255 * channel) for channel in IMAGENET_DEFAULT_MEAN)
+    options = {"translate_const": int(0.45 * size), "img_mean": fill}
+    name = f"rand-m{settings.magnitude}-n{settings.randaugment}-mstd0.5-inc1"
+    operate = rand_augment_transform(name, options)
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        seed = int(torch.randint(2**31, ()))  # timm draws from Python and numpy, which are put back
+        states = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            return v2.functional.to_dtype(pil_to_tensor(operate(to_pil_image(x))), torch.float32, scale=True)
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
     return apply
 

@@ -144,6 +144,20 @@ def imagenet_validation(place: str, split: str | None) -> Listing:
     return imagenet.imagenet_folder(folders.split_folder(folders.existing_folder(place), split))
 
 
+@DATASETS.add(
+    "imagenet-100",
+    about="100 classes of any ImageNet folder, drawn by a seed",
+    example="imagenet-100:PATH?seed=0",
+)
+def imagenet_hundred(place: str, split: str | None, *, seed: str = "0", classes: str = "100") -> Listing:
+    """A random subset of the classes, numbered anew from 0, the same for every split."""
+    for name, text in (("seed", seed), ("classes", classes)):
+        if not text.isdecimal():
+            raise InputError(f"{name} must be a whole number, got {text!r}")
+    root = folders.existing_folder(place)
+    return imagenet.class_subset(folders.split_folder(root, split), int(classes), int(seed))
+
+
 @DATASETS.add("imagenet-a", about="ImageNet-A, 200 of the 1,000 classes", example="imagenet-a:PATH")
 def imagenet_a(place: str, split: str | None) -> Listing:
     root = folders.split_folder(folders.existing_folder(place), split)

@@ -93,6 +93,11 @@ def split_folder(root: Path, split: str | None) -> Path:
 def class_folders(root: Path) -> Listing:
     """One folder a class, numbered in the order of their names, as torchvision's ImageFolder does."""
     folders = _subfolders(root)
+    if {folder.name for folder in folders} in [{"images", masks} for masks in MASK_FOLDERS]:
+        raise DataError(
+            f"{root} holds images beside masks, not one folder a class; open it as masks:PATH or "
+            f"camvid:PATH, or give {root / 'images'} for the images alone"
+        )
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []

@@ -12,9 +12,11 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+import torch
+
 from robvit.data.dataset import Listing
 from robvit.data.folders import WORDNET_ID, images_below, named
-from robvit.errors import CannotFetch, DataError
+from robvit.errors import CannotFetch, DataError, InputError
 from robvit.fetch import fetch_wheel, read_member
 from robvit.files import cache_dir, sha256, written_whole
 from robvit.locks import one_at_a_time
@@ -59,6 +61,27 @@ def imagenet_folder(root: Path, class_map: list[int] | None = None) -> Listing:
             "open it as imagenet:PATH"
         )
     return Listing(named(root, paths), paths, labels=labels, classes=class_names(), class_map=class_map)
+
+
+def class_subset(root: Path, count: int, seed: int) -> Listing:
+    """The images of `count` of the 1,000 classes, drawn by a seed and numbered from 0."""
+    names = class_names()
+    if not 1 < count <= len(names):
+        raise InputError(f"expected 2 to {len(names)} classes, got {count}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = sorted(torch.randperm(len(names), generator=generator)[:count].tolist())
+    number = {label: place for place, label in enumerate(drawn)}
+    whole = imagenet_folder(root)
+    assert whole.labels is not None
+    kept = [place for place, label in enumerate(whole.labels) if label in number]
+    if not kept:
+        raise DataError(f"{root} has images of none of the {count} classes that seed {seed} draws")
+    return Listing(
+        [whole.names[place] for place in kept],
+        [whole.images[place] for place in kept],
+        labels=[number[whole.labels[place]] for place in kept],
+        classes=[names[label] for label in drawn],
+    )
 
 
 def has_imagenet_names(names: list[str]) -> bool:

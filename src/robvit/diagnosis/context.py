@@ -52,7 +52,8 @@ class CheckContext:
 
     `judged` is the model, or its mean over several passes if it is `randomised`; `clean_logits` (n K) and
     `correct` (n,) are its own on the images as they are. `outcomes` holds every attack so far by its title,
-    `trials` the same for a record, and `pgd_outcomes` those of `pgd` by steps and budget.
+    `trials` the same for a record, and `pgd_outcomes` those of `pgd` by steps and budget. Of a `black_box`
+    only answers can be had.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class CheckContext:
         surrogate: Model | None = None,
         seed: int = 0,
         batch: int = 32,
+        black_box: bool = False,
     ) -> None:
         check_images(x)
+        self.black_box = black_box
         self.model, self.x, self.y, self.threat = model, x, y.to(x.device), threat
         self.strength, self.seed, self.batch = strength or AttackStrength(), seed, batch
         self.surrogate = surrogate

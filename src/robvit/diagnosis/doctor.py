@@ -30,9 +30,11 @@ from robvit.evaluation.subset import Data, as_dataset
 from robvit.locks import alone_in
 from robvit.processes import processes
 from robvit.progress import Advance, silent
-from robvit.record import Curve, Finding, Record
+from robvit.record import Curve, Finding, Record, Row
 from robvit.statistics import interval
 from robvit.threat import Threat
+
+WEAKNESS, HARDLY_ANY = "robust_accuracy", 0.1  # a finding beside the checks, and the share that makes it one
 
 
 def doctor(
@@ -95,6 +97,7 @@ def doctor(
             surrogate=None if surrogate is None else _classifier(surrogate).net,
             seed=seed,
             batch=batch,
+            black_box=judged.black_box,
         )
         total = sum(CHECKS.info(name).cost for name in names)
         # In full precision: the checks look at gradients themselves.
@@ -105,8 +108,11 @@ def doctor(
                 findings.append(_finding(name, run_check(name, context), facts["names"]))
                 progress(CHECKS.info(name).cost / total, note=name)
         record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
+        if checks is None and record.attacks() and (weak := weakness(record.headline())) is not None:
+            record.findings.insert(sum(finding.status == Status.RED for finding in record.findings), weak)
         record.protocol = {"threat": str(threat), **asdict(strength), "seed": seed, "batch": batch}
         record.command, record.machine = command, compute.machine()
+        record.notes += filter(None, [judged.doubt])
         if out is not None:
             record.save(Path(out) / "record.json")
     return record
@@ -170,6 +176,20 @@ def _record(
     return record
 
 
+def weakness(robust: Row, status: str = Status.AMBER) -> Finding | None:
+    """That hardly an image is classified correctly under attack, so that nobody reads green as robust."""
+    if robust.share >= HARDLY_ANY:
+        return None
+    return Finding(
+        WEAKNESS,
+        status,
+        f"{robust.share:.1%} of the images are still classified correctly under {robust.threat} "
+        f"(95 % interval {robust.low:.1%} to {robust.high:.1%})",
+        title="The model is not robust at this budget",
+        remedy="Harden it: `robvit robustify --method lora`, or train it adversarially (`robvit train`).",
+    )
+
+
 def _notes(context: CheckContext, record: Record) -> list[str]:
     """What the findings mean, first of all whether the model is robust at all."""
     notes = []
@@ -177,6 +197,11 @@ def _notes(context: CheckContext, record: Record) -> list[str]:
         notes.append(
             f"The model is not robust: under the attacks at {context.threat} no image is classified "
             "correctly. The checks are about the attacks, not about the model."
+        )
+    if context.black_box:
+        notes.append(
+            "The model is a black box: only its answers can be had, so attacks by gradients could not be "
+            "checked, and no white-box claim can be made."
         )
     reds, ambers = ([f for f in record.findings if f.status == s] for s in (Status.RED, Status.AMBER))
     if reds:
@@ -204,10 +229,12 @@ def _curves(context: CheckContext) -> list[Curve]:
         return [at, correct / total, *interval(correct, total)]
 
     known, steps, threat = context.pgd_outcomes.items(), context.strength.steps, context.threat
-    by_eps = {eps: outcome for (count, eps), outcome in known if count == steps}
+    is_linf = threat.norm == "linf"
+    levels, unit = (255, "eps in grey levels (1/255), linf") if is_linf else (1, f"eps, {threat.norm}")
+    by_eps = {round(eps * levels, 6): outcome for (count, eps), outcome in known if count == steps}
     by_steps = {float(count): outcome for (count, eps), outcome in known if eps == threat.eps}
     lines = {
-        ("Accuracy over budget", f"eps ({threat.norm}, pixels)"): by_eps,
+        ("Accuracy over budget", unit): by_eps,
         ("Accuracy over steps", "steps"): by_steps,
     }
     return [

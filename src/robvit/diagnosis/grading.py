@@ -49,6 +49,7 @@ class CheckInfo:
     remedy: what to do if it does not hold.
     cost: usual passes an image, from which the time left is estimated.
     needs: names of REQUIREMENTS without which there is nothing to compare.
+    answers_suffice: whether it can be done where only the model's answers can be had.
     """
 
     title: str
@@ -56,6 +57,7 @@ class CheckInfo:
     remedy: str
     cost: int
     needs: tuple[str, ...] = ()
+    answers_suffice: bool = False
 
 
 # A check is one function under `@CHECKS.add(title=..., compares=..., remedy=..., cost=...)`.
@@ -75,6 +77,8 @@ REQUIREMENTS: dict[str, tuple[Callable[[CheckContext], bool], str]] = {
 def run_check(name: str, context: CheckContext) -> Grade:
     """The grade of a check, or why it was skipped."""
     entry = CHECKS.entry(name)
+    if context.black_box and not entry.info.answers_suffice:
+        return skipped("the model is a black box: only its answers can be had")
     for need in entry.info.needs:
         is_met, reason = REQUIREMENTS[need]
         if not is_met(context):

@@ -32,7 +32,7 @@ from robvit.evaluation.classifiers import (
 from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
-from robvit.evaluation.subset import Data, judged_images
+from robvit.evaluation.subset import Data, judged_images, learned_settings, public_images
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
@@ -97,12 +97,19 @@ def attack(
     check_settings(attack, given)
     judged = open_classifier(model)
     source = judged if surrogate is None else open_classifier(surrogate)
+    if source.black_box and ATTACKS.info(attack).gradients:
+        raise InputError(
+            f"{attack} needs gradients, {source.name} is a black box; take square, or make the images on "
+            "another model (--surrogate)"
+        )
     images = judged_images(data, Subset(), split=split, limit=limit)
     images = aligned(judged, images.resized(_common_size(judged, source) or images.size, resize))
     aim = _target(target, attack, images)
     models = [source] if surrogate is None else [source, judged]
     for one in models:
         check_fit(one, images, masks=True)
+    public = public_images(None, data, images, split=split)
+    given, learned = learned_settings(attack, given, source, public)
     job = AttackJob(
         attack,
         threat,
@@ -117,14 +124,16 @@ def attack(
         target=aim,
     )
     names = {} if surrogate is None else {"surrogate": source.name}
-    record = Record("attack", model_facts(judged) | names, images.facts(), [], command=command)
+    record = Record(
+        "attack", model_facts(judged) | names, images.facts(), [], metrics=learned, command=command
+    )
     with kept_in(out) as folder:
-        compute = settled(job, precision, folder / "compute.json")
+        compute = settled(job, "fp32" if source.black_box else precision, folder / "compute.json")
         job = replace(job, precision=compute.precision)
         with compute.in_use():
             done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
         record.protocol, record.machine = {"batch": batch, **compute.rules()}, compute.machine()
-        record.notes = compute.notes()
+        record.notes = [*filter(None, [judged.doubt]), *compute.notes()]
         if images.kind == "masks":
             _add_scores(record, *done.mask_scores())
         else:

@@ -7,6 +7,8 @@ from robvit.record import LEVELS, Record, Table, Trial
 from robvit.statistics import share_of
 from robvit.verdict import Verdict, claim_of, power_of
 
+CHANCE_REMEDY = "Check normalisation, image size, channel order and the order of classes"
+
 
 def attacker_levels(record: Record) -> list[Table]:
     """The scenarios from the outside in: accuracy on clean images and in the worst case of each scenario."""
@@ -38,11 +40,7 @@ def claims(record: Record) -> list[str]:
         f"Clean accuracy {share:.1%} of {len(clean.correct)} images (95 % interval {low:.1%} to {high:.1%})."
     ]
     if attacks:
-        row = record.headline()
-        notes.append(
-            f"Robust accuracy {row.share:.1%} (95 % interval {row.low:.1%} to {row.high:.1%}) under "
-            f"{row.threat}: an image counts only if it stays correct under every attack."
-        )
+        notes += _robust(clean, attacks)
         notes += [str(audit) for audit in record.audits]
         notes += [*_by_attacker(record, attacks), *_may_claim(record)]
         if "trade-off" in record.model:
@@ -54,6 +52,11 @@ def claims(record: Record) -> list[str]:
             notes.append(
                 "Each attack saw only the images on which none before it succeeded; others count as wrong."
             )
+    if (chance := near_chance(record)) is not None:
+        notes.append(
+            f"Doubtful: clean accuracy {share:.1%} is near chance ({chance:.1%}), so no figure means "
+            f"anything. {CHANCE_REMEDY}."
+        )
     wanted = (record.protocol.get("subset") or {}).get("count")
     if wanted and wanted > len(clean.correct):
         name = record.protocol["name"]
@@ -64,6 +67,32 @@ def claims(record: Record) -> list[str]:
     for name in sorted({name for t in attacks for name in t.warnings}):
         notes.append(f"Doubtful: an attack warned of {name}. `robvit doctor` looks into it.")
     return notes
+
+
+def _robust(clean: Trial, attacks: list[Trial]) -> list[str]:
+    """The accuracy under all attacks, a sentence for each budget."""
+    notes = []
+    for threat in dict.fromkeys(t.strength for t in attacks):
+        under = [clean.correct, *(t.correct for t in attacks if t.strength == threat)]
+        share, low, high = share_of([all(outcome) for outcome in zip(*under, strict=True)])
+        notes.append(
+            f"Robust accuracy {share:.1%} (95 % interval {low:.1%} to {high:.1%}) under {threat}: an image "
+            "counts only if it stays correct under every attack."
+        )
+    return notes
+
+
+def near_chance(record: Record) -> float | None:
+    """The accuracy of guessing, where the clean accuracy is hardly better; else None.
+
+    Hardly better is below twice that, or, with few classes, a tenth of the way from there to all.
+    """
+    clean = record.clean()
+    classes = len(record.data.get("classes") or set(record.data.get("labels") or ()))
+    if clean is None or classes < 2:
+        return None
+    chance = 1 / classes
+    return chance if clean.accuracy < min(2 * chance, chance + 0.1 * (1 - chance)) else None
 
 
 def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
@@ -78,7 +107,10 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
         scenario = next(t.scenario for t in attacks if t.attacker == name)
         notes.append(f"Accuracy under attack {record.robust_accuracy(scenario):.1%} {info.claim}.")
     if not any(info.knows_all for info in known.values()):
-        notes.append("No attacker knew everything, so this is transfer only and no claim of robustness.")
+        notes.append(
+            "No attacker had the model itself, so no white-box claim can be made: an attacker who has it "
+            "does better."
+        )
     return notes
 
 

@@ -2,6 +2,7 @@
 
     robvit-mini, dinov2-small, vit_tiny_patch16_224    a name that `robvit.load` knows, or a checkpoint
     torchvision:resnet18                               torchvision's network with its default weights
+    model.onnx, model.torchscript                      a black box: only its answers can be had
     package.module:function                            a function of yours; it is imported and called
 
 The last runs the code of that module, so name only modules you trust. It returns a model of robvit's, a
@@ -23,15 +24,24 @@ from robvit.attacks.core import modules_of
 from robvit.backbones import validate as checked
 from robvit.backbones import weights
 from robvit.backbones.model import Model
+from robvit.backbones.programs import is_program, program_file
 from robvit.backbones.zoo import TORCHVISION
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
+from robvit.evaluation.black_boxes import (
+    STATISTICS,
+    BlackBox,
+    Normalised,
+    Statistics,
+    open_black_box,
+    statistics_of,
+)
 from robvit.evaluation.probe import answers_digest
 from robvit.files import sha256, tensors_sha256
 from robvit.loading import brought, load, says_normalisation
 from robvit.registry import unknown
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BLACK_BOX = "answers only"  # what a record says of access to the model
 OUT_OF_PLAY = -1e4  # the logit of classes a set has no images of: finite, so that losses stay numbers
 
 
@@ -47,28 +57,18 @@ class Classifier:
     name: str
     identity: str
     size: int | None = None
-    file_sha256: str = ""  # of the checkpoint that was named by its path
+    file_sha256: str = ""  # of the file that was named by its path
+    doubt: str = ""  # a reason to think that it is not judged as it was meant
+
+    @property
+    def black_box(self) -> bool:
+        """Whether only its answers can be had, so that no gradient attack is possible."""
+        return isinstance(self.net, BlackBox)
 
     @property
     def hardened(self) -> bool:
         """Whether it is a model with secret tokens."""
         return isinstance(self.net, Model) and self.net.extra is not None
-
-
-class Normalised(nn.Module):
-    """A network behind its normalisation: pixels in [0,1] to logits."""
-
-    mean: torch.Tensor
-    std: torch.Tensor
-
-    def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.net((x - self.mean) / self.std)
 
 
 class CallableModule(nn.Module):
@@ -109,33 +109,40 @@ def open_classifier(
     *,
     arch: str | None = None,
     img_size: int | None = None,
+    normalise: str | Statistics | None = None,
     **own: Any,
 ) -> Classifier:
-    """A classifier from a name, a checkpoint, `module:function`, a network or any callable; or itself.
+    """A classifier from a name, an ONNX or TorchScript file, `module:function`, any callable; or itself.
 
-    `own` are the options of `robvit.load` (tokens, head) and are refused by what is no model of robvit's.
+    `normalise` is "imagenet", "none" or (mean, std), where the model does not say so itself. `own` are the
+    options of `robvit.load` (tokens, head) and are refused by what is no model of robvit's.
     """
     if isinstance(model, Classifier):
         return model
     if isinstance(model, Model):
         return _ours(model)
     if not isinstance(model, str | Path):
-        return _foreign(model, name_of(model), img_size)
+        return _foreign(_normalised(model, normalise), name_of(model), img_size)
     text = str(model)
     given = sorted(name for name, value in own.items() if value is not None)
+    if is_program(text):
+        _refuse([*given, *(["arch"] if arch else [])], text)
+        return _program(program_file(text), img_size, normalise)
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
-        _refuse(given, text)
+        _refuse([*given, *(["normalise"] if normalise else [])], text)
         return _torchvision(text, arch, img_size)
     if plugins.is_spec(text) and not given:
         made = plugins.made(text)
-        if isinstance(made, Model) or (isinstance(made, nn.Module) and says_normalisation(made)):
+        says = isinstance(made, nn.Module) and says_normalisation(made)
+        if isinstance(made, Model) or (says and normalise is None):
             return _ours(brought(made, text, "model", img_size))
         if not callable(made):
             raise InputError(
                 f"{text} must return a callable from images to logits, got {type(made).__name__}"
             )
-        return _foreign(made, text, img_size)
-    ours = _ours(load(text, arch=arch, img_size=img_size, **own))
+        return _foreign(_normalised(made, normalise), text, img_size)
+    wishes = {**own, **({} if normalise is None else {"normalise": normalise})}
+    ours = _ours(load(text, arch=arch, img_size=img_size, **wishes))
     file = Path(text).expanduser()
     return replace(ours, file_sha256=sha256(file)) if file.is_file() else ours
 
@@ -143,11 +150,14 @@ def open_classifier(
 def model_facts(model: Classifier | Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """What a record tells of a model: its name, and what decides its output as far as that can be seen."""
     net = model.net if isinstance(model, Classifier) else model
-    if not isinstance(net, Model):
-        identity = {"identity": model.identity} if isinstance(model, Classifier) else {}
-        return {"name": name_of(model), **identity}
-    file = model.file_sha256 if isinstance(model, Classifier) else ""
-    return net.facts() | ({"file_sha256": file} if file else {})
+    held = model if isinstance(model, Classifier) else None
+    file = {"file_sha256": held.file_sha256} if held and held.file_sha256 else {}
+    if isinstance(net, Model):
+        return net.facts() | file
+    facts = {"name": name_of(model), **({"identity": held.identity} if held else {}), **file}
+    if isinstance(net, BlackBox):
+        facts |= {"access": f"{BLACK_BOX} ({net.kind})", "normalise": net.statistics()}
+    return facts
 
 
 def name_of(model: object) -> str:
@@ -189,13 +199,13 @@ def aligned(classifier: Classifier, images: ImageDataset) -> ImageDataset:
 
     Images of classes that the head does not know are refused: a number alone would mean another class.
     """
-    head = getattr(classifier.net, "head", None)
-    known: list[str] = list(getattr(head, "names", None) or [])
+    told = classifier.net if classifier.black_box else getattr(classifier.net, "head", None)
+    known: list[str] = list(getattr(told, "names", None) or [])
     if not known or images.kind != "labels" or not images.classes or known == images.classes:
         return images
     if missing := sorted({images.classes[label] for label in images.labels} - set(known)):
         raise InputError(
-            f"the head of {classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
+            f"{classifier.name} knows the classes {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
             f"the images have {missing[0]!r}; choose other images, or train a head on these"
         )
     return images.relabelled([known.index(name) if name in known else 0 for name in images.classes], known)
@@ -219,11 +229,38 @@ def _ours(model: Model) -> Classifier:
     return Classifier(model.eval(), model.name, model.identity(), model.input_size[0])
 
 
+def _program(path: Path, size: int | None, normalise: str | Statistics | None) -> Classifier:
+    net, size, digest = open_black_box(path, img_size=size, normalise=normalise)
+    return Classifier(net, path.name, f"file {digest} normalised {net.statistics()}", size, digest)
+
+
+def _normalised(
+    function: Callable[[torch.Tensor], torch.Tensor], normalise: str | Statistics | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A network or function behind the normalisation that was asked for, if any was."""
+    if normalise is None:
+        return function
+    net = function if isinstance(function, nn.Module) else CallableModule(function)
+    return Normalised(net, *statistics_of(normalise))
+
+
 def _foreign(function: Callable[[torch.Tensor], torch.Tensor], name: str, size: int | None) -> Classifier:
     """A network or function from elsewhere, named by its weights and what its code makes of fixed images."""
     net = (function if isinstance(function, nn.Module) else CallableModule(function)).eval()
     identity = f"{name} {tensors_sha256(net.state_dict())} answers {answers_digest(net, size)}"
-    return Classifier(net, name, identity, size)
+    return Classifier(net, name, identity, size, doubt=_doubt(net))
+
+
+def _doubt(net: nn.Module) -> str:
+    """That a network of timm's gets pixels as they are, although it was trained on normalised ones."""
+    known = getattr(net, "pretrained_cfg", None)
+    mean, std = (known.get(name) if isinstance(known, dict) else None for name in ("mean", "std"))
+    if not mean or not std or (not any(mean) and all(value == 1 for value in std)):
+        return ""
+    return (
+        f"Doubtful normalisation: this network of timm's expects pixels normalised by mean {tuple(mean)} and "
+        f"deviation {tuple(std)}, and gets them as they are; give --normalise, or wrap it by robvit.load."
+    )
 
 
 def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifier:
@@ -234,7 +271,7 @@ def _torchvision(name: str, arch: str | None, img_size: int | None) -> Classifie
     if known not in models.list_models(module=models):
         raise unknown("network of torchvision", known, models.list_models(module=models))
     if arch is not None:
-        net, size, (mean, std) = models.get_model(known, weights=None), 224, IMAGENET
+        net, size, (mean, std) = models.get_model(known, weights=None), 224, STATISTICS["imagenet"]
         tensors, _ = weights.state_dict(name)
         checked.load_strict(net, tensors, name)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from robvit.attacks import ATTACKS
 from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
 from robvit.errors import InputError, check_batch
@@ -31,12 +32,14 @@ from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
 from robvit.record import Record
 
+QUICK, QUICK_BLACK_BOX = "quick@1", "quick-black-box@1"
+
 
 def evaluate(
     model: Judged,
     data: Data,
     *,
-    protocol: str | Path | Protocol = "quick@1",
+    protocol: str | Path | Protocol | None = None,
     out: str | Path | None = None,
     split: str | None = None,
     resize: str = "squash",
@@ -52,7 +55,8 @@ def evaluate(
 
     model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
     data: an image set, or what `open_data` opens.
-    protocol: a name with its version, a YAML file, or a `Protocol`.
+    protocol: a name with its version, a YAML file, or a `Protocol`; quick@1 if left out, or
+        quick-black-box@1 for a file of which only answers can be had.
     out: a folder for shards and record.json, from which an interrupted run goes on to the same record;
         without it nothing is left behind.
     split: the part of the data; its judging part if left out.
@@ -67,8 +71,9 @@ def evaluate(
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
     """
-    rules = find(protocol)
+    given = None if protocol is None else find(protocol)  # refused before the model is opened
     classifier = open_classifier(model)
+    rules = given or quick_rules(classifier)
     published = is_imagenet_c(data)
     check_precision(precision, auto=True)
     check_batch(batch)
@@ -87,7 +92,8 @@ def evaluate(
         net = fitted(classifier.net, images).to(device)
         x = images.take(range(min(PROBED, batch, len(images)))).tensors()[0].to(device)
         work = plan.total.work if rules.attacks else 0  # without attacks nothing is searched for
-        compute = settle(net, x, wanted=precision, passes=work, keep=folder / "compute.json")
+        wanted = "fp32" if classifier.black_box else precision  # its own affair
+        compute = settle(net, x, wanted=wanted, passes=work, keep=folder / "compute.json")
         runner = Runner(classifier, images, rules, plan, folder, data, learned, batch, compute.precision)
         runner.keeps, runner.progress, runner.log = out is not None, progress, log
         with compute.in_use():
@@ -113,7 +119,7 @@ def evaluate(
             command=command,
         )
         record.tables += attacker_levels(record)
-        record.notes += [*claims(record), *compute.notes()]
+        record.notes += [*claims(record), *filter(None, [classifier.doubt]), *compute.notes()]
         if rules.corruptions is not None:
             summarise(record, published)
         if out is not None and processes().is_main_process:
@@ -121,11 +127,22 @@ def evaluate(
     return record
 
 
+def quick_rules(classifier: Classifier) -> Protocol:
+    """The protocol of a first look, which must do without gradients at a black box."""
+    return find(QUICK_BLACK_BOX if classifier.black_box else QUICK)
+
+
 def _check(rules: Protocol, classifier: Classifier, published: bool) -> None:
     """Refuse what the protocol cannot judge."""
     if rules.needs_tokens and not classifier.hardened:
         raise InputError(
             f"{rules.name} judges a model with tokens, {classifier.name} has none; give --tokens"
+        )
+    blind = [entry.attack for entry in rules.attacks if ATTACKS.info(entry.attack).gradients]
+    if classifier.black_box and blind:
+        raise InputError(
+            f"{rules.name} attacks by gradients ({blind[0]}), {classifier.name} is a black box; "
+            f"take {QUICK_BLACK_BOX}, linf-4-black-box@1 or rules of your own with square"
         )
     if published and rules.corruptions is None:
         raise InputError(

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from robvit.attacks import ATTACKS, AttackWarning, frozen, run
-from robvit.attacks.core import Model, gradient
+from robvit.attacks.core import Model, gradient, prepared
 from robvit.attention import attention_layers
 from robvit.audit import STRATA
 from robvit.data.corruptions import CORRUPTIONS
@@ -136,7 +136,8 @@ def passes_of(attack: str, given: dict[str, Any], threat: Threat, classes: int, 
             return Passes(*(round(a + slope * (b - a)) for a, b in zip(few, many, strict=True)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttackWarning)
-            outcome = run(attack, toy, x, y, threat, **settings)
+            ready = prepared(attack, toy, settings, lambda *_: [(x, y)]).settings
+            outcome = run(attack, toy, x, y, threat, **ready)
         return Passes(outcome.forward, outcome.backward)
 
     defaults = {k: v for k, v in ATTACKS.info(attack).defaults.items() if _is_large(v)}

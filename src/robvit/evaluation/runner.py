@@ -21,6 +21,7 @@ from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.forecast import Passes, Plan, audited_count
 from robvit.evaluation.protocol import Attack, Protocol
+from robvit.evaluation.subset import learned_settings
 from robvit.evaluation.trials import spread
 from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Trial
@@ -202,10 +203,15 @@ class Runner:
     def _attack_job(self, turn: Turn, alive: list[int]) -> AttackJob:
         """The attack on these images, on a surrogate or on the judged model itself."""
         surrogate = turn.surrogate.net
+        source = self.classifier if surrogate is None else replace(self.classifier, net=surrogate)
+        settings, learned = learned_settings(
+            turn.entry.attack, turn.entry.ready(turn.seed), source, self.public
+        )
+        self.metrics |= {f"{turn.label}, {name}": value for name, value in learned.items()}
         return self._job(
             turn.entry.attack,
             threat=self.protocol.threat_of(turn.entry),
-            settings=turn.entry.ready(turn.seed),
+            settings=settings,
             model=self.judged if surrogate is None else fitted(surrogate, self.images),
             victim=None if surrogate is None else self.judged,
             identity="+".join(filter(None, (turn.surrogate.identity, self.classifier.identity))),

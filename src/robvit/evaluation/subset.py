@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from robvit.attacks.core import Prepared, prepared
 from robvit.data import ImageDataset, from_arrays, from_items, open_data
 from robvit.errors import DataError, InputError
+from robvit.evaluation.classifiers import Classifier, aligned
 from robvit.evaluation.protocol import Subset
+from robvit.processes import processes
 
 Arrays = tuple[Any, Any]  # images and labels, as `from_arrays` takes them
 Data = str | Path | ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays
@@ -83,6 +87,28 @@ def public_images(
         return found.resized(judged.size, judged.resize)
 
     return some
+
+
+def learned_settings(
+    attack: str,
+    settings: dict[str, Any],
+    classifier: Classifier,
+    public: Callable[[int], ImageDataset],
+) -> Prepared:
+    """An attack's settings with what it learns first on images that are not judged, if it learns anything."""
+    device = processes().device
+
+    def batches(count: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        try:
+            images = public(count)
+        except InputError as error:
+            raise InputError(
+                f"{attack} learns from training images: {error}; or fit on the attacked ones, --set fit=batch"
+            ) from error
+        for x, y in aligned(classifier, images).batches(size):
+            yield x.to(device), y.to(device)
+
+    return prepared(attack, classifier.net.to(device), settings, batches)
 
 
 def _free(spec: str | Path, count: int, split: str | None, taken: Set[str]) -> ImageDataset:

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from robvit.budget import Budget
 from robvit.drawing.images import data_url
 from robvit.errors import InputError
 from robvit.files import written_whole
@@ -27,6 +28,7 @@ from robvit.report import charts
 from robvit.report.defences import defence_table
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery
+from robvit.report.places import without_places
 from robvit.report.summary import (
     OUTCOMES,
     AttackerSummary,
@@ -38,6 +40,7 @@ from robvit.report.summary import (
     share,
     title,
 )
+from robvit.report.verdict import Review
 
 SCRIPTS = ("charts.js", "surface.js", "gallery.js", "page.js")
 _NUMBER = re.compile(r"[-+−±<>≤≥~]?\s?\d[\d.,]*(e[-+]?\d+)?\s?(%|s|dB|±.*|\(.*\))?")
@@ -50,6 +53,7 @@ def write_report(
     galleries: Sequence[Iterable[GalleryItem]] = (),
     images: Sequence[Path] = (),
     figures: Sequence[Figure] = (),
+    review: Review | None = None,
 ) -> None:
     """Write one self-contained page for a record or several.
 
@@ -59,8 +63,9 @@ def write_report(
         under fifteen megabytes.
     images: PNG files that are shown as they are, such as a sheet.
     figures: those of the first record.
+    review: the verdict to begin with.
     """
-    records = [records] if isinstance(records, Record) else list(records)
+    records = [without_places(one) for one in ([records] if isinstance(records, Record) else records)]
     if not records:
         raise InputError("a report needs at least one record")
     if galleries and len(galleries) != len(records):
@@ -72,7 +77,8 @@ def write_report(
     if (side_by_side := defence_table(records)) is not None:
         parts[0]["lead"].insert(0, side_by_side)
     parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
-    values = {"parts": parts, "outcomes": OUTCOMES, "sheets": [_png(file) for file in images]}
+    sheets = [_png(file) for file in images]
+    values = {"parts": parts, "outcomes": OUTCOMES, "sheets": sheets, "review": review}
     page = _environment().get_template("page.html").render(**values, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
         aside.write_text(page, encoding="utf-8")
@@ -104,7 +110,8 @@ def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -
         "figures": [],
         "model": facts(record.model),
         "data": facts(record.data),
-        "protocol": facts(record.protocol),
+        "protocol": facts(_protocol(record.protocol)),
+        "metrics": [[name, metric(name, value)] for name, value in record.metrics.items()],
         "machine": facts(record.machine),
     }
 
@@ -149,6 +156,20 @@ def finite(value: Any) -> Any:
     return value
 
 
+def _protocol(rules: dict[str, Any]) -> dict[str, Any]:
+    """The rules without the attacks, which the page lists by themselves; the threat as people write it."""
+    threat = rules.get("threat")
+    if isinstance(threat, dict) and isinstance(threat.get("eps"), float) and threat.get("psnr") is None:
+        rules = rules | {"threat": str(Budget(str(threat.get("norm", "")), threat["eps"]))}
+    return {name: value for name, value in rules.items() if name != "attacks"}
+
+
+def metric(name: str, value: Any) -> Any:
+    """A metric for people: an accuracy in per cent as everywhere else on the page."""
+    is_share = name.endswith("accuracy") and isinstance(value, float) and math.isfinite(value)
+    return percent(value) if is_share else value
+
+
 def facts(values: dict[str, Any]) -> dict[str, str]:
     """A mapping for people: long lists by their length, nothing left out but what is empty."""
     texts = {}
@@ -169,7 +190,7 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{k}={cell(v)}" for k, v in value.items())
+        return ", ".join(f"{k}={cell(v)}" for k, v in value.items() if v is not None)
     if isinstance(value, list | tuple):
         return ", ".join(cell(v) for v in value)
     return str(value)

@@ -31,8 +31,13 @@ Study = Callable[..., Record]
 
 
 @dataclass(frozen=True)
-class Effort:
-    """What a study spends on learning: every field is a setting of the studies that take it."""
+class StudySettings:
+    """Settings that several studies share: every field is one of those studies that take it."""
+
+
+@dataclass(frozen=True)
+class Effort(StudySettings):
+    """What a study spends on learning."""
 
     learn: int  # images learned from
 
@@ -57,13 +62,13 @@ class TrainingEffort(Effort):
 class StudyInfo:
     """What is known about a study: its paper, what of it is repeated, and settings with their defaults.
 
-    `effort` holds those settings that say what is spent on learning, if anything is learned.
+    `effort` holds those settings that it shares with others, such as what is spent on learning.
     """
 
     paper: str
     title: str
     defaults: dict[str, Any]
-    effort: Effort | None = None
+    effort: StudySettings | None = None
 
 
 STUDIES: Registry[Study, StudyInfo] = Registry("study", StudyInfo)
@@ -169,7 +174,9 @@ class StudyContext:
         return Record("study", model_facts(model), images.facts(), **{"trials": [], **parts})
 
 
-def study(name: str, *, paper: str, title: str, effort: Effort | None = None) -> Callable[[Study], Study]:
+def study(
+    name: str, *, paper: str, title: str, effort: StudySettings | None = None
+) -> Callable[[Study], Study]:
     """File a study under the name that people type.
 
     Its settings are its keyword arguments and, if it takes an effort after the context, its fields.
@@ -241,7 +248,9 @@ def reproduce(
     return record
 
 
-def _run(function: Study, effort: Effort | None, context: StudyContext, settings: dict[str, Any]) -> Record:
+def _run(
+    function: Study, effort: StudySettings | None, context: StudyContext, settings: dict[str, Any]
+) -> Record:
     """Call a study, with the settings that are its effort's as a changed effort."""
     if effort is None:
         return function(context, **settings)

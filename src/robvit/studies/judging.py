@@ -15,7 +15,7 @@ from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, run_job
 from robvit.progress import progress
 from robvit.record import Trial
-from robvit.statistics import interval
+from robvit.statistics import interval, over_seeds
 from robvit.studies.common import StudyContext
 from robvit.threat import Threat
 
@@ -135,6 +135,14 @@ def with_interval(correct: Sequence[bool]) -> str:
     """A share in per cent with its 95 % interval, as a cell of a table."""
     low, high = (100 * bound for bound in interval(sum(correct), len(correct)))
     return f"{100 * sum(correct) / len(correct):.1f} ({low:.1f} to {high:.1f})"
+
+
+def over_seeds_cell(correct: Sequence[Sequence[bool]]) -> str:
+    """As `with_interval` for trainings with several seeds, a row a seed: the mean, over seeds and images."""
+    if len(correct) == 1:
+        return with_interval(correct[0])
+    mean, low, high, _ = over_seeds([[100.0 * right for right in row] for row in correct])
+    return f"{mean:.1f} ({max(0.0, low):.1f} to {min(100.0, high):.1f})"
 
 
 def point(at: float, correct: Sequence[bool]) -> list[float]:

@@ -1,7 +1,8 @@
 """AAS-AT (Jain and Dutta, CVPR 2024): adversarial training in which attention scores are kept small.
 
 Every few epochs the model's own scales are moved by the ascent of the attention-scaling attack, and kept:
-they are buffers of the model, saved and loaded with it. All other epochs train the weights by any loss.
+they are buffers of the model, saved and loaded with it. A move takes one batch; all others train the weights
+by any loss.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from robvit.training.losses import LOSSES, Loss, hard, make_loss
 class AasAt(Loss):
     """Another loss, `base`, on a model whose attention scales are moved every `every` epochs.
 
-    In such an epoch weights stay as they are, and the first `batches` batches move the scales, each by
-    `steps` steps of the objective (`find_scales`) from a random point around the scales so far. `beta` and
-    `smoothing` are the base loss's.
+    In such an epoch the first `batches` batches move the scales, each by `steps` steps of the objective
+    (`find_scales`) from a random point around the scales so far, and leave the weights as they are; the rest
+    of the epoch trains. `beta` and `smoothing` are the base loss's.
     """
 
-    epoch: torch.Tensor
     moved: torch.Tensor
+    moves = False  # whether the batch at hand moves scales
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class AasAt(Loss):
         space: str = "linear",
         steps: int = 10,
         step_size: float = 1.0,
+        direction: str = "gradient",
     ) -> None:
         super().__init__()
         if every < 2 or batches < 1:
@@ -62,29 +64,29 @@ class AasAt(Loss):
             "space": space,
             "steps": steps,
             "step_size": step_size,
+            "direction": direction,
         }
-        self.register_buffer("epoch", torch.zeros((), dtype=torch.long))
         self.register_buffer("moved", torch.zeros((), dtype=torch.long))
 
     def trains(self, name: str) -> bool:
         return self.base.trains(name)
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
-        self.epoch.fill_(epoch)
         self.moved.zero_()
         self.base.on_epoch(model, epoch)
 
     def updates_weights(self, epoch: int) -> bool:
-        """Never in the first epoch, so that the weights always have epochs after their scales moved."""
-        return epoch == 0 or epoch % self.every != 0
+        """All batches but those that move scales; the first epoch moves none, so that weights learn first."""
+        self.moves = epoch > 0 and epoch % self.every == 0 and int(self.moved) < self.batches
+        return not self.moves
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
-        if self.updates_weights(int(self.epoch)):
+        if not self.moves:
             value: torch.Tensor = self.base(model, x, y, attack)
             return value
-        if int(self.moved) < self.batches:
+        if int(self.moved) < self.batches:  # else another part of the batch that moved them
             self._move(model, x, y, attack.seed)
             self.moved += 1
         return x.new_zeros(())

@@ -50,7 +50,7 @@ class Loss(nn.Module):
         """Runs before the first step of every epoch, counted from 0; what it changes must be a buffer."""
 
     def updates_weights(self, epoch: int) -> bool:
-        """Whether weights are trained in this epoch, or the loss only works on its own state."""
+        """Whether the batch at hand trains weights, or the loss only works on its own state."""
         return True
 
     def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

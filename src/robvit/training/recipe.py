@@ -120,7 +120,8 @@ class Recipe(BaseModel):
     budget, and the step with it, from zero; with `published_warmup` it rises once an epoch and the step
     stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a
     number of training images on which the best checkpoint is chosen; `extra_share` of each batch
-    comes from the extra data. `replays` trains on each batch so many times (free training). With
+    comes from the extra data. `replays` trains on each batch so many times (free training). With `repeats`
+    every image is so many times in its batch, once as it is and then augmented (repeated augmentation). With
     `adapters` the network stays as it is, and adapters learn on it by a loss of their own.
     """
 
@@ -170,6 +171,7 @@ class Recipe(BaseModel):
 
     augment: Augment = Augment()
     extra_share: Share = 0.0
+    repeats: Count = 1
 
     validation: Positive = 0.02
     validate_every: Positive = 1.0

@@ -21,7 +21,7 @@ from robvit.data.augment import seed_of, seeded, transform
 from robvit.errors import InputError
 from robvit.training.recipe import Recipe
 
-Key = tuple[int, int, int]  # which set, which epoch of it, which image
+Key = tuple[int, ...]  # which set, which epoch of it, which image, and which copy where there are several
 Item = tuple[torch.Tensor, int]
 
 
@@ -65,12 +65,17 @@ class Stream:
             raise InputError(
                 f"a batch of {recipe.batch} has no room for an extra share of {recipe.extra_share:g}"
             )
+        if any(amount % recipe.repeats for amount in self.amounts):
+            raise InputError(
+                f"a batch holds every image {recipe.repeats} times and has room for "
+                f"{' and '.join(map(str, self.amounts))}; set batch to a multiple of {recipe.repeats}"
+            )
         self._order = lru_cache(4)(self._draw)
 
     @property
     def epoch(self) -> float:
         """How many steps an epoch of the real images takes."""
-        return self.recipe.replays * len(self.sets[0]) / self.amounts[0]
+        return self.recipe.replays * self.recipe.repeats * len(self.sets[0]) / self.amounts[0]
 
     @property
     def steps(self) -> int:
@@ -85,14 +90,16 @@ class Stream:
 
     def keys(self, step: int) -> list[Key]:
         """The images of a step, in an order of which every even part holds every set's even share."""
-        turn = step // self.recipe.replays
+        turn, repeats = step // self.recipe.replays, self.recipe.repeats
         rows = []
         for which, amount in enumerate(self.amounts):
             for place in range(turn * amount, (turn + 1) * amount):
-                epoch, position = divmod(place, len(self.sets[which]))
-                rows.append(((place - turn * amount + 0.5) / amount, which, epoch, position))
+                image, copy = divmod(place, repeats)
+                epoch, position = divmod(image, len(self.sets[which]))
+                rows.append(((place - turn * amount + 0.5) / amount, which, epoch, position, copy))
         return [
-            (which, epoch, self._order(which, epoch)[position]) for _, which, epoch, position in sorted(rows)
+            (which, epoch, self._order(which, epoch)[position], *([copy] if repeats > 1 else []))
+            for _, which, epoch, position, copy in sorted(rows)
         ]
 
     def _draw(self, which: int, epoch: int) -> list[int]:
@@ -131,16 +138,20 @@ class _Shares:
 
 
 class _Augmented(Dataset[Item]):
-    """Images by key, each augmented by a seed of its own."""
+    """Images by key, each augmented by a seed of its own; the first of several copies is left as it is."""
 
     def __init__(self, sets: list[ImageDataset], settings: Augment, size: int, seed: int) -> None:
         # A random part is cut from the image as it is stored; anything else works on the final size.
         self.sets = [s.resized(None) if settings.takes_any_size else s.resized(size, s.resize) for s in sets]
+        self.plain = [s.resized(size, s.resize) for s in sets]
         self.apply = transform(settings, size)
         self.seed = seed
 
     def __getitem__(self, key: Key) -> Item:
-        which, _, place = key
+        which, _, place, *copy = key
+        if copy == [0]:
+            x, y = self.plain[which][place]
+            return x, int(y)
         x, y = self.sets[which][place]
         with seeded(seed_of(self.seed, "augment", *key)):
             return self.apply(x), int(y)

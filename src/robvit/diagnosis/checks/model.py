@@ -23,29 +23,35 @@ MANY = 0.1  # a share that is no accident
     compares="two passes over the same images; PGD with and without averaging (EOT)",
     remedy="Attack and judge the mean over many passes: attacks.eot, and --samples 20 here.",
     cost=30,
+    answers_suffice=True,
 )
 def randomness(context: CheckContext) -> Grade:
     """Two passes must agree; where they do not, chance must not decide, nor mislead one-pass attacks."""
     if not context.randomised:
         return Grade(Status.GREEN, "two passes over the same images agree")
-    averaged = context.pgd()
-    plain = context.attack(
-        "pgd", title="pgd without EOT", surrogate=context.model, steps=context.strength.steps
-    )
-    predictions = [
-        torch.stack([context.logits(images, context.model).argmax(1) for _ in range(EOT_PASSES)])
-        for images in (context.x, averaged.adv)
-    ]
-    unstable = torch.stack([(p != p[0]).any(0) for p in predictions]).any(0)
-    gained = int((averaged.success & ~plain.success).sum())
-    lost = int((plain.success & ~averaged.success).sum())
-    evidence = (
-        f"randomised: {int(unstable.sum())} of {len(unstable)} images change class from pass to pass; "
-        f"accuracy under PGD is {percent(plain)} without averaging, "
-        f"{percent(averaged)} over {EOT_PASSES} passes (EOT)"
-    )
-    is_red = surely_more(gained, lost) or surely_above(int(unstable.sum()), len(unstable), MANY)
+    unstable, misled, evidence = _changes_class(context, context.x), False, ""
+    if not context.black_box:
+        averaged = context.pgd()
+        plain = context.attack(
+            "pgd", title="pgd without EOT", surrogate=context.model, steps=context.strength.steps
+        )
+        unstable = unstable | _changes_class(context, averaged.adv)
+        gained = int((averaged.success & ~plain.success).sum())
+        misled = surely_more(gained, int((plain.success & ~averaged.success).sum()))
+        evidence = (
+            f"; accuracy under PGD is {percent(plain)} without averaging, "
+            f"{percent(averaged)} over {EOT_PASSES} passes (EOT)"
+        )
+    count = int(unstable.sum())
+    evidence = f"randomised: {count} of {len(unstable)} images change class from pass to pass{evidence}"
+    is_red = misled or surely_above(count, len(unstable), MANY)
     return Grade(Status.RED if is_red else Status.AMBER, evidence, unstable)
+
+
+def _changes_class(context: CheckContext, images: torch.Tensor) -> torch.Tensor:
+    """Which of the images (n 3 H W) the model puts into several classes in a few passes: (n,)."""
+    predicted = torch.stack([context.logits(images, context.model).argmax(1) for _ in range(EOT_PASSES)])
+    return (predicted != predicted[0]).any(0)
 
 
 @CHECKS.add(
@@ -53,6 +59,7 @@ def randomness(context: CheckContext) -> Grade:
     compares="the outputs with probabilities",
     remedy="Pass the logits, before softmax: gradients vanish where a probability rounds to 1.",
     cost=1,
+    answers_suffice=True,
 )
 def softmax_output(context: CheckContext) -> Grade:
     """Probabilities hide how sure a model is, and their gradients vanish where it is sure."""

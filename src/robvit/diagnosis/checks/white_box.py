@@ -139,7 +139,7 @@ def attention_scaling(context: CheckContext) -> Grade:
     common: dict[str, Any] = {"steps": context.strength.steps, "loss": "margin"}
     title = f"attention x{ATTENTION_SCALE:g}"
     scaled = context.attack("aas_uniform", title=title, after=white_box, factors=ATTENTION_SCALE, **common)
-    scaled = context.attack("aas", title="aas", after=scaled, **common)
+    scaled = context.attack("aas", title="aas", after=scaled, fit="batch", **common)
     control = context.attack(
         "pgd", title="restarts for control", after=white_box, restarts=3, seed=context.seed + 2, **common
     )

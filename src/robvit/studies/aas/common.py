@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from robvit.attacks import run
+from robvit.attacks import find_scales, run
 from robvit.attacks.aas import FACTORS
 from robvit.attention import attention_layers
 from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
@@ -21,38 +19,89 @@ from robvit.data import ImageDataset
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.claims import claims_table
-from robvit.studies.common import StudyContext
+from robvit.studies.common import Effort, StudyContext
 from robvit.studies.judging import per_cent, point
-from robvit.studies.published import read_published
+from robvit.studies.published import PublishedTable, read_published
 from robvit.threat import Threat
 from robvit.verdict import Claim, Verdict
 
 PUBLISHED = read_published("aas")
 PAPER = PUBLISHED.paper
 MODEL, IMAGES = "robvit-mini-robust", 64
-LEARN = 64  # images on which one factor for all blocks is chosen
-ARMS = ("plain", "scaled", "both", "control")
+PAPER_STEPS = 100  # of the paper's attacks, but for PGD-20 and FGSM
+RANDOM, FACTOR = "random scales", "one factor"
 
 
 @dataclass(frozen=True)
+class ScalingEffort(Effort):
+    """What the attacks take, and how scales are found (`find_scales`); `learn` images fit them.
+
+    `fit` is "train", as the paper's Algorithm 1, or "batch". A `lora` and a `head`, files, make the judged
+    model of the one that is named.
+    """
+
+    learn: int = 256
+    steps: int = PAPER_STEPS
+    eps: float = 8 / 255
+    batch: int = 64
+    fit: str = "train"
+    objective: str = "unit"
+    direction: str = "gradient"
+    space: str = "linear"
+    starts: int = 1
+    lora: str = ""
+    head: str = ""
+
+    def method(self, **changes: Any) -> ScalingMethod:
+        """How scales come about, with other settings of `find_scales` where given."""
+        names = ("objective", "direction", "space", "starts")
+        settings = {name: getattr(self, name) for name in names}
+        return ScalingMethod(fit=self.fit, settings={**settings, **changes})
+
+
+EFFORT = ScalingEffort()
+
+
+def published_for(name: str, context: StudyContext) -> PublishedTable:
+    """The paper's table for the data at hand: CIFAR-100 and ImageNet-100 have columns of their own."""
+    spec = context.data if isinstance(context.data, str) else ""
+    kind = spec.partition(":")[0]
+    return PUBLISHED.tables.get(f"{name} {kind}") or PUBLISHED[name]
+
+
+@dataclass
 class ScalingBench:
-    """A model, images to judge on and others to choose a factor on, and the threat."""
+    """A model, images to judge on and others to fit scales and to choose a factor on."""
 
     context: StudyContext
+    effort: ScalingEffort
     model: Model
     images: ImageDataset
     learn: ImageDataset
-    threat: Threat
-    batch: int
+    factor: float | None = None
 
     @property
     def depth(self) -> int:
         return len(attention_layers(self.model))
 
+    @property
+    def threat(self) -> Threat:
+        return Threat("linf", self.effort.eps)
+
     def compare(
-        self, base: str, steps: int, method: ScalingMethod, label: str, *, threat: Threat | None = None
+        self,
+        base: str,
+        steps: int,
+        method: ScalingMethod,
+        label: str,
+        *,
+        threat: Threat | None = None,
+        blocks: int | None = None,
     ) -> Comparison:
-        """The plain, scaled and control attacks; `steps` 0 for an attack that has none."""
+        """The plain, scaled and control attacks; `steps` 0 for an attack that has none.
+
+        Scales of the controls are for the first `blocks` only, if a number is given.
+        """
         with progress(label, total=len(self.images)) as advance:
             return compare_scaling(
                 self.model,
@@ -61,13 +110,25 @@ class ScalingBench:
                 base=base,
                 settings={"steps": steps} if steps else {},
                 method=method,
-                batch=self.batch,
+                train=self.learn,
+                others=self.controls(blocks),
+                batch=self.effort.batch,
                 seed=self.context.seed,
+                memory=self.context.out / "batches",
                 progress=advance,
             )
 
+    def controls(self, blocks: int | None = None) -> dict[str, list[float]]:
+        """Scales nobody searched for: random ones, as a search starts from, and one factor for all blocks."""
+        count = self.depth if blocks is None else blocks
+        x, y = next(iter(self.learn.batches(1)))
+        seed = self.context.seed + 1  # others than those from which the search itself starts
+        drawn = find_scales(self.model, [(x, y)], steps=0, blocks=count, space=self.effort.space, seed=seed)
+        one = [self.best_factor()] * count + [1.0] * (self.depth - count)
+        return {RANDOM: list(drawn.values), FACTOR: one}
+
     def record(self, compared: Mapping[str, Comparison], gains: Mapping[str, float | None]) -> Record:
-        """A record with every trial, told apart by what was compared, and a claim for each of `gains`.
+        """A record with every trial, told apart by what was compared, and claims for each of `gains`.
 
         `gains` has the paper's gain in points for those comparisons that test its effect, None where it
         gives none.
@@ -76,49 +137,51 @@ class ScalingBench:
         for name, comparison in compared.items():
             trials += [replace(trial, scenario=name) for trial in comparison.trials]
         claims = [compared[name].claim(name, gain) for name, gain in gains.items()]
-        record = self.context.record(self.model, self.images, trials=trials, claims=claims)
+        over_random = [
+            compared[name].claim(f"{name}, over {RANDOM}", over=RANDOM)
+            for name in gains
+            if RANDOM in compared[name].others
+        ]
+        record = self.context.record(self.model, self.images, trials=trials, claims=[*claims, *over_random])
         title = "Does scaling break more than the control? Pair by pair"
-        record.tables = [claims_table(claims, title)]
+        record.tables = [claims_table(record.claims, title), *searches_table(compared)]
         record.notes = [tally(claims)]
         return record
 
     def best_factor(self, steps: int = 20) -> float:
-        """The factor other than 1 that leaves the least accuracy, on images that are not judged."""
-        x, y = self.learn.tensors()
-        accuracy = {}
-        with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
-            for factor in (f for f in FACTORS if f != 1):
-                settings: dict[str, Any] = {"factors": factor, "steps": steps, "seed": self.context.seed}
-                accuracy[factor] = run(
-                    "aas_uniform", self.model, x, y, self.threat, **settings
-                ).robust_accuracy
-                advance()
-        return min(accuracy, key=lambda f: accuracy[f])
-
-    def accuracy_at(self, factor: float, base: str, steps: int) -> float:
-        """Accuracy left by an attack crafted at one factor, in per cent, judged unscaled."""
-        settings: dict[str, Any] = {"base": base, "factors": factor, "seed": self.context.seed}
-        settings |= {"steps": steps} if steps else {}
-        success = [
-            run("aas_uniform", self.model, x, y, self.threat, **settings).success
-            for x, y in self.images.batches(self.batch)
-        ]
-        return 100 * int((~torch.cat(success)).sum()) / len(self.images)
+        """The factor other than 1 at which GAMA leaves the least accuracy, on images that are not judged."""
+        if self.factor is None:
+            x, y = self.learn.take(range(min(CHOOSE, len(self.learn)))).tensors()
+            left = {}
+            with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
+                for factor in (f for f in FACTORS if f != 1):
+                    settings = {"base": "gama", "factors": factor, "steps": min(steps, self.effort.steps)}
+                    outcome = run(
+                        "aas_uniform", self.model, x, y, self.threat, seed=self.context.seed, **settings
+                    )
+                    left[factor] = outcome.robust_accuracy
+                    advance()
+            self.factor = min(left, key=lambda f: left[f])
+        return self.factor
 
     def note(self) -> str:
         return (
-            f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; the control is "
-            "plain with as many passes as plain and scaled together. The paper: ViT-B/16, CIFAR-10."
+            f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; scales fitted on "
+            f"{len(self.learn)} others ({self.effort.fit}). {RANDOM.capitalize()}, and one factor that GAMA "
+            "chose on those, stand beside plain as AAS does; the control is plain with as many passes as "
+            "plain and AAS together. The paper: ViT-B/16, CIFAR-10."
         )
 
 
-def bench(
-    context: StudyContext, eps: float = 8 / 255, batch: int = 64, model: str | None = None
-) -> ScalingBench:
+CHOOSE = 64  # images on which one factor for all blocks is chosen
+
+
+def bench(context: StudyContext, effort: ScalingEffort, model: str | None = None) -> ScalingBench:
     """The given model and images, or the bundled robust ones."""
     context = replace(context, model=model or context.model)
-    network, learn, judged = context.prepare(context.load(MODEL), "sample", learn=LEARN, judged=IMAGES)
-    return ScalingBench(context, network, judged, learn, Threat("linf", eps), batch)
+    own = context.load(MODEL, lora=effort.lora or None, head=effort.head or None)
+    network, learn, judged = context.prepare(own, "sample", learn=effort.learn, judged=IMAGES)
+    return ScalingBench(context, effort, network, judged, learn)
 
 
 def tally(claims: list[Claim]) -> str:
@@ -128,15 +191,36 @@ def tally(claims: list[Claim]) -> str:
     return f"Against a control of the same cost the paper's effect is seen in {where}."
 
 
+def searches_table(compared: Mapping[str, Comparison]) -> list[Table]:
+    """How far the ascent took the scales from where it started, and where they ended; the last batch's."""
+    rows: list[list[Any]] = []
+    for name, one in compared.items():
+        if one.searches:
+            search, moved = one.searches[-1], [move for found in one.searches for move in found.moved]
+            ends = (", ".join(f"{v:.2g}" for v in values) for values in (search.start, search.values))
+            rows.append([name, f"{max(moved):.2g}", *ends])
+    columns = ["", "furthest move of a scale by the ascent", "last start, block by block", "end"]
+    note = "A move near zero means that the scales are those of the random start."
+    return [Table("How the scales moved", columns, rows, note)] if rows else []
+
+
 def arms(comparison: Comparison) -> dict[str, list[bool]]:
-    """Which images are still classified rightly under what, by name."""
-    trials = (comparison.plain.correct, comparison.scaled.correct)
-    return dict(zip(ARMS, (*trials, comparison.both, comparison.control.correct), strict=True))
+    """Which images are still classified rightly under what, by name; controls stand beside plain too."""
+    found = {"plain": comparison.plain.correct, "AAS": comparison.scaled.correct}
+    found["plain and AAS"] = comparison.both
+    found |= {f"plain and {n}": comparison.beside_plain(t) for n, t in comparison.others.items()}
+    return found | {"control": comparison.control.correct}
+
+
+def arm_columns(comparison: Comparison) -> list[str]:
+    """What stands over `shares`."""
+    return ["clean %", *(f"{name} %" for name in arms(comparison))]
 
 
 def shares(comparison: Comparison) -> list[float]:
-    """Accuracy left by the plain attack, the scaled one, both and the control, in per cent."""
-    return [100 * sum(correct) / len(correct) for correct in arms(comparison).values()]
+    """The clean accuracy, and what each of the `arms` leaves, in per cent."""
+    left = [100 * sum(correct) / len(correct) for correct in arms(comparison).values()]
+    return [per_cent(comparison.clean), *left]
 
 
 def scaled_model(comparison: Comparison) -> list[float | None]:
@@ -148,10 +232,10 @@ def scaled_model(comparison: Comparison) -> list[float | None]:
 
 def over_axis(title: str, axis: str, compared: Mapping[int, Comparison]) -> tuple[Table, Curve]:
     """Accuracy left over an axis, as a table and as lines with their intervals."""
-    lines: dict[str, list[list[float]]] = {name: [] for name in ARMS}
+    lines: dict[str, list[list[float]]] = {}
     for at, comparison in compared.items():
         for name, correct in arms(comparison).items():
-            lines[name].append(point(at, correct))
+            lines.setdefault(name, []).append(point(at, correct))
     rows: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in compared.items()]
-    table = Table(title, [axis, *(f"{name} %" for name in ARMS)], rows)
-    return table, Curve(title, axis, "accuracy left, %", lines)
+    columns = arm_columns(next(iter(compared.values())))
+    return Table(title, [axis, *columns], rows), Curve(title, axis, "accuracy left, %", lines)

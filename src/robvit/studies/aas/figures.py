@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from robvit.attention.comparison import Comparison, ScalingMethod
+from robvit.attention.comparison import Comparison
 from robvit.record import Record, Table
-from robvit.studies.aas.common import PAPER, ScalingBench, bench, over_axis, shares
+from robvit.studies.aas.common import (
+    EFFORT,
+    PAPER,
+    ScalingBench,
+    ScalingEffort,
+    arm_columns,
+    bench,
+    over_axis,
+    shares,
+)
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import attack_title, per_cent
 from robvit.threat import Threat
@@ -23,64 +34,84 @@ def _record(at: ScalingBench, compared: Mapping[int, Comparison], title: str, ax
     return record
 
 
-@study("aas-fig3", paper=PAPER, title="Fig. 3: how many blocks are scaled, and models of several depths")
+@study(
+    "aas-fig3",
+    paper=PAPER,
+    title="Fig. 3: how many blocks are scaled, and models of several depths",
+    effort=EFFORT,
+)
 def blocks(
     context: StudyContext,
+    effort: ScalingEffort,
     *,
-    steps: int = 100,
-    eps: float = 8 / 255,
-    batch: int = 64,
+    counts: Sequence[int] = (),
     models: Sequence[str] = (),
 ) -> Record:
-    """(a) AAS on the first n blocks; (b) plain PGD and AAS on each of `models`, such as of several depths."""
-    at = bench(context, eps, batch)
+    """(a) AAS on the first n blocks, all numbers if none are given; (b) AAS on each of `models`."""
+    at = bench(context, effort)
     compared = {
-        n: at.compare("pgd", steps, ScalingMethod(settings={"blocks": n}), f"{n} blocks")
-        for n in range(at.depth + 1)
+        n: at.compare("pgd", effort.steps, effort.method(blocks=n), f"{n} blocks", blocks=n)
+        for n in counts or range(at.depth + 1)
     }
     record = _record(at, compared, "Fig. 3a: the first blocks scaled", "blocks", "{} blocks")
     rows: list[list[Any]] = []
     for name in models:
-        other = bench(context, eps, batch, name)
-        comparison = other.compare("pgd", steps, ScalingMethod(), name)
+        other = bench(context, effort, name)
+        comparison = other.compare("pgd", effort.steps, effort.method(), name)
         rows.append([name, other.depth, *shares(comparison)])
         record.notes.append(str(comparison.claim(name)))
     if rows:
-        plain = attack_title("pgd", {"steps": steps})
-        columns = ["model", "blocks", f"{plain} %", "AAS %", "both %", "control %"]
-        record.tables.append(Table("Fig. 3b: models of several depths", columns, rows))
+        title = f"Fig. 3b: models of several depths, {attack_title('pgd', {'steps': effort.steps})}"
+        record.tables.append(Table(title, ["model", "blocks", *arm_columns(comparison)], rows))
     return record
 
 
-@study("aas-fig4", paper=PAPER, title="Fig. 4: number of iterations")
+@study("aas-fig4", paper=PAPER, title="Fig. 4: number of iterations", effort=EFFORT)
 def iterations(
-    context: StudyContext,
-    *,
-    counts: Sequence[int] = (10, 50, 100, 200),
-    eps: float = 8 / 255,
-    batch: int = 64,
+    context: StudyContext, effort: ScalingEffort, *, counts: Sequence[int] = (10, 50, 100, 200)
 ) -> Record:
     """PGD, PGD with AAS, and the control, over the number of steps; the paper goes to 1000."""
-    at = bench(context, eps, batch)
-    compared = {n: at.compare("pgd", n, ScalingMethod(), f"{n} steps") for n in counts}
+    at = bench(context, effort)
+    compared = {n: at.compare("pgd", n, effort.method(), f"{n} steps") for n in counts}
     return _record(at, compared, "Fig. 4: iterations", "steps", "{} steps")
 
 
-@study("aas-fig5", paper=PAPER, title="Fig. 5 (c, d): budgets from 0 to 100/255")
+@study(
+    "aas-fig5",
+    paper=PAPER,
+    title="Fig. 5 (c, d): budgets from 0 to 100/255",
+    effort=replace(EFFORT, steps=20),
+)
 def budgets(
     context: StudyContext,
+    effort: ScalingEffort,
     *,
     levels: Sequence[int] = (0, 2, 4, 8, 16, 32, 64, 100),
-    steps: int = 20,
-    batch: int = 64,
+    models: Sequence[str] = (),
 ) -> Record:
-    """PGD and PGD with AAS over the budget: an accuracy that never reaches zero would tell of masking."""
-    at = bench(context, batch=batch)
+    """PGD and PGD with AAS over the budget: an accuracy that never reaches zero would tell of masking.
+
+    The paper's figure has two models, by PGD-AT and by AAS-AT: name those after the first in `models`.
+    """
+    at = bench(context, effort)
+    record = _budgets(at, levels, "")
+    for name in models:
+        other = _budgets(bench(context, effort, name), levels, f", {Path(name).parent.name or name}")
+        record.tables += other.tables
+        record.curves += other.curves
+        record.notes += other.notes
+    return record
+
+
+def _budgets(at: ScalingBench, levels: Sequence[int], whose: str) -> Record:
+    """One model's part of figure 5 (c, d)."""
+    effort = at.effort
     compared = {
-        n: at.compare("pgd", steps, ScalingMethod(), f"eps {n}/255", threat=Threat("linf", n / 255))
+        n: at.compare("pgd", effort.steps, effort.method(), f"eps {n}/255", threat=Threat("linf", n / 255))
         for n in levels
     }
-    record = _record(at, compared, "Fig. 5 (c, d): budgets", "eps x 255", "eps {}/255")
+    title = f"Fig. 5 (c, d): budgets, {attack_title('pgd', {'steps': effort.steps})}{whose}"
+    record = _record(at, compared, title, "eps x 255", "eps {}/255")
     last = max(compared)
     plain, scaled = (per_cent(trial) for trial in (compared[last].plain, compared[last].scaled))
     record.notes.append(

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from robvit.attacks.aas import FACTORS
 from robvit.attention.comparison import Comparison, ScalingMethod
 from robvit.record import Record, Table
-from robvit.studies.aas.common import PAPER, PUBLISHED, bench, scaled_model, shares
+from robvit.registry import unknown
+from robvit.studies.aas.common import (
+    EFFORT,
+    PAPER,
+    ScalingEffort,
+    arm_columns,
+    bench,
+    published_for,
+    scaled_model,
+    shares,
+)
 from robvit.studies.common import StudyContext, study
-from robvit.studies.judging import attack_title, per_cent
+from robvit.studies.judging import attack_title
 
 # The paper's attacks: ours, and how many steps it gives them.
 ATTACKS = {
@@ -20,105 +32,118 @@ ATTACKS = {
     "DLR": ("pgd_dlr", 100),
     "GAMA": ("gama", 100),
 }
+OWN = ["scaled model, clean %", "scaled model, attacked %"]
+OWN_NOTE = "The scaled model is judged on the images that the unscaled one gets right; others count as wrong."
 
 
-@study("aas-table1", paper=PAPER, title="Table 1: one factor for all blocks")
-def factors(context: StudyContext, *, steps: int = 100, eps: float = 8 / 255, batch: int = 64) -> Record:
+@study("aas-table1", paper=PAPER, title="Table 1: one factor for all blocks", effort=EFFORT)
+def factors(context: StudyContext, effort: ScalingEffort, *, tried: Sequence[float] = FACTORS) -> Record:
     """PGD crafted at each factor, judged unscaled; the scaled model's own figures beside it."""
-    at, published = bench(context, eps, batch), PUBLISHED["table1"]
+    at, published = bench(context, effort), published_for("table1", context)
     compared, rows = dict[str, Comparison](), list[list[Any]]()
-    for factor in FACTORS:
+    for factor in tried:
         name = f"{factor:g}"
         method = ScalingMethod(scales=[factor] * at.depth)
-        one = compared[name] = at.compare("pgd", steps, method, f"factor {name}")
-        rows.append([name, *shares(one)[1:], *scaled_model(one), *published.row(name)])
+        one = compared[name] = at.compare("pgd", effort.steps, method, f"factor {name}")
+        rows.append([name, *shares(one), *scaled_model(one), *published.row(name)])
     # A factor of one tests nothing; where the paper's scaled attack is the weaker one, it claims nothing.
     gains = {name: published.gain("1", name, "PGD-100") for name in compared if name != "1"}
     record = at.record(compared, {name: gain if gain and gain > 0 else None for name, gain in gains.items()})
-    columns = [
-        "factor",
-        f"PGD-{steps} %",
-        "with plain PGD %",
-        "control %",
-        "scaled model, clean %",
-        "scaled model, PGD %",
-        "paper, clean %",
-        "paper, PGD-100 %",
-    ]
-    record.tables.insert(0, Table("Table 1: one factor for all blocks", columns, rows, at.note()))
-    record.notes.append(
-        "The scaled model is judged on the images that the unscaled one gets right; others count as wrong."
-    )
+    columns = ["factor", *(c.replace("AAS", "it") for c in arm_columns(one)), *OWN]
+    columns += ["paper, clean %", "paper, PGD-100 %"]
+    title = f"Table 1: one factor for all blocks, {attack_title('pgd', {'steps': effort.steps})}"
+    record.tables.insert(0, Table(title, columns, rows, at.note()))
+    record.notes.append(OWN_NOTE)
     return record
 
 
-@study("aas-table2", paper=PAPER, title="Table 2: what the scales are found by")
+@study("aas-table2", paper=PAPER, title="Table 2: what the scales are found by", effort=EFFORT)
 def objectives(
-    context: StudyContext, *, steps: int = 100, eps: float = 8 / 255, batch: int = 64, starts: int = 1
+    context: StudyContext,
+    effort: ScalingEffort,
+    *,
+    names: Sequence[str] = ("cross_entropy", "margin", "gama", "kl", "lpips", "unit"),
 ) -> Record:
-    """PGD with scales found by each objective, judged unscaled."""
-    at, published = bench(context, eps, batch), PUBLISHED["table2"]
-    names = ("cross_entropy", "margin", "gama", "kl", "lpips", "unit")
-    methods = {"scale": ScalingMethod(scales=[at.best_factor()] * at.depth)} | {
-        name: ScalingMethod(settings={"objective": name, "starts": starts}) for name in names
-    }
-    compared = {n: at.compare("pgd", steps, method, f"scales by {n}") for n, method in methods.items()}
-    plain = per_cent(compared["unit"].plain)
-    rows: list[list[Any]] = [["none", plain, plain, None, *published.row("none")]]
-    rows += [[name, *shares(one)[1:], *published.row(name)] for name, one in compared.items()]
+    """PGD with scales found by each objective, judged unscaled; `lpips` is Eq. 3 to the letter."""
+    at, published = bench(context, effort), published_for("table2", context)
+    methods = {"scale": ScalingMethod(scales=[at.best_factor()] * at.depth)}
+    methods |= {name: replace(effort, objective=name).method() for name in names}
+    compared = {n: at.compare("pgd", effort.steps, way, f"scales by {n}") for n, way in methods.items()}
+    rows: list[list[Any]] = [
+        [name, *shares(one), *scaled_model(one), *published.row(name)] for name, one in compared.items()
+    ]
     record = at.record(compared, {name: published.gain("none", name, "PGD-100") for name in compared})
-    columns = ["scales by", f"PGD-{steps} %", "with plain PGD %", "control %", "paper, PGD-100 %"]
-    record.tables.insert(0, Table("Table 2: objectives for the scales", columns, rows, at.note()))
+    columns = ["scales by", *arm_columns(compared["scale"]), *OWN, "paper, clean %", "paper, PGD-100 %"]
+    title = f"Table 2: objectives for the scales, {attack_title('pgd', {'steps': effort.steps})}"
+    record.tables.insert(0, Table(title, columns, rows, at.note()))
+    record.notes.append(OWN_NOTE)
     return record
 
 
-@study("aas-table3", paper=PAPER, title="Table 3: six attacks, plain, with one factor and with AAS")
+@study(
+    "aas-table3",
+    paper=PAPER,
+    title="Table 3: six attacks, plain, with one factor and with AAS",
+    effort=EFFORT,
+)
 def attacks(
-    context: StudyContext,
-    *,
-    steps: int = 100,
-    eps: float = 8 / 255,
-    batch: int = 64,
-    starts: int = 1,
-    objective: str = "unit",
-    space: str = "linear",
+    context: StudyContext, effort: ScalingEffort, *, attacks: Sequence[str] = tuple(ATTACKS)
 ) -> Record:
     """Every attack of the paper; `steps` shortens its long ones, which are then named by their length."""
-    at = bench(context, eps, batch)
-    factor = at.best_factor()
-    method = ScalingMethod(settings={"starts": starts, "objective": objective, "space": space})
-    compared, at_factor = dict[str, Comparison](), dict[str, float]()
+    at = bench(context, effort)
+    compared = dict[str, Comparison]()
     gains: dict[str, float | None] = {}
     rows: list[list[Any]] = []
-    for paper_name, (base, length) in ATTACKS.items():
-        count = min(length, steps)
+    for paper_name in attacks:
+        if paper_name not in ATTACKS:
+            raise unknown("attack of Table 3", paper_name, list(ATTACKS))
+        base, length = ATTACKS[paper_name]
+        count = min(length, effort.steps)
         name = attack_title(base, {"steps": count} if count else {})
-        published = PUBLISHED["table3"].row(paper_name)
+        published = published_for("table3", context).row(paper_name)
         if name not in compared:  # shortened, PGD-20 and PGD-100 can be the same
-            compared[name] = at.compare(base, count, method, f"{name} with AAS")
-            at_factor[name] = at.accuracy_at(factor, base, count)
+            compared[name] = at.compare(base, count, effort.method(), f"{name} with AAS")
             gains[name] = _gain(*published)
-        plain, *others = shares(compared[name])
-        rows.append([name, plain, at_factor[name], *others, paper_name, *published])
+        one = compared[name]
+        rows.append([name, *shares(one), *scaled_model(one), paper_name, *published])
     record = at.record(compared, gains)
-    columns = [
-        "attack",
-        "plain %",
-        f"factor {factor:g} %",
-        "AAS %",
-        "plain and AAS %",
-        "control %",
-        "paper's attack",
-        "paper, plain %",
-        "paper, factor %",
-        "paper, AAS %",
-    ]
-    record.tables.insert(0, Table("Table 3: accuracy that is left", columns, rows, at.note()))
-    own = [f"{name} {v:.1f} %" for name, one in compared.items() if (v := scaled_model(one)[1]) is not None]
-    record.notes.append(f"Diagnostic, the scaled model under its own attack: {', '.join(own)}.")
+    columns = ["attack", *arm_columns(one), *OWN, "paper's attack"]
+    columns += ["paper, plain %", "paper, factor %", "paper, AAS %"]
+    title = f"Table 3: accuracy that is left, factor {at.best_factor():g}"
+    record.tables.insert(0, Table(title, columns, rows, at.note()))
+    record.notes.append(OWN_NOTE)
     return record
 
 
 def _gain(plain: float | None, _: float | None, scaled: float | None) -> float | None:
     """By how much more the paper's scaled attack breaks."""
     return None if plain is None or scaled is None else round(plain - scaled, 2)
+
+
+@study("aas-search", paper=PAPER, title="Algorithm 1: every way to take its steps", effort=EFFORT)
+def searches(
+    context: StudyContext,
+    effort: ScalingEffort,
+    *,
+    objectives: Sequence[str] = ("lpips", "unit"),
+    directions: Sequence[str] = ("gradient", "sign", "unit"),
+    spaces: Sequence[str] = ("linear", "log"),
+    fits: Sequence[str] = ("train", "batch"),
+) -> Record:
+    """Do the scales move, where do they end, and does PGD gain? The paper: lpips, gradient, linear, train."""
+    at = bench(context, effort)
+    compared = dict[str, Comparison]()
+    for objective in objectives:
+        for direction in directions:
+            for space in spaces:
+                for fit in fits:
+                    way = replace(effort, objective=objective, direction=direction, space=space, fit=fit)
+                    name = f"{objective}, {direction} steps, {space}, {fit}"
+                    compared[name] = at.compare("pgd", effort.steps, way.method(), name)
+    rows: list[list[Any]] = [[name, *shares(one), *scaled_model(one)] for name, one in compared.items()]
+    record = at.record(compared, dict.fromkeys(compared))
+    *_, last = compared.values()
+    title = f"Algorithm 1, {attack_title('pgd', {'steps': effort.steps})}"
+    record.tables.insert(0, Table(title, ["search", *arm_columns(last), *OWN], rows, at.note()))
+    record.notes.append(OWN_NOTE)
+    return record

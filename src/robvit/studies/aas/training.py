@@ -7,81 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from robvit.attacks import run
 from robvit.attention import kept_scales
-from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
+from robvit.attention.comparison import Comparison, compare_scaling
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.trials import spread, trial_of
+from robvit.evaluation.trials import spread
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
-from robvit.studies.aas.common import PAPER, PUBLISHED
+from robvit.studies.aas.common import PAPER, PUBLISHED, published_for
+from robvit.studies.aas.training_effort import EFFORT, THREAT, AasTrainingEffort, paper_row, scaled_recipe
 from robvit.studies.claims import claims_table
-from robvit.studies.common import StudyContext, TrainingEffort, study
-from robvit.studies.judging import Attempt, per_cent, worst_of
+from robvit.studies.common import StudyContext, mean, study
+from robvit.studies.judging import judge, per_cent, worst_of
 from robvit.studies.published import PublishedTable
-from robvit.threat import Threat
 from robvit.training.fit import WEIGHTS
 from robvit.training.job import job_of
 from robvit.training.recipe import load_recipe
 from robvit.training.train import run_job
-from robvit.verdict import Claim, claim_of
+from robvit.verdict import Claim, claim_over_seeds
 
-MODEL, IMAGES = "robvit-mini", 64
-THREAT = Threat("linf", 8 / 255)
-PAPER_STEPS = 100  # of the paper's PGD
-
-
-@dataclass(frozen=True)
-class AasTrainingEffort(TrainingEffort):
-    """What a training and its judgement cost.
-
-    0 leaves a recipe's own number, and for the judgement's `steps` and `queries` the paper's.
-    """
-
-    learn: int = 1000
-    epochs: float = 6
-    training: str = ""
-    inner_steps: int = 2
-    steps: int = 20
-    queries: int = 100
-
-    def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
-        """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
-        changes: dict[str, Any] = {"seed": seed, "track": []}
-        if self.epochs:  # a short training starts from trained weights
-            changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
-        if self.learn:  # few images cannot spare as many as a recipe holds out
-            changes["validation"] = 0.1
-        if self.inner_steps:
-            changes["inner.steps"] = self.inner_steps
-        if every and recipe.startswith("aas-"):
-            changes["loss_settings.every"] = every
-        return changes
-
-    @property
-    def pgd(self) -> Attempt:
-        return Attempt("pgd", THREAT, {"steps": self.steps or PAPER_STEPS})
-
-    @property
-    def autoattack(self) -> Attempt:
-        return Attempt("autoattack", THREAT, {"queries": self.queries} if self.queries else {})
-
-    def columns(self) -> list[str]:
-        return ["clean %", f"{self.pgd.title} %", "and AAS %", f"{self.autoattack.title} %"]
-
-    def note(self, every: str) -> str:
-        epochs = f"{self.epochs:g} epochs" if self.epochs else "the recipe's epochs"
-        inner = f"{self.inner_steps} inner steps" if self.inner_steps else "the recipe's inner steps"
-        return (
-            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, scales "
-            f"moved every {every} epochs; AutoAttack on what is left. Both trainings take as many epochs; "
-            "the scales' are among them."
-        )
-
-
-EFFORT = AasTrainingEffort()
+MODEL, IMAGES, FIT = "robvit-mini", 64, 256
 
 
 @dataclass(frozen=True)
@@ -110,6 +56,9 @@ class JudgedTraining:
         return [replace(t, scenario=scenario, control=control or t.control) for t in found]
 
 
+Seeds = dict[int, JudgedTraining]
+
+
 @study(
     "aas-table5",
     paper=PAPER,
@@ -121,24 +70,21 @@ def trainings(
     effort: AasTrainingEffort,
     *,
     methods: Sequence[str] = ("pgd-at", "trades"),
-    every: int = 2,
+    gaps: Sequence[int] = (2,),
 ) -> Record:
-    """Each method's recipe with and without AAS-AT; numbers of 0 leave the recipe's own, as for the paper."""
-    published = PUBLISHED["table5"]
-    judged, claims = _pairs(context, effort, methods, every, published)
-    columns = [
-        "training",
-        *effort.columns(),
-        "seconds",
-        "paper: clean %",
-        "PGD-100 %",
-        "with AAS %",
-        "AutoAttack %",
-    ]
+    """Each method's recipe with and without AAS-AT, for every gap between moves and every seed.
+
+    Numbers of 0 leave the recipe's own, as for the paper.
+    """
+    published = published_for("table5", context)
+    judged, claims = _pairs(context, effort, methods, gaps, published)
+    columns = ["training", *effort.columns(), "seconds"]
+    columns += ["paper: clean %", "PGD-100 %", "with AAS %", "AutoAttack %"]
     rows: list[list[Any]] = [
-        [name, *one.accuracies(), one.seconds, *published.row(name)] for name, one in judged.items()
+        [name, *_means(seeds), mean([one.seconds for one in seeds.values()]), *published.row(_row(name))]
+        for name, seeds in judged.items()
     ]
-    table = Table("Table 5: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
+    table = Table("Table 5: AAS-AT", columns, rows, effort.note(_text(gaps)))
     return _record(context, table, judged, claims)
 
 
@@ -148,25 +94,25 @@ def larger(
     effort: AasTrainingEffort,
     *,
     methods: Sequence[str] = ("pgd-at", "trades"),
-    every: int = 2,
+    gaps: Sequence[int] = (2,),
 ) -> Record:
-    """As aas-table5, beside the paper's ImageNet-100 column; give --data a folder of its classes."""
+    """As aas-table5, beside the paper's ImageNet-100 column; --data imagenet-100:FOLDER draws classes."""
     published = PUBLISHED["table4"]
-    judged, claims = _pairs(context, effort, methods, every, published)
+    judged, claims = _pairs(context, effort, methods, gaps, published)
     clean, *_, autoattack = effort.columns()
     columns = ["training", clean, autoattack, "paper: clean %", "AutoAttack %"]
     rows: list[list[Any]] = []
-    for name, one in judged.items():
-        ours = one.accuracies()
-        rows.append([name, ours[0], ours[-1], *published.row(name)])
-    table = Table("Table 4: AAS-AT", columns, rows, effort.note(f"{every or 'few'}"))
+    for name, seeds in judged.items():
+        ours = _means(seeds)
+        rows.append([name, ours[0], ours[-1], *published.row(_row(name))])
+    table = Table("Table 4: AAS-AT", columns, rows, effort.note(_text(gaps)))
     return _record(context, table, judged, claims)
 
 
 @study(
     "aas-fig5ab", paper=PAPER, title="Fig. 5 (a, b): epochs between two moves of the scales", effort=EFFORT
 )
-def gaps(
+def gaps_between(
     context: StudyContext,
     effort: AasTrainingEffort,
     *,
@@ -174,85 +120,130 @@ def gaps(
     method: str = "pgd-at",
 ) -> Record:
     """AAS-AT on top of one method for several gaps; the paper: stable from 5 to 40 of 110 epochs."""
-    judged = {f"{n}": _trained(context, effort, f"aas-{method}", n, f"gap-{n}") for n in between}
+    judged = {f"{n}": _trained(context, effort, scaled_recipe(method), n) for n in between}
     lines = {
-        "clean": [[float(n), one.accuracies()[0]] for n, one in judged.items()],
-        effort.pgd.title: [[float(n), one.accuracies()[1]] for n, one in judged.items()],
+        "clean": [[float(n), _means(seeds)[0]] for n, seeds in judged.items()],
+        effort.pgd.title: [[float(n), _means(seeds)[1]] for n, seeds in judged.items()],
     }
-    rows: list[list[Any]] = [[name, *one.accuracies()] for name, one in judged.items()]
-    every = ", ".join(judged)
-    table = Table("Fig. 5 (a, b)", ["epochs between moves", *effort.columns()], rows, effort.note(every))
+    rows: list[list[Any]] = [[name, *_means(seeds)] for name, seeds in judged.items()]
+    columns = ["epochs between moves", *effort.columns()]
+    table = Table("Fig. 5 (a, b)", columns, rows, effort.note(_text(between)))
     record = _record(context, table, judged, [])
     record.curves = [Curve("Fig. 5 (a, b): gap", "epochs between moves", "accuracy, %", lines)]
     return record
+
+
+def _text(gaps: Sequence[int]) -> str:
+    return " or ".join(f"{gap or 'few'}" for gap in gaps)
+
+
+def _row(name: str) -> str:
+    """The paper's row for a training, whatever its gap."""
+    return paper_row(name.partition(",")[0])
+
+
+def _means(seeds: Seeds) -> list[float]:
+    """The accuracies, means over seeds."""
+    return [mean(list(column)) for column in zip(*(one.accuracies() for one in seeds.values()), strict=True)]
 
 
 def _pairs(
     context: StudyContext,
     effort: AasTrainingEffort,
     methods: Sequence[str],
-    every: int,
+    gaps: Sequence[int],
     published: PublishedTable,
-) -> tuple[dict[str, JudgedTraining], list[Claim]]:
-    """Every method without AAS-AT and with it, and the claim that it helps under AutoAttack."""
-    judged: dict[str, JudgedTraining] = {}
+) -> tuple[dict[str, Seeds], list[Claim]]:
+    """Every method without AAS-AT and with it, and the claims that it helps."""
+    judged: dict[str, Seeds] = {}
     claims = []
     for method in methods:
-        scaled = f"aas-{method}"
-        for name in (method, scaled):
-            judged[name] = _trained(context, effort, name, every, name)
-        with_scales, without = (judged[name].autoattack.correct for name in (scaled, method))
-        gain = published.gain(scaled, method, "AutoAttack")
-        claims.append(claim_of(f"{scaled} over {method}, AutoAttack", with_scales, without, gain))
+        judged[method] = _trained(context, effort, method, 0)
+        scaled = scaled_recipe(method)
+        for gap in gaps:
+            name = f"{scaled}, every {gap}" if len(gaps) > 1 else scaled
+            judged[name] = _trained(context, effort, scaled, gap)
+            gain = published.gain(_row(name), _row(method), "AutoAttack")
+            ours, theirs = ([one.autoattack.correct for one in judged[n].values()] for n in (name, method))
+            claims.append(claim_over_seeds(f"{name} over {method}, AutoAttack", ours, theirs, gain))
+            ours, theirs = ([one.comparison.both for one in judged[n].values()] for n in (name, method))
+            claims.append(claim_over_seeds(f"{name} over {method}, PGD and AAS", ours, theirs))
     return judged, claims
 
 
-def _trained(
-    context: StudyContext, effort: AasTrainingEffort, name: str, every: int, folder: str
-) -> JudgedTraining:
-    """Train by a recipe, from the given model's weights, and judge what comes out on test images."""
-    recipe = load_recipe(name, **effort.changes(name, every, context.seed))
-    network, data = context.model_name(MODEL), context.data_name("sample")
-    job = job_of(recipe, network, data, limit=effort.learn or None)
-    place = effort.folder(context) / folder
-    start = time.monotonic()
-    with progress(f"training {name}", total=1) as advance:
-        run_job(job, place, progress=advance)
-    seconds = time.monotonic() - start
-    model = load(str(place / WEIGHTS))
-    images = context.dataset("sample", "test", model.input_size[0], context.count(IMAGES))
-    comparison, autoattack = _judge(model, images, effort, context.seed)
-    return JudgedTraining(model, images, comparison, autoattack, seconds)
+def _trained(context: StudyContext, effort: AasTrainingEffort, name: str, every: int) -> Seeds:
+    """Train by a recipe with every seed, from the given model's weights, and judge on test images."""
+    found: Seeds = {}
+    for seed in effort.seeds:
+        recipe = load_recipe(name, **effort.changes(name, every, seed))
+        network, data = context.model_name(MODEL), context.data_name("sample")
+        job = job_of(recipe, network, data, limit=effort.learn or None)
+        place = effort.folder(context) / f"{name}-{recipe.digest()[:12]}"
+        start = time.monotonic()
+        with progress(f"training {name}, seed {seed}", total=1) as advance:
+            run_job(job, place, progress=advance)
+        seconds = time.monotonic() - start
+        model = load(str(place / WEIGHTS))
+        size = model.input_size[0]
+        images = context.dataset("sample", "test", size, context.count(IMAGES))
+        fit = context.dataset("sample", "train", size, FIT)
+        comparison, autoattack = _judge(context, model, images, fit, effort)
+        found[seed] = JudgedTraining(model, images, comparison, autoattack, seconds)
+    return found
 
 
 def _judge(
-    model: Model, images: ImageDataset, effort: AasTrainingEffort, seed: int
+    context: StudyContext, model: Model, images: ImageDataset, fit: ImageDataset, effort: AasTrainingEffort
 ) -> tuple[Comparison, Trial]:
     """PGD, and PGD with AAS, against their control; then AutoAttack on what these leave."""
-    comparison = compare_scaling(
-        model, images, THREAT, settings=dict(effort.pgd.settings), method=ScalingMethod(), seed=seed
-    )
+    with progress(f"{effort.pgd.title} with AAS", total=len(images)) as advance:
+        comparison = compare_scaling(
+            model,
+            images,
+            THREAT,
+            settings=dict(effort.pgd.settings),
+            train=fit,
+            seed=context.seed,
+            memory=context.out / "batches",
+            progress=advance,
+        )
     before = worst_of(comparison.plain, comparison.scaled)
     alive = [i for i, correct in enumerate(before.correct) if correct]
+    attempt = replace(effort.autoattack, settings={**effort.autoattack.settings, "seed": context.seed})
     if not alive:
-        return comparison, replace(before, attack="autoattack", settings=dict(effort.autoattack.settings))
-    x, y = images.take(alive).tensors()
-    settings = {**effort.autoattack.settings, "seed": seed}
-    outcome = run("autoattack", model, x, y, THREAT, **settings)
-    return comparison, spread(trial_of(outcome, "autoattack", THREAT, settings), alive, before)
+        return comparison, replace(before, attack="autoattack", settings=dict(attempt.settings))
+    (left,) = judge(context, model, images.take(alive), [attempt], scenario="")
+    return comparison, spread(left, alive, before)
 
 
-def _record(
-    context: StudyContext, table: Table, judged: Mapping[str, JudgedTraining], claims: list[Claim]
-) -> Record:
-    """The record of all trainings; the last one is quoted, the others are controls."""
+def _record(context: StudyContext, table: Table, judged: Mapping[str, Seeds], claims: list[Claim]) -> Record:
+    """The record of all trainings; the last one with its first seed is quoted, the others are controls."""
     *_, last = judged
-    trials = [t for name, one in judged.items() for t in one.trials(name, control=name != last)]
-    record = context.record(judged[last].model, judged[last].images, trials=trials, claims=claims)
+    trials: list[Trial] = []
+    for name, seeds in judged.items():
+        for seed, one in seeds.items():
+            scenario = f"{name}, seed {seed}" if len(seeds) > 1 else name
+            quoted = name == last and one is next(iter(seeds.values()))
+            trials += one.trials(scenario, control=not quoted)
+    first = next(iter(judged[last].values()))
+    record = context.record(first.model, first.images, trials=trials, claims=claims)
     record.model["name"] = f"{context.model_name(MODEL)}, {last}"
-    record.tables = [table, *([claims_table(claims)] if claims else [])]
-    for name, one in judged.items():
-        scales = kept_scales(one.model)
-        if scales is not None:
-            record.notes.append(f"{name} ships with scales {', '.join(f'{s:.2g}' for s in scales.tolist())}.")
+    record.tables = [table, *([claims_table(claims)] if claims else []), *_by_seed(judged)]
+    for name, seeds in judged.items():
+        for seed, one in seeds.items():
+            scales = kept_scales(one.model)
+            if scales is not None:
+                text = ", ".join(f"{s:.2g}" for s in scales.tolist())
+                record.notes.append(f"{name}, seed {seed}, ships with scales {text}.")
     return record
+
+
+def _by_seed(judged: Mapping[str, Seeds]) -> list[Table]:
+    """Every seed's own accuracies, where there are several."""
+    rows: list[list[Any]] = [
+        [name, str(seed), *one.accuracies()] for name, seeds in judged.items() for seed, one in seeds.items()
+    ]
+    if len(rows) == len(judged):
+        return []
+    columns = ["training", "seed", "clean %", "PGD %", "and AAS %", "AutoAttack %"]
+    return [Table("Seed by seed", columns, rows)]

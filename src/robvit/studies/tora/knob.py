@@ -76,7 +76,8 @@ def composed(
         "TORA": tora,
         "TORA, tokens": tora.replace(tokens=tokens),
     }
-    pgd, aas = (Attempt(name, STRONG[0], {"steps": steps}) for name in ("pgd", "aas"))
+    pgd = Attempt("pgd", STRONG[0], {"steps": steps})
+    aas = Attempt("aas", STRONG[0], {"steps": steps, "fit": "batch"})
     trials, rows = list[Trial](), list[list[object]]()
     for scenario, model in models.items():
         judged = at.judge(model, scenario, (CLEAN, pgd, aas))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,36 +11,58 @@ from robvit.data import ImageDataset
 from robvit.record import Curve, Finding, Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext
-from robvit.studies.judging import Attempt, judge, point, with_interval
+from robvit.studies.judging import Attempt, judge, over_seeds_cell, point
 from robvit.studies.published import Cell, PublishedTable, read_published
 from robvit.studies.xcit.variants import RecipeEffort, Variant, train_variant
-from robvit.verdict import Claim, claim_of
+from robvit.verdict import Claim, claim_over_seeds
 
 PUBLISHED = read_published("xcit")
 PAPER = PUBLISHED.paper
 
 
 @dataclass(frozen=True)
-class JudgedVariant:
-    """A variant, trained (`training` is the record of it) and judged.
+class Run:
+    """A variant trained with one seed (`training` is the record of it) and judged.
 
     Its trials are no attack, one step, and the strongest; `standard` is no attack on its twin that was
     trained without attacks.
     """
 
-    variant: Variant
     model: Model
     training: Record
     trials: list[Trial]
     standard: Trial | None = None
+
+
+@dataclass(frozen=True)
+class JudgedVariant:
+    """A variant, trained with every seed and judged; the first seed's network is the one that is shown."""
+
+    variant: Variant
+    runs: list[Run]
 
     @property
     def label(self) -> str:
         return self.variant.label
 
     @property
-    def robust(self) -> Trial:
-        return self.trials[-1]
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def robust(self) -> list[list[bool]]:
+        """Under the strongest attack, a row a seed."""
+        return [run.trials[-1].correct for run in self.runs]
+
+    def cells(self) -> list[str]:
+        """Every trial's accuracy over all seeds, with its interval."""
+        columns = zip(*(run.trials for run in self.runs), strict=True)
+        return [over_seeds_cell([trial.correct for trial in column]) for column in columns]
+
+    def standard_cell(self) -> str | None:
+        """The same for the twins that were trained without attacks, if there are any."""
+        found = [run.standard.correct for run in self.runs if run.standard is not None]
+        return over_seeds_cell(found) if found else None
 
 
 class Contrast(NamedTuple):
@@ -70,15 +92,17 @@ class JudgedVariants:
     def record(self, table: Table, contrasts: Sequence[Contrast] = (), *, quoted: str = "") -> Record:
         """The record of the table; the page's headline is the row `quoted`, the others are controls."""
         chosen = next((row for row in self.rows if row.label == quoted), self.rows[-1])
-        trials = [replace(trial, control=row is not chosen) for row in self.rows for trial in row.trials]
-        trials += [replace(row.standard, control=True) for row in self.rows if row.standard]
+        runs = [run for row in self.rows for run in row.runs]
+        trials = [replace(t, control=run is not chosen.first) for run in runs for t in run.trials]
+        trials += [replace(run.standard, control=True) for run in runs if run.standard]
         claims = claims_of(self.rows, contrasts)
-        record = self.context.record(chosen.model, self.images, trials=trials, claims=claims)
-        record.model["name"] = f"{chosen.training.model['name']}, {chosen.label}"
+        record = self.context.record(chosen.first.model, self.images, trials=trials, claims=claims)
+        record.model["name"] = f"{chosen.first.training.model['name']}, {chosen.label}"
         pairs = [claims_table(claims, "Claims on robust accuracy, pair by pair")] if claims else []
         record.tables = [table, *pairs, _commands(self.rows)]
         for row in self.rows:
-            doubts = [finding.evidence for finding in row.training.findings if finding.status == "red"]
+            found = [finding for run in row.runs for finding in run.training.findings]
+            doubts = dict.fromkeys(finding.evidence for finding in found if finding.status == "red")
             record.findings += [Finding(row.label, "amber", doubt) for doubt in doubts]
         chance = 100 / len(self.images.classes)
         record.notes.append(f"Chance is {chance:.3g} %: a network that learned nothing withstands as much.")
@@ -96,43 +120,44 @@ def judge_variants(
     with_standard: bool = False,
 ) -> JudgedVariants:
     """Every variant trained, and judged on the same images, which none of them has seen."""
-    rows = []
+    variants = effort.chosen(variants)
     images = effort.judged(context, variants[0])  # refused now rather than after days of training
+    seeds = tuple(effort.seeds) or (context.seed,)
+    rows = []
     for variant in variants:
-        model, training = train_variant(context, effort, variant)
-        images = images.resized(model.input_size[0], context.resize)
-        attempts = effort.attempts(training.model["recipe"]["inner"], strongest)
-        trials = judge(context, model, images, attempts, scenario=variant.label)
-        standard = None
-        if with_standard:
-            twin = variant.standard()
-            other, _ = train_variant(context, effort, twin)
-            (standard,) = judge(context, other, images, attempts[:1], scenario=twin.label)
-        rows.append(JudgedVariant(variant, model, training, trials, standard))
+        runs = []
+        for seed in seeds:
+            at, mark = replace(context, seed=seed), f", seed {seed}" if len(seeds) > 1 else ""
+            model, training = train_variant(at, effort, variant)
+            images = images.resized(model.input_size[0], context.resize)
+            attempts = effort.attempts(training.model["recipe"]["inner"], strongest)
+            trials = judge(context, model, images, attempts, scenario=f"{variant.label}{mark}")
+            standard = None
+            if with_standard and effort.twins:
+                twin = variant.standard()
+                other, _ = train_variant(at, effort, twin)
+                (standard,) = judge(context, other, images, attempts[:1], scenario=f"{twin.label}{mark}")
+            runs.append(Run(model, training, trials, standard))
+        rows.append(JudgedVariant(variant, runs))
     return JudgedVariants(context, effort, rows, images, attempts)
-
-
-def cell(trial: Trial | None) -> str | None:
-    """A share in per cent with its 95 % interval."""
-    return None if trial is None else with_interval(trial.correct)
 
 
 def accuracy_table(judged: JudgedVariants, published: PublishedTable, title: str) -> Table:
     """Accuracy of every row, clean and attacked, beside the paper's."""
     columns = ["", *judged.columns, "paper: clean %", "AutoAttack %"]
-    cells = [[row.label, *map(cell, row.trials), *published.row(row.label)] for row in judged.rows]
+    cells = [[row.label, *row.cells(), *published.row(row.label)] for row in judged.rows]
     return Table(title, columns, cells)
 
 
 def ablation_table(judged: JudgedVariants, published: PublishedTable, title: str, note: str = "") -> Table:
     """Ours beside the paper's, with standard training where it was done."""
-    has_standard = any(row.standard for row in judged.rows)
+    has_standard = any(row.first.standard for row in judged.rows)
     columns = ["", *(["standard: clean %"] if has_standard else []), *judged.columns]
     columns += [*(["paper: standard, clean %"] if has_standard else []), "paper: clean %", "APGD-CE %"]
     cells: list[list[Any]] = []
     for row in judged.rows:
         standard, *others = published.row(row.label)
-        ours = [*([cell(row.standard)] if has_standard else []), *map(cell, row.trials)]
+        ours = [*([row.standard_cell()] if has_standard else []), *row.cells()]
         cells.append([row.label, *ours, *([standard] if has_standard else []), *others])
     return Table(title, columns, cells, note)
 
@@ -144,33 +169,35 @@ def contrast(text: str, better: str, worse: str, published: PublishedTable) -> C
 
 def claims_of(rows: Sequence[JudgedVariant], contrasts: Sequence[Contrast]) -> list[Claim]:
     """Each claim whose both rows were run, on the same images, pair by pair."""
-    correct = {row.label: row.robust.correct for row in rows}
+    correct = {row.label: row.robust for row in rows}
     return [
-        claim_of(one.text, correct[one.better], correct[one.worse], one.paper)
+        claim_over_seeds(one.text, correct[one.better], correct[one.worse], one.paper)
         for one in contrasts
         if {one.better, one.worse} <= correct.keys()
     ]
 
 
-def accuracy_curve(title: str, axis: str, places: Sequence[float], judged: JudgedVariants) -> Curve:
-    """Clean and robust accuracy over what is varied, with intervals."""
+def accuracy_curve(title: str, axis: str, places: Mapping[str, float], judged: JudgedVariants) -> Curve:
+    """Clean and robust accuracy of the first seed over what is varied, by row, with intervals."""
     clean, *_, strongest = judged.attempts
     lines: dict[str, list[list[float]]] = {clean.title: [], strongest.title: []}
-    for at, row in zip(places, judged.rows, strict=True):
-        lines[clean.title].append(point(at, row.trials[0].correct))
-        lines[strongest.title].append(point(at, row.robust.correct))
+    for row in judged.rows:
+        lines[clean.title].append(point(places[row.label], row.first.trials[0].correct))
+        lines[strongest.title].append(point(places[row.label], row.robust[0]))
     return Curve(title, axis, "accuracy, %", lines)
 
 
 def _small_note(chosen: JudgedVariant, spec: str) -> str:
-    learned, size = chosen.training.data["learned from"], chosen.model.input_size[0]
-    epochs = chosen.training.model["recipe"]["epochs"]
+    training, size = chosen.first.training, chosen.first.model.input_size[0]
+    learned, epochs = training.data["learned from"], training.model["recipe"]["epochs"]
+    seeds = f"{len(chosen.runs)} seeds" if len(chosen.runs) > 1 else "one seed"
     more = " and --data cifar10" if spec == "sample" else ""
     return (
         f"A small run, not the paper's: {learned} images of {spec} at {size} pixels, {epochs:g} "
-        "epochs, one seed, small networks in place of the paper's. Its figures are not to be "
+        f"epochs, {seeds}, small networks in place of the paper's. Its figures are not to be "
         "compared with the paper's, only directions, where an interval tells them. "
-        f"More with --set learn=5000, --set epochs=20, --images 1000{more}."
+        "More with --set network=small, --set learn=50000, --set epochs=15, --set 'seeds=[0,1,2]', "
+        f"--images 1000{more}."
     )
 
 
@@ -178,6 +205,6 @@ def _commands(rows: Sequence[JudgedVariant]) -> Table:
     note = "Capitals are your folders and files. --set scale=paper trains every row so and judges it."
     commands = [[row.label, row.variant.command()] for row in rows]
     commands += [
-        [row.variant.standard().label, row.variant.standard().command()] for row in rows if row.standard
+        [row.variant.standard().label, row.variant.standard().command()] for row in rows if row.first.standard
     ]
     return Table("The same at the paper's scale", ["row", "command"], commands, note)

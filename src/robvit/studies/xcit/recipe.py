@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,6 @@ from robvit.studies.xcit.common import (
     ablation_table,
     accuracy_curve,
     accuracy_table,
-    cell,
     contrast,
     judge_variants,
 )
@@ -48,6 +47,7 @@ def changes(policy: str, weight_decay: float, eps_warmup: float) -> dict[str, An
     """What the thesis varies in a recipe, in full."""
     on = POLICIES[policy]
     augment = {f"augment.{name}": strength if name in on else 0 for name, strength in STRENGTH.items()}
+    augment |= {"augment.policy": "deit"} if "randaugment" in on else {}
     return {"eps_warmup": eps_warmup, "weight_decay": weight_decay, **augment}
 
 
@@ -62,7 +62,7 @@ def architectures(context: StudyContext, effort: RecipeEffort) -> Record:
     published = PUBLISHED["table1"]
     deit, cait, xcit = published.rows
     variants = [
-        Variant(name, model, changes=changes(ALL, 0.05, 0), stand_in=STAND_INS[model])
+        Variant(name, model, changes={**changes(ALL, 0.05, 0), "repeats": 3}, stand_in=STAND_INS[model])
         for name, model in zip(published.rows, (DEIT, CAIT, XCIT), strict=True)
     ]
     return _ablation(
@@ -75,7 +75,7 @@ def architectures(context: StudyContext, effort: RecipeEffort) -> Record:
             contrast("class attention helps: CaiT over DeiT", cait, deit, published),
             contrast("cross-covariance attention helps: XCiT over CaiT", xcit, cait, published),
         ],
-        note="The thesis repeats augmentations here, three epochs' worth in each; this loop does not.",
+        note="The thesis repeats augmentations here, three epochs' worth in each; a small run does not.",
     )
 
 
@@ -100,7 +100,7 @@ def warmups(
         [contrast("20 epochs of warm-up over none", "20 epochs", "0 epochs", published)],
         note="Epochs are those of the thesis's 100.",
         quoted="20 epochs",
-        over=("epochs of warm-up", periods),
+        over=("epochs of warm-up", {f"{n} epochs": float(n) for n in periods}),
         with_standard=False,
     )
 
@@ -132,7 +132,7 @@ def weight_decays(
         "Table 4: weight decay",
         [contrast("a weight decay of 0.5 over 0.05", "0.5", "0.05", published)],
         quoted="0.5",
-        over=("weight decay", values),
+        over=("weight decay", {f"{value:g}": value for value in values}),
     )
 
 
@@ -175,7 +175,7 @@ def sizes(context: StudyContext, effort: RecipeEffort) -> Record:
         for name, stand_in in stand_ins.items()
     ]
     judged = judge_variants(context, effort, variants, strongest="autoattack")
-    ours = {row.label: [*_cost(row.model), *map(cell, row.trials)] for row in judged.rows}
+    ours = {row.label: [*cost(row.first.model), *row.cells()] for row in judged.rows}
     theirs = ["paper: width", "M weights", "GFLOPs", "clean %", "AutoAttack %"]
     columns = ["", "width", "M weights", "MFLOPs", *judged.columns, *theirs]
     cells = [[name, *ours.get(name, [None] * 6), *row] for name, row in published.rows.items()]
@@ -198,10 +198,10 @@ def _ablation(
     *,
     note: str = "",
     quoted: str = "",
-    over: tuple[str, Sequence[float]] | None = None,
+    over: tuple[str, Mapping[str, float]] | None = None,
     with_standard: bool = True,
 ) -> Record:
-    """A table whose rows differ in one choice; `over` names an axis and the places of the rows on it."""
+    """A table whose rows differ in one choice; `over` names an axis and each row's place on it."""
     judged = judge_variants(context, effort, variants, with_standard=with_standard)
     record = judged.record(ablation_table(judged, published, title, note), contrasts, quoted=quoted)
     if over is not None:
@@ -209,7 +209,7 @@ def _ablation(
     return record
 
 
-def _cost(model: Model) -> tuple[int, float, float]:
+def cost(model: Model) -> tuple[int, float, float]:
     """Width, millions of weights, and millions of operations an image."""
     with FlopCounterMode(display=False) as counted:
         model(torch.zeros(1, 3, *model.input_size))

