@@ -21,9 +21,9 @@ from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import sheet
 from robvit.errors import InputError
-from robvit.evaluation.attack import Attacked, passes_an_image, settled
+from robvit.evaluation.attack import passes_an_image, settled
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, fitted, model_facts, open_classifier
+from robvit.evaluation.classifiers import Judged, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.files import spreadsheet_cell, written_whole
@@ -40,7 +40,7 @@ USUAL = {"linf": LINF, "l2": (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0), "
 
 
 def curve(
-    model: Attacked,
+    model: Judged,
     data: Data,
     *,
     norm: str = "linf",
@@ -78,11 +78,13 @@ def curve(
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
     """
-    budgets, attacks = _budgets(norm, eps), attacks or (USUAL_ATTACK.get(norm, "pgd_min"),)
-    given = {
-        name: _settings(name, norm, budgets[-1], (settings or {}).get(name, {}), seed) for name in attacks
-    }
-    judged = model if isinstance(model, Classifier) else open_classifier(model)
+    budgets, names = _budgets(norm, eps), attacks or (USUAL_ATTACK.get(norm, "pgd_min"),)
+    given = {name: _settings(name, norm, budgets[-1], (settings or {}).get(name, {}), seed) for name in names}
+    judged = open_classifier(model)
+    if judged.black_box:
+        raise InputError(
+            f"a curve needs gradients, {judged.name} is a black box; `robvit attack --attack square`"
+        )
     images = judged_images(data, Subset(), split=split, limit=limit)
     images = aligned(judged, images.resized(judged.size or images.size, resize))
     check_fit(judged, images)
@@ -111,7 +113,7 @@ def curve(
                 found.append(_falls(run_job(job, folder / "shards" / name, share)))
             record.machine = compute.machine()
         worst = min_of(found)
-        _fill(record, norm, budgets, attacks, worst)
+        _fill(record, norm, budgets, names, worst)
         if out is not None and processes().is_main_process:
             _write(record, worst, folder)
     return record
@@ -141,7 +143,8 @@ def _falls(done: Shards) -> Falls:
 
 def min_of(found: Sequence[Falls]) -> Falls:
     """The nearest fall of each image, and the cost of all."""
-    nearest = [min(found, key=lambda falls, i=i: falls.eps[i]) for i in range(len(found[0].eps))]
+    sizes = zip(*(falls.eps for falls in found), strict=True)
+    nearest = [found[eps.index(min(eps))] for eps in sizes]
     return Falls(
         found[0].clean,
         [falls.eps[i] for i, falls in enumerate(nearest)],
