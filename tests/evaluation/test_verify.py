@@ -89,6 +89,15 @@ def test_a_sound_record_carries_its_hashes_and_verifies(judged: Path) -> None:
     assert "not checked: what the model answers" in alone.output
 
 
+def test_a_patch_is_measured_by_the_pixels_that_changed(tmp_path: Path) -> None:
+    settings = {"steps": 2, "locations": 1}
+    square = robvit.Threat("patch", 5)
+    robvit.attack(MODEL, "sample", attack="patch", threat=square, settings=settings, limit=2, out=tmp_path)
+    done = robvit_("verify", tmp_path, MODEL)
+    assert done.exit_code == 0, done.output
+    assert "patch" in done.output
+
+
 def test_outcomes_that_contradict_predictions_are_not_even_loaded(copy: Path) -> None:
     forged(copy, lambda r: r["trials"][1].update(correct=[True] * 6))
     with pytest.raises(InputError, match="calls image"):

@@ -249,7 +249,8 @@ def _budget_flaw(trial: Trial, images: ImageDataset, parts: list[torch.Tensor], 
         x = torch.stack([images[start + i][0] for i in range(len(part))])
         if x.shape != part.shape:
             return f"kept images are {tuple(part.shape[1:])}, the originals {tuple(x.shape[1:])}"
-        delta = (part.double() / 255) - x.double()
+        # Divided in the originals' type: a pixel that nobody changed differs by nothing, which patches go by.
+        delta = (part.to(x.dtype) / 255).double() - x.double()
         slack = threat.tolerance(x)
         for place, size in enumerate(threat.size(delta).tolist()):
             claimed = trial.distance[alive[start + place]]
