@@ -113,7 +113,7 @@ def test_code_in_a_pickle_of_timms_is_not_run(hub: Path, tmp_path: Path) -> None
     [
         ({"architecture": "vit_tini"}, "vit_tini"),
         ({"architecture": "hf-hub:evil/net"}, "expected a model's name|hf-hub"),
-        ({"model_args": {"depth": 3000, "embed_dim": 4096}}, "do not fit"),
+        ({"model_args": {"depth": 40, "embed_dim": 3072}}, "do not fit"),
         ({"model_args": {"checkpoint_path": "x"}}, "no setting of a network"),
         ({"model_args": [1]}, "must be settings"),
     ],
