@@ -161,7 +161,6 @@ class Adapters(nn.Module, Shareable):
         self.register_buffer("trades", torch.tensor(shape.trades, dtype=torch.float64))
         self.register_buffer("place", self.trades.mean())
 
-    @property
     def shared_facts(self) -> dict[str, Any]:
         told = {"fingerprint": self.fingerprint, "classes": self.shape.classes, "names": self.names}
         kind = {"tuning": self.shape.tuning, "fusion": self.shape.fusion, "trades": list(self.shape.trades)}
@@ -178,6 +177,7 @@ class Adapters(nn.Module, Shareable):
 
         return load_adapters(path)
 
+    @property
     def classes(self) -> int:
         """K, the number of classes."""
         return self.shape.classes
