@@ -41,7 +41,8 @@ def made(kind: str, path: Path) -> None:
     elif kind == "pool":
         values = torch.zeros(1, 2, model.width)
         one = RobustTokens(values, model.fingerprint(), settings=ON.settings(), origin="seed")
-        TokenPool((one, one)).save(path)
+        two = RobustTokens(values.clone(), model.fingerprint(), settings=ON.settings(), origin="seed")
+        TokenPool((one, two)).save(path)
     elif kind == "lora":
         lora = changed_lora(model)
         lora.settings.update(ON.settings())
