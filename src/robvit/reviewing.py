@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from robvit.backbones import zoo
+from robvit.backbones.trained_on import fitting
 from robvit.diagnosis.doctor import doctor
 from robvit.evaluation.classifiers import Classifier, aligned, open_classifier
 from robvit.evaluation.evaluate import Judged, evaluate
@@ -27,7 +28,7 @@ def review(
     protocol: str | Path | Protocol = "linf-4-audited@1",
     out: str | Path,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     log: Log = silent,
@@ -42,7 +43,8 @@ def review(
     out: a folder for both records, report.html, review.md, junit.xml and review.sarif; an interrupted review
         goes on.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images.
     batch: images in one pass.
     log: takes a forecast of the cost in words, before the work starts.
@@ -65,7 +67,8 @@ def review(
         command=command,
     )
     images = judged_images(data, rules.subset, split=split, limit=min(EXAMINED, limit or EXAMINED))
-    images = aligned(classifier, images.resized(classifier.size or images.size, resize))
+    fit = fitting(classifier.net, resize)
+    images = aligned(classifier, images.resized(classifier.size or images.size, fit))
     threat = rules.threat.threat() if rules.threat else Threat("linf", 4 / 255)
     examined = doctor(
         classifier,

@@ -29,6 +29,7 @@ from robvit.cli import (
     export,
     heads,
     models,
+    push,
     report,
     reproduce,
     review,
@@ -72,6 +73,7 @@ for _command in (
     reproduce.reproduce,
     export.export,
     bake.bake,
+    push.push,
     serve.serve,
     playground.app,
 ):

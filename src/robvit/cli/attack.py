@@ -29,7 +29,7 @@ from robvit.cli.options import (
     Threads,
     Tokens,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import facts
 from robvit.settings import parse_settings
 
@@ -55,7 +55,7 @@ def attack(
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -96,6 +96,7 @@ def attack(
     source = None
     if surrogate:  # MODEL without its defence, or another model, which has classes of its own
         source = open_classifier(surrogate, img_size=img_size, **(own if surrogate == model else {}))
+    tell_device()
     with progress(f"{attack} on {surrogate or model}", total=1) as advance:
         record = attack_data(
             judged,

@@ -37,9 +37,11 @@ def check_model(name: str | None, arch: str | None = None, **files: Path | None)
             files_of = names.sources("torchvision", "models")
             if files_of and not names.mentioned(known.removeprefix(TORCHVISION), files_of):
                 raise InputError(f"torchvision has no network called {known.removeprefix(TORCHVISION)!r}")
-        elif not FUNCTION.fullmatch(known):
+        elif zoo.is_folder(known) or not FUNCTION.fullmatch(known):  # hf:NAME is no module
             zoo.check_name(known)
     for what, path in files.items():
+        if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
+            continue  # of the hub, or a folder of save_pretrained
         check_file(path, what)
 
 

@@ -27,7 +27,7 @@ from robvit.cli.options import (
     Threads,
     Tokens,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import check_name
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def doctor(
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -86,6 +86,7 @@ def doctor(
     check_model(surrogate)
     check_data(data)
     check_out(out)
+    from robvit.backbones.trained_on import fitting
     from robvit.data import open_data
     from robvit.diagnosis.doctor import doctor as examine
     from robvit.evaluation.classifiers import open_classifier
@@ -98,9 +99,10 @@ def doctor(
         model, arch=arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters
     )
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
-    images = open_data(data, split=split, size=judged.size, resize=resize, limit=limit)
+    images = open_data(data, split=split, size=judged.size, resize=fitting(judged.net, resize), limit=limit)
     for classifier in filter(None, (judged, other)):
         classifier.net.to(processes().device)
+    tell_device()
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
             judged,

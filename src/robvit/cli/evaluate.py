@@ -37,8 +37,8 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="An alias or timm name, a checkpoint's path, torchvision:NAME, or module:function, which is "
-            "imported and called.",
+            help="An alias or timm name, a checkpoint's or folder's path, hf:OWNER/NAME, torchvision:NAME, "
+            "or module:function, which is imported and called.",
         ),
     ] = None,
     data: DataSpec = "sample",
@@ -64,7 +64,7 @@ def evaluate(
     ] = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,

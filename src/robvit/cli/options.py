@@ -45,13 +45,16 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="An alias or timm name (`robvit models`), a checkpoint's path, torchvision:NAME, or "
-        "module:function, which is imported and called.",
+        help="An alias or timm name (`robvit models`), a checkpoint's or folder's path, hf:OWNER/NAME, "
+        "torchvision:NAME, or module:function, which is imported and called.",
     ),
 ]
 OwnModel = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="An alias or timm name (`robvit models`), or a checkpoint's path."),
+    typer.Argument(
+        metavar="MODEL",
+        help="An alias or timm name (`robvit models`), a checkpoint's or folder's path, or hf:OWNER/NAME.",
+    ),
 ]
 DataSpec = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset (`robvit data list`) or a folder of images.")
@@ -70,11 +73,12 @@ Architecture = Annotated[
     typer.Option("--arch", help="The network in a checkpoint that does not name it, such as xcit-s12."),
 ]
 Resize = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--resize",
         **choice("squash", "crop"),
-        help="How images become square: squash them whole, or crop the middle as for ImageNet.",
+        help="How images become square: squash them whole, or crop the middle as for ImageNet; if left out "
+        "as for what the model carries, else squash.",
     ),
 ]
 Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit train head`.")]

@@ -41,7 +41,7 @@ def review(
     head: Head = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,

@@ -2,6 +2,7 @@
 
     robvit-mini, dinov2-small, vit_tiny_patch16_224    a name that `robvit.load` knows, or a checkpoint
     torchvision:resnet18                               torchvision's network with its default weights
+    hf:facebook/dinov2-small, local-dir:PATH           a folder of transformers' or timm's, on the hub or here
     package.module:function                            a function of yours; it is imported and called
 
 The last runs the code of that module, so name only modules you trust.
@@ -20,7 +21,7 @@ from torch import nn
 from robvit import plugins
 from robvit.attacks.core import modules_of
 from robvit.backbones import validate as checked
-from robvit.backbones import weights
+from robvit.backbones import weights, zoo
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import DataError, InputError, Unsupported, WeightsUnavailable
@@ -119,7 +120,7 @@ def open_classifier(
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
         _refuse(given, text)
         return _torchvision(text, arch, img_size)
-    if plugins.is_spec(text):
+    if plugins.is_spec(text) and not zoo.is_folder(text):  # hf:NAME is no module
         _refuse(given, text)
         return _foreign(_called_for(text), text, img_size)
     ours = _ours(load(text, arch=arch, img_size=img_size, **own))
@@ -171,17 +172,16 @@ def check_fit(classifier: Classifier, images: ImageDataset, *, masks: bool = Fal
 
 
 def aligned(classifier: Classifier, images: ImageDataset) -> ImageDataset:
-    """The images with their labels in the order of the head's classes, where both have names.
+    """The images with their labels in the order of the model's classes, where both have names.
 
-    Images of classes that the head does not know are refused: a number alone would mean another class.
+    Images of classes that the model does not know are refused: a number alone would mean another class.
     """
-    head = getattr(classifier.net, "head", None)
-    known: list[str] = list(getattr(head, "names", None) or [])
+    known = classifier.net.class_names if isinstance(classifier.net, Model) else []
     if not known or images.kind != "labels" or not images.classes or known == images.classes:
         return images
     if missing := sorted({images.classes[label] for label in images.labels} - set(known)):
         raise InputError(
-            f"the head of {classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
+            f"{classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
             f"the images have {missing[0]!r}; choose other images, or train a head on these"
         )
     return images.relabelled([known.index(name) if name in known else 0 for name in images.classes], known)
