@@ -167,7 +167,7 @@ table.docutils { font-size: 0.9em; }
 table.docutils td:first-child code { white-space: nowrap; }
 table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
 /* Commands wrap, so that a phone shows all of them; a wrapped line hangs. */
-.highlight-bash pre, .highlight-default pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.highlight-bash pre, .highlight-none pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 .highlight { position: relative; }
 .highlight .copy {
   position: absolute; top: 0.35rem; right: 0.35rem;
@@ -176,7 +176,7 @@ table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
   border: 1px solid var(--color-background-border); border-radius: 4px; opacity: 0.75;
 }
 .highlight .copy:hover, .highlight .copy:focus-visible { opacity: 1; }
-.highlight-bash pre, .highlight-default pre, .highlight-python pre { padding-right: 4rem; }
+.highlight-bash pre, .highlight-none pre, .highlight-python pre { padding-right: 4rem; }
 article img { border-radius: 6px; }
 """
 
