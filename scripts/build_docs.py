@@ -49,6 +49,7 @@ NAVIGATION = {
         "doctor": "The doctor",
         "explain": "Explanations",
         "deployment": "Deployment",
+        "huggingface": "Hugging Face",
         "app": "The playground",
         "robust-runs": "Interruptions and untrusted files",
     },

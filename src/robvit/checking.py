@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.certification.dropping import TokenDropping
 from robvit.data import ImageDataset
 from robvit.defenses.low_rank import linear_layers
@@ -49,7 +50,7 @@ def check(
     *,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     log: Log = silent,
@@ -62,7 +63,8 @@ def check(
     data: labelled images, or what `open_data` opens.
     out: a folder for shards and record.json; without it nothing is left behind.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images; 64 if left out.
     batch: images in one pass.
     log: takes a forecast of the cost in words.
@@ -84,7 +86,7 @@ def check(
         command=command,
     )
     images = judged_images(data, Subset(count=TIMED), split=split, limit=limit)
-    images = images.resized(classifier.size or images.size, resize)
+    images = images.resized(classifier.size or images.size, fitting(classifier.net, resize))
     record.metrics["seconds an image"] = seconds_an_image(classifier, images)
     record.tables.append(defences_table(classifier))
     if out is not None:

@@ -10,6 +10,7 @@
     |- DataError           a data set that is empty, broken or of another layout
     |  |- ImageError       an image that cannot be decoded right (robvit.decoding)
     |  |- NoSplits         a folder without splits, of which one was asked for (robvit.data.folders)
+    |- CannotShare         a folder that the model hub did not take or give
     |- CannotWrite         a full disk, or a place that may not be written
     |- Busy                another run is at work in the same folder
     |- Diverged            a training whose loss or gradient is no number any more
@@ -60,6 +61,10 @@ class WeightsUnavailable(RobvitError):
 
 class CannotFetch(RobvitError):
     """A file from elsewhere that did not come, or is another one than expected."""
+
+
+class CannotShare(RobvitError):
+    """A folder that the model hub did not take or give."""
 
 
 class DataError(RobvitError):

@@ -83,6 +83,37 @@ def written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
         ) from error
 
 
+@contextmanager
+def folder_written_whole(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
+    """Yield an empty folder near `path`; with what is written into it it takes that place if nothing fails.
+
+    A folder that was there goes; its files are readable as `mode` says.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        room = Path(
+            tempfile.mkdtemp(prefix=f".{path.name}.{_OURS}{os.getpid()}-", suffix=".part", dir=path.parent)
+        )
+        aside = room / path.name
+        aside.mkdir()
+        try:
+            yield aside
+            for file in aside.iterdir():
+                with file.open("rb") as done:
+                    os.fsync(done.fileno())
+                file.chmod(mode & _allowed(room))
+            if _is_there(path):
+                path.replace(room / "before")
+            aside.replace(path)
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+    except OSError as error:
+        raise CannotWrite(
+            f"{path} could not be written ({error}); choose another place; run again"
+        ) from error
+
+
 def _allowed(room: Path) -> int:
     """The permissions that the user's umask leaves; it can be asked for only by making a file."""
     probe = room / "umask"

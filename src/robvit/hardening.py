@@ -92,7 +92,7 @@ def robustify(
     loss: Literal["features", "task", "trades"] | None = None,
     minutes: float | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     img_size: int | None = None,
     arch: str | None = None,

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit import plugins
 from robvit.attention import KEPT, attention_layers, keep_scales
-from robvit.backbones import download, weights, zoo
+from robvit.backbones import download, folders, weights, zoo
 from robvit.backbones import validate as checked
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
+from robvit.backbones.normalising import Normalise, statistics
+from robvit.backbones.trained_on import agreed_size
 from robvit.defenses.lora import LoRA
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, load_adapters
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError, Unsupported
+from robvit.sharing import Shareable, shared_kind
 
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Size = int | tuple[int, int]
 
 # timm builds DINOv2 for 518x518; its users and the papers take 224, at a tenth of the cost.
@@ -44,7 +44,7 @@ def load(
     patch_size: int | None = None,
     num_classes: int | None = None,
     drop_path: float = 0.0,
-    normalise: Literal["model", "imagenet", "none"] | Statistics = "model",
+    normalise: Normalise = "model",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     pos_embed: Literal["timm", "hub"] = "timm",
@@ -52,19 +52,21 @@ def load(
 ) -> Model:
     """A model on pixels, ready to judge or attack: (B 3 H W) in [0,1] to logits (B K).
 
-    Tokens, head, adapters and LoRA are objects or files, and are refused if they belong to other weights.
+    Tokens, head, adapters and LoRA are objects, files, folders of `save_pretrained` or hf:OWNER/NAME, and are
+    refused if they belong to other weights.
 
-    name: an alias (`robvit models`), any timm name, the path of a checkpoint, "module:function", which is
-        imported and called, or a network of your own, which is taken as it is; NAME@COMMIT takes the weights
-        of that commit of the hub's repository
+    name: an alias (`robvit models`), any timm name, the path of a checkpoint, hf:OWNER/NAME on the hub, a
+        folder of transformers' or timm's, "module:function", which is imported and called, or a network of
+        your own, which is taken as it is; NAME@COMMIT takes the weights of that commit of the hub's
+        repository
     pretrained: whether to load weights, or start from random ones
     tokens: robustness tokens, or a pool, of which every call draws a set: attack that with `eot`
     head: a head on frozen features
     adapters: TORA's, which bring heads of their own
     lora: factors that are merged into the weights; heads of the original still fit, tokens and adapters
         must have been trained on the result
-    img_size, patch_size: another size; positions and patch embeddings are resampled, the stem of an XCiT
-        strides less
+    img_size, patch_size: another size, if left out that of what the model carries or its own; positions and
+        patch embeddings are resampled, the stem of an XCiT strides less
     num_classes: another number of classes, with a classifier that starts afresh
     drop_path: stochastic depth, for training
     normalise: the network's own statistics unless you know better; the published robust XCiT checkpoints,
@@ -78,11 +80,12 @@ def load(
         raise InputError("mean and std belong together; give both, or normalise=")
     if mean is not None and std is not None:
         normalise = (tuple(mean), tuple(std))
+    lora = _own_lora(name, lora) if pretrained and isinstance(name, str) else lora
+    parts = _Parts.opened(tokens=tokens, head=head, lora=lora, adapters=adapters)
     if isinstance(name, nn.Module):
-        model = wrap(name, normalise, img_size)
-        return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
+        return parts.on(wrap(name, normalise, img_size))
     code = arch if arch and plugins.is_spec(arch) else name
-    if plugins.is_spec(code) and not code.startswith(zoo.TORCHVISION):
+    if plugins.is_spec(code) and not code.startswith(zoo.TORCHVISION) and not zoo.is_folder(code):
         fresh = {"num_classes": num_classes, "patch_size": patch_size, "drop_path": drop_path or None}
         for option, value in fresh.items():
             if value is not None:
@@ -90,9 +93,15 @@ def load(
         model = brought(plugins.made(code), name, normalise, img_size)
         if code != name:  # a checkpoint of that network
             _fill_brought(model, name)
-        return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
+        return parts.on(model)
+    img_size = parts.size() if img_size is None else img_size
+    if zoo.is_folder(name):
+        alone = {"patch_size": patch_size, "num_classes": num_classes, "drop_path": drop_path or None}
+        folders.refuse(name, pretrained=pretrained or None, **alone)
+        return parts.on(
+            folders.open_folder(name, normalise=normalise, img_size=img_size, pos_embed=pos_embed)
+        )
     path = zoo.local_file(name)
-    lora = _own_lora(name, lora) if pretrained else lora
     tensors, origin = weights.state_dict(name) if pretrained else (None, None)
     named = arch or (origin.timm_name if path and origin else name)
     if not named:
@@ -117,25 +126,23 @@ def load(
         _fill(net, tensors, name, pos_embed, keep_head=num_classes is None)
     if path and normalise == "model":
         normalise = trained.get("normalise") or ("none" if known.raw else "model")
-    own = _statistics(net, normalise)
+    own = statistics(net, normalise)
     size = img_size or trained.get("img_size")
     size = (size, size) if isinstance(size, int) else size and tuple(size)
-    original = trained.get("original") or ""
     model = Model(
         net,
         name=name,
         mean=own[0],
         std=own[1],
         input_size=size,
-        original=original,
+        original=trained.get("original") or "",
         revision=origin.revision if origin else "",
-    ).eval()
-    return _with_parts(model, tokens=tokens, head=head, lora=lora, adapters=adapters)
+        names=trained.get("names") or () if num_classes is None else (),
+    )
+    return parts.on(model.eval())
 
 
-def brought(
-    made: Any, name: str, normalise: Literal["model", "imagenet", "none"] | Statistics, img_size: Size | None
-) -> Model:
+def brought(made: Any, name: str, normalise: Normalise, img_size: Size | None) -> Model:
     """What a function of somebody's returned as a model of that name: a model of robvit's, or a network."""
     if isinstance(made, Model):
         if img_size is not None and made.input_size[0] != img_size:
@@ -169,9 +176,7 @@ def says_normalisation(net: nn.Module) -> bool:
     return bool(getattr(net, "pretrained_cfg", None))
 
 
-def wrap(
-    net: nn.Module, normalise: Literal["model", "imagenet", "none"] | Statistics, img_size: Size | None
-) -> Model:
+def wrap(net: nn.Module, normalise: Normalise, img_size: Size | None) -> Model:
     """A network of anybody's as a model on pixels; if it is not timm's, its normalisation must be told."""
     if isinstance(net, Model):
         raise InputError(f"{net.name} is a model of robvit's already; use it as it is, or model.replace(...)")
@@ -180,36 +185,68 @@ def wrap(
             f"nothing tells how {type(net).__name__} wants its pixels normalised; give mean= and std=, "
             'or normalise="none" if it does so itself'
         )
-    mean, std = _statistics(net, normalise)
+    mean, std = statistics(net, normalise)
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     return Model(net, mean=mean, std=std, input_size=size).eval()
 
 
-def _with_parts(
-    model: Model,
-    *,
-    tokens: RobustTokens | TokenPool | str | Path | None,
-    head: FeatureHead | str | Path | None,
-    lora: LoRA | str | Path | None,
-    adapters: Adapters | str | Path | None,
-) -> Model:
-    """The model with what it is to carry, each checked against its weights."""
-    if lora is not None:
-        model = (lora if isinstance(lora, LoRA) else LoRA.load(lora)).merge(model)
-    if head is not None:
-        head = head if isinstance(head, FeatureHead) else load_head(head)
-        head.check(model)
-        model = model.replace(head=head)
-    if tokens is not None:
-        tokens = load_tokens(tokens) if isinstance(tokens, str | Path) else tokens
-        tokens.check(model)
-        model = model.replace(tokens=tokens)
-    if adapters is not None:
-        if head is not None:
-            raise InputError("adapters bring heads of their own; give adapters or a head, not both")
-        held = adapters if isinstance(adapters, Adapters) else load_adapters(adapters)
-        model = adapted(model, held)
-    return model
+@dataclass(frozen=True)
+class _Parts:
+    """What a model is to carry."""
+
+    lora: LoRA | None
+    head: FeatureHead | None
+    tokens: RobustTokens | TokenPool | None
+    adapters: Adapters | None
+
+    @classmethod
+    def opened(
+        cls,
+        *,
+        tokens: RobustTokens | TokenPool | str | Path | None,
+        head: FeatureHead | str | Path | None,
+        lora: LoRA | str | Path | None,
+        adapters: Adapters | str | Path | None,
+    ) -> _Parts:
+        """The parts as objects, read where they are files."""
+        return cls(
+            _opened(lora, LoRA, LoRA.load),
+            _opened(head, FeatureHead, load_head),
+            _opened(tokens, RobustTokens, load_tokens),
+            _opened(adapters, Adapters, load_adapters),
+        )
+
+    def size(self) -> tuple[int, int] | None:
+        """The image size that they were trained on."""
+        return agreed_size(vars(self))
+
+    def on(self, model: Model) -> Model:
+        """The model with them, each checked against its weights."""
+        if self.lora is not None:
+            model = self.lora.merge(model)
+        if self.head is not None:
+            self.head.check(model)
+            model = model.replace(head=self.head)
+        if self.tokens is not None:
+            self.tokens.check(model)
+            model = model.replace(tokens=self.tokens)
+        if self.adapters is not None:
+            if self.head is not None:
+                raise InputError("adapters bring heads of their own; give adapters or a head, not both")
+            model = adapted(model, self.adapters)
+        return model
+
+
+def _opened(part: Any, kind: type[Shareable], read: Callable[[str | Path], Any]) -> Any:
+    """A part as it is, or from its file, or from a folder of `save_pretrained` here or on the hub."""
+    if not isinstance(part, str | Path):
+        return part
+    start = next((one for one in zoo.HUB if str(part).startswith(one)), "")
+    if not start and not Path(part).is_dir():
+        return read(part)
+    place = str(part).removeprefix(start)
+    pool = not start and shared_kind(Path(part)) == TokenPool.shared_as
+    return (TokenPool if pool else kind).from_pretrained(place)
 
 
 def _own_lora(name: str, lora: LoRA | str | Path | None) -> LoRA | str | Path | None:
@@ -277,23 +314,8 @@ def _fill(
     if own:  # trained with scales that are a part of it
         keep_scales(net, [1.0] * len(attention_layers(net)))
         tensors = {k: v for k, v in tensors.items() if k not in own}
-    adapt: Any = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
-    if adapt is not None:
-        tensors = adapt(dict(tensors), net)
+    tensors = checked.as_timm_fits(net, tensors)
     if not keep_head:  # another number of classes: the new head starts afresh
         fresh = {k: v for k, v in net.state_dict().items() if k.startswith("head")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head")} | fresh
     checked.load_strict(net, {**tensors, **own}, name)
-
-
-def _statistics(net: nn.Module, normalise: str | Statistics) -> Statistics:
-    if not isinstance(normalise, str):
-        return normalise
-    if normalise == "none":
-        return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if normalise == "imagenet":
-        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    if normalise == "model":
-        config = resolve_model_data_config(net)
-        return tuple(config["mean"]), tuple(config["std"])
-    raise InputError(f'normalise must be "model", "imagenet", "none" or (mean, std), got {normalise!r}')

@@ -28,6 +28,14 @@ def on_cpu() -> bool:
     return wanted == "cpu" or not there
 
 
+def device_name(device: torch.device | None = None) -> str:
+    """Where work is done, for people: this process's device, or the one that is given."""
+    where = device or processes().device
+    if where.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    return f"{where} ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else str(where)
+
+
 def mean_of_all(value: torch.Tensor) -> torch.Tensor:
     """The mean of a value over all processes; each of them must ask."""
     processes()  # before accelerate looks for GPUs itself

@@ -6,16 +6,19 @@ file uses the standard library only, so that records can be read where no torch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from robvit.audit import Audit
 from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
+from robvit.sharing import Shareable, without_places
+from robvit.sharing_card import card_of
 from robvit.statistics import share_of
 from robvit.verdict import Claim, Verdict
 from robvit.versions import library_versions
@@ -158,12 +161,14 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Record:
+class Record(Shareable):
     """What was judged, on what, how, and what came of it; `history` holds the course of a training.
 
     `protocol` holds all rules of an evaluation, `machine` the device and threads it was done with.
     """
 
+    shared_as: ClassVar[str] = "record"
+    ending: ClassVar[str] = ".json"
     kind: str
     model: dict[str, Any]
     data: dict[str, Any]
@@ -250,6 +255,21 @@ class Record:
             raise InputError("a DataFrame needs pandas: pip install pandas, or use rows()") from None
         frame = pandas.DataFrame([row._asdict() for row in self.rows()])
         return frame.assign(**{name: 100 * frame[name] for name in ("share", "low", "high")})
+
+    def shared_facts(self) -> dict[str, Any]:
+        told = {"kind": self.kind, "schema": self.schema, "created": self.created}
+        names = {"model": self.model.get("name", ""), "fingerprint": self.model.get("fingerprint", "")}
+        return without_places(told | names | {"data digest": self.data.get("digest", "")})
+
+    def card(self, records: Sequence[Record] = (), name: str = "") -> str:
+        return card_of(self.shared_as, self.shared_facts(), [self, *records], name)
+
+    def write_shared(self, path: Path) -> None:
+        write_json(path, without_places(asdict(self)))
+
+    @classmethod
+    def read_shared(cls, path: Path) -> Record:
+        return cls.load(path)
 
     def save(self, path: str | Path) -> None:
         """Write the record as JSON, whole or not at all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -19,7 +20,8 @@ DEEPEST = 12  # a value inside values inside a record; readers of it may call th
 
 def check_kinds(part: Any, path: str | Path) -> None:
     """Refuse a field whose value is not of the kind that its annotation promises."""
-    for name, kind in get_type_hints(type(part)).items():
+    hints = get_type_hints(type(part))
+    for name, kind in ((field.name, hints[field.name]) for field in fields(part)):
         if not _conforms(value := getattr(part, name), kind):
             wanted = str(getattr(kind, "__name__", kind) if get_origin(kind) is None else kind)
             raise InputError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.diagnosis.doctor import doctor, weakness
 from robvit.diagnosis.grading import surely_more
@@ -37,7 +38,7 @@ def review(
     protocol: str | Path | Protocol | None = None,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     log: Log = silent,
@@ -53,7 +54,8 @@ def review(
     out: a folder for both records, report.html, review.md, junit.xml and review.sarif; an interrupted review
         goes on. Without it nothing is left behind. Only the records hold local paths.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images.
     batch: images in one pass.
     log: takes a forecast of the cost in words, before the work starts.
@@ -77,7 +79,8 @@ def review(
         command=command,
     )
     images = judged_images(data, rules.subset, split=split, limit=min(EXAMINED, limit or EXAMINED))
-    images = aligned(classifier, images.resized(classifier.size or images.size, resize))
+    fit = fitting(classifier.net, resize)
+    images = aligned(classifier, images.resized(classifier.size or images.size, fit))
     examined = _examined(
         classifier,
         images,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from PIL import Image
@@ -46,6 +47,7 @@ from helpers.docs_blocks import (
 )
 from robvit.attacks import ATTACKS, AttackWarning
 from robvit.backbones.families import FAMILIES
+from robvit.backbones.huggingface import write_transformers
 from robvit.cli import app
 from robvit.evaluation import protocol
 from robvit.studies import STUDIES
@@ -56,6 +58,7 @@ from robvit.training.recipe import make_recipe
 STANDS_FOR = {
     "dinov2-small": "robvit-mini",
     "vit-base": "robvit-mini",
+    "hf:facebook/dinov2-small": "./tiny-hf",
     "MODEL": "robvit-mini",
     "DATA": "sample",
     "cifar10": "sample",
@@ -122,6 +125,7 @@ SMALL = {
     "starts": "1",
 }
 SMALLER_PYTHON = {
+    "hf:facebook/dinov2-small": "./tiny-hf",
     "limit=64": "limit=2",
     "limit=16": "limit=4",
     '"steps": 100': '"steps": 1',
@@ -371,6 +375,9 @@ def _write_placeholders(folder: Path) -> None:
             Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     plain_vit.save_plain_vit(folder / "plain.safetensors")
+    (folder / "tiny-hf").mkdir()
+    small = timm.create_model("vit_small_patch14_dinov2", img_size=28, depth=1, embed_dim=48, num_heads=3)
+    write_transformers(robvit.Model(small), folder / "tiny-hf", {})
     levels = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
     levels["attacker_budget"] = {
         "sets": 2,

@@ -25,7 +25,8 @@ LONGER = {
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
 BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
-BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions"}
+BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
+BASE |= {"sharing_card"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {
@@ -42,7 +43,8 @@ MAY_IMPORT = {
     "hardening": BASE | {"backbones", "data", "defenses", "training"},
     "report": BASE | {"evaluation", "drawing"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
-    "serve": BASE | {"backbones", "data"},
+    "serve": BASE | {"backbones", "data", "__init__"},
+    "pushing": BASE | {"backbones", "defenses"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},

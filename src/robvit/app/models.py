@@ -98,8 +98,11 @@ def playground_models(tokens: Path | None = None, head: Path | None = None) -> d
     for fingerprint, name in fingerprints.items():
         model = models[name]
         if trained is not None and trained.fingerprint == fingerprint:
+            trained.check(model)
             model = model.replace(head=trained)
         own = robust if robust is not None and robust.fingerprint == fingerprint else None
+        if own is not None:
+            own.check(model)
         hardened = None if own is None else model.replace(tokens=own)
         found[name] = PlaygroundModel(name, model, hardened, _class_names(model))
     return found

@@ -7,7 +7,7 @@ twin on the same weights with other parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, cast
 
 import torch
@@ -15,10 +15,10 @@ from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from robvit.backbones.families import Extra, Family, Tokens, family_of
-from robvit.backbones.fingerprint import fingerprint
+from robvit.backbones.fingerprint import facts, fingerprint, identity
 from robvit.backbones.parts import Adapted, AnyTokens, TokenSource
+from robvit.backbones.trained_on import agreed_resize, resizes_of
 from robvit.errors import InputError, Unsupported
-from robvit.files import tensors_sha256
 
 _KEEP: Any = object()  # in place of a part that `replace` leaves as it is
 
@@ -51,6 +51,9 @@ class Model(nn.Module):
         salt: str = "",
         revision: str = "",
         learned_from: Set[str] = frozenset(),
+        names: Sequence[str] = (),
+        usual_resize: str = "",
+        resizes: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
@@ -61,6 +64,10 @@ class Model(nn.Module):
         self.family: Family = family_of(net)
         self.head = head
         self.adapters = adapters
+        self._names = tuple(names)  # of the classes of the network's own classifier
+        self.usual_resize = usual_resize  # how images become square where nothing that was trained says so
+        self._resizes = {**(resizes or {}), **resizes_of(head=head, tokens=tokens, adapters=adapters)}
+        self.resize = agreed_resize(self._resizes)
         self.register_buffer("mean", torch.as_tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.as_tensor(std).view(1, 3, 1, 1), persistent=False)
         source: Any = tokens
@@ -99,6 +106,8 @@ class Model(nn.Module):
         name: what the twin is called
         """
         salt, learned_from = "", frozenset[str]()
+        changed = {"tokens": tokens, "head": head, "adapters": adapters}
+        kept = {what: how for what, how in self._resizes.items() if changed.get(what, _KEEP) is _KEEP}
         if tokens is _KEEP:
             tokens, layers = (self.extra, self.layers) if self.pool is None else (self.pool, layers)
             salt, learned_from = self._salt, frozenset(self.learned_from)
@@ -116,6 +125,9 @@ class Model(nn.Module):
             salt=salt,
             revision=self.revision,
             learned_from=learned_from,
+            names=self._names,
+            usual_resize=self.usual_resize,
+            resizes=kept,
         )
         return twin.train(self.training)
 
@@ -195,9 +207,9 @@ class Model(nn.Module):
         if x.ndim != 4 or x.shape[1] != 3:
             raise InputError(f"images must be (B 3 H W), got {tuple(x.shape)}")
         if self.fixed_size and tuple(x.shape[-2:]) != self.input_size:
-            rows, columns = self.input_size
+            (rows, columns), got = self.input_size, f"{x.shape[-2]}x{x.shape[-1]}"
             raise InputError(
-                f"{self.name} was loaded for {rows}x{columns} images, got {x.shape[-2]}x{x.shape[-1]}; "
+                f"{self.name} was loaded for {rows}x{columns} images, got {got}; "
                 f"resize them, or load it with img_size={x.shape[-1]}"
             )
         return (x - self.mean) / self.std
@@ -206,11 +218,8 @@ class Model(nn.Module):
     def input_size(self) -> tuple[int, int]:
         """Rows and columns of the images it takes."""
         embed = getattr(self.net, "patch_embed", None)
-        rows, columns = (
-            self._input_size
-            or getattr(embed, "img_size", None)
-            or resolve_model_data_config(self.net)["input_size"][1:]
-        )
+        told = self._input_size or getattr(embed, "img_size", None)
+        rows, columns = told or resolve_model_data_config(self.net)["input_size"][1:]
         return int(rows), int(columns)
 
     @property
@@ -240,6 +249,12 @@ class Model(nn.Module):
         return last[-1] if last else 0  # torchvision and others do not say
 
     @property
+    def class_names(self) -> list[str]:
+        """What its classes are called, in their order; nothing where nobody told."""
+        owner: Any = self.head if self.head is not None else self.adapters
+        return list(self._names if owner is None else getattr(owner, "names", ()))
+
+    @property
     def has_class_token(self) -> bool:
         """Whether features begin with a class token."""
         return getattr(self.net, "cls_token", None) is not None
@@ -253,29 +268,11 @@ class Model(nn.Module):
 
         That of secret tokens is salted: it names them in records, and confirms no guess of them.
         """
-        state = {**self.state_dict(), "mean": self.mean, "std": self.std}
-        if self.extra is not None:
-            state["extra"] = self.extra
-            if self.layers != (0,):
-                state["layers"] = torch.tensor(self.layers)
-        for i, one in enumerate(self.pool.sets if self.pool else ()):
-            state |= {f"pool {i}": one.values, f"pool {i} layers": torch.tensor(one.layers)}
-        return tensors_sha256(state, self._salt)
+        return identity(self, self._salt)
 
     def facts(self) -> dict[str, Any]:
         """What a record tells of the model: its name, and what decides its output."""
-        sets = [] if self.pool is None else [one.values for one in self.pool.sets]
-        sets = sets if self.extra is None else [self.extra]
-        facts: dict[str, Any] = {
-            "name": self.name,
-            "identity": self.identity(),
-            "fingerprint": self.fingerprint(),
-            "input": list(self.input_size),
-            "tokens": sets[0].shape[1] if sets else 0,
-        }
-        known = {"tuned from": self.original_fingerprint, "hub revision": self.revision}
-        facts |= {what: value for what, value in known.items() if value}
-        return facts if self.adapters is None else facts | {"trade-off": self.trade_off}
+        return facts(self)
 
     def chosen_layers(self, layers: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
         """The layers that tokens are to enter, in order; refuses those the network does not have."""
@@ -297,10 +294,8 @@ class Model(nn.Module):
             raise Unsupported(f"{self.name} cannot take extra tokens: {self.family.why_not}")
         layers = self.chosen_layers(layers)
         if extra.ndim != 3 or extra.shape[-1] != self.width or len(extra) != len(layers) > 1:
-            expected = f"(1 R {self.width}) or (B R {self.width})"
-            if len(layers) > 1:
-                expected = f"({len(layers)} R {self.width})"
+            several = f"({len(layers)} R {self.width})"
+            expected = several if len(layers) > 1 else f"(1 R {self.width}) or (B R {self.width})"
             raise InputError(f"extra tokens must be {expected} for {self.name}, got {tuple(extra.shape)}")
-        if len(layers) == 1:
-            return {layers[0]: extra}
-        return {layer: extra[i : i + 1] for i, layer in enumerate(layers)}
+        apart = extra.split(1) if len(layers) > 1 else [extra]
+        return dict(zip(layers, apart, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ class Build(BaseModel):
     img_size: Side | tuple[Side, Side] | None = None
     patch_size: Side | None = None
     normalise: tuple[Colours, Colours] | None = None
+    names: list[str] | None = None  # of the classes
     original: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")  # fingerprint it was tuned from
 
 
@@ -67,6 +69,8 @@ def build_of(facts: Mapping[str, str], tensors: Tensors, path: Path) -> dict[str
         raise InputError(
             f"{path} is damaged: it tells of {build['num_classes']} classes and holds no such head"
         )
+    if len(build.get("names", ())) not in (0, build.get("num_classes")):
+        raise InputError(f"{path} is damaged: it must name all of its classes, or none")
     return build
 
 
@@ -106,6 +110,12 @@ def load_strict(
             f"the weights of {name} do not fit {type(model).__name__}: {' '.join(lines)[:400]}; "
             "expected the same architecture and size"
         ) from None
+
+
+def as_timm_fits(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Weights for the network's size, positions interpolated and names changed as timm does for its own."""
+    adapt: Any = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
+    return dict(tensors) if adapt is None else dict(adapt(dict(tensors), net))
 
 
 def classes_in(tensors: Mapping[str, torch.Tensor]) -> int | None:

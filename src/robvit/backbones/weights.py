@@ -68,6 +68,10 @@ Found = tuple[Tensors, Origin]
 
 def state_dict(name: str) -> Found:
     """The weights of an alias, a timm name or a local file, from the first source that has them."""
+    if zoo.is_folder(name):
+        raise InputError(
+            f"{name} is a network's folder; open it with robvit.load, which reads its config too"
+        )
     if path := zoo.local_file(name):
         return read_local(path)
     known = zoo.resolve(name)
@@ -92,6 +96,10 @@ def state_dict(name: str) -> Found:
 
 def architecture(name: str, arch: str | None = None) -> str:
     """The network that a name stands for: `arch` if given, what a checkpoint says of itself, or the name."""
+    if not arch and zoo.is_folder(name):
+        from robvit.backbones.folders import architecture as told  # which reads tensors by this module
+
+        return told(name)
     path = None if arch else zoo.local_file(name)
     return arch or (read_local(path)[1].timm_name if path else name)
 

@@ -19,6 +19,7 @@ from robvit.revisions import split_name
 if TYPE_CHECKING:
     from torch import nn
 
+HUB, LOCAL = ("hf:", "hf-hub:"), "local-dir:"  # before a repository on the hub, or a folder
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".pth.tar")  # endings of local files that robvit reads
 
 
@@ -169,6 +170,7 @@ ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED
 
 
 TORCHVISION = "torchvision:"  # before the name of a network of torchvision's
+_ON_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def is_path(name: str) -> bool:
@@ -176,9 +178,19 @@ def is_path(name: str) -> bool:
     return "/" in name or "\\" in name or name.lower().endswith((*CHECKPOINTS, *PROGRAMS))
 
 
+def is_folder(name: str) -> bool:
+    """Whether a name means a folder with a network, on the hub or here."""
+    if name.startswith((*HUB, LOCAL)):
+        return True
+    try:
+        return is_path(name) and Path(name).expanduser().joinpath("config.json").is_file()
+    except (OSError, ValueError, RuntimeError):  # longer than any file's name, or in nobody's home
+        return False
+
+
 def local_file(name: str) -> Path | None:
     """The file a name means, or nothing if it is not a path; a path without a file is refused."""
-    if not is_path(name):
+    if not is_path(name) or is_folder(name):
         return None
     path = Path(name)
     try:
@@ -187,7 +199,10 @@ def local_file(name: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # longer than any file's name, or in nobody's home
         there = False
     if not there:
-        raise InputError(f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`")
+        on_hub = f", or hf:{name} if it is on the model hub" if _ON_HUB.fullmatch(name) else ""
+        raise InputError(
+            f"no file at {name}; give a checkpoint's path or a name from `robvit weights list`{on_hub}"
+        )
     if not path.name.lower().endswith(CHECKPOINTS):
         raise InputError(
             f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}; "
@@ -197,8 +212,12 @@ def local_file(name: str) -> Path | None:
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no alias, no checkpoint's path and no name of timm's, without loading timm."""
-    if name in ALIASES or local_file(name):
+    """Refuse what is no alias, no checkpoint's path or folder and no name of timm's, without loading timm."""
+    if name.startswith(LOCAL) and not Path(name.removeprefix(LOCAL)).expanduser().is_dir():
+        raise InputError(
+            f"no folder at {name.removeprefix(LOCAL)}; expected one that timm or transformers wrote"
+        )
+    if name in ALIASES or is_folder(name) or local_file(name):
         return
     name, commit = split_name(name)
     if name in ALIASES:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.certification.maps import draw_places
 from robvit.certification.patch_certificate import PatchCertificate
 from robvit.certification.smoothed_certificate import SmoothedCertificate
@@ -34,7 +35,7 @@ def certify(
     smoothing: Smoothing | None = None,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     seed: int = 0,
@@ -54,7 +55,8 @@ def certify(
     smoothing: sigma, samples and alpha; `usual_sigma` of the radius and 1,000 samples if left out.
     out: a folder for record.json and finished parts, from which an interrupted run goes on.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images, drawn by a fixed seed.
     batch: images in one pass.
     seed: decides every random draw, together with each image.
@@ -67,7 +69,7 @@ def certify(
         raise InputError("embeddings are certified by smoothing within an L2 radius: give l2=")
     net = (model if isinstance(model, Model) else load(str(model))).eval()
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
-    images = images.resized(net.input_size[0], resize)
+    images = images.resized(net.input_size[0], fitting(net, resize))
     if not embedding:
         images = aligned(open_classifier(net), images)
         check_fit(open_classifier(net), images)

@@ -31,6 +31,7 @@ from robvit.cli import (
     export,
     heads,
     models,
+    push,
     report,
     reproduce,
     review,
@@ -76,6 +77,7 @@ for _command in (
     reproduce.reproduce,
     export.export,
     bake.bake,
+    push.push,
     serve.serve,
     playground.app,
 ):

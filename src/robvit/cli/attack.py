@@ -37,7 +37,7 @@ from robvit.cli.options import (
     Threads,
     Tokens,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.cli.tables import show_table
 from robvit.names import facts
 from robvit.plugins import offered
@@ -72,7 +72,7 @@ def attack(
     split: Split = None,
     img_size: ImageSize = None,
     normalise: Normalise = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -115,6 +115,7 @@ def attack(
     source = None
     if surrogate:  # MODEL without its defence, or another model, which has classes of its own
         source = open_classifier(surrogate, img_size=img_size, **(own if surrogate == model else {}))
+    tell_device()
     with progress(f"{attack} on {surrogate or model}", total=1) as advance:
         record = attack_data(
             judged,

@@ -8,16 +8,8 @@ from typing import Annotated
 import typer
 
 from robvit.cli.checks import check_model, free_place
-from robvit.cli.options import (
-    Architecture,
-    CheckpointPath,
-    Device,
-    Force,
-    ImageSize,
-    OwnModel,
-    Threads,
-    choice,
-)
+from robvit.cli.options import Architecture, Device, Force, Head, ImageSize, OwnModel, Threads, choice
+from robvit.cli.shell import tell_device
 
 LAYOUTS = ("timm", "huggingface")
 
@@ -27,10 +19,17 @@ def bake(
     lora: Annotated[
         Path | None, typer.Argument(metavar="LORA", help="Factors of `robvit robustify --method lora`.")
     ] = None,
-    out: CheckpointPath = Path("baked.safetensors"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where it is written; baked.safetensors, or for Hugging Face's the folder baked."),
+    ] = None,
     layout: Annotated[
-        str, typer.Option(**choice(*LAYOUTS), help="timm's, or Hugging Face's: the state of a Dinov2Model.")
+        str,
+        typer.Option(
+            **choice(*LAYOUTS), help="timm's, or Hugging Face's: a folder that transformers' networks open."
+        ),
     ] = "timm",
+    head: Head = None,
     img_size: ImageSize = None,
     arch: Architecture = None,
     force: Force = False,
@@ -39,17 +38,18 @@ def bake(
 ) -> None:
     """Merge factors into a plain checkpoint of timm's or Hugging Face's; inference costs what it did.
 
-    The file is compared with the model on real images before it gets its name. A model of --method full is
-    given without LORA.
+    What is written is compared with the model on real images before it gets its name. A model of --method
+    full is given without LORA. Transformers' networks take a linear --head as their classifier.
     """
-    check_model(model, arch, lora=lora)
-    free_place(out, force)
+    check_model(model, arch, lora=lora, head=head)
+    out = free_place(out or Path("baked.safetensors" if layout == "timm" else "baked"), force)
     from robvit.backbones import weights
     from robvit.data import open_data
     from robvit.exporting import export, loading_lines
     from robvit.loading import load
 
-    net = load(model, lora=lora, img_size=img_size, arch=arch)
+    net = load(model, lora=lora, head=head, img_size=img_size, arch=arch)
+    tell_device(net)
     images, _ = open_data("sample", size=net.input_size[0], limit=4).tensors()
     parity = export(net, out, layout, images=images, arch=weights.architecture(model, arch))
     typer.echo(f"compared with the model: {parity}")

@@ -26,7 +26,7 @@ from robvit.cli.options import (
     Threads,
     Tokens,
 )
-from robvit.cli.shell import command_line, typed
+from robvit.cli.shell import command_line, tell_device, typed
 from robvit.cli.tables import show_table
 from robvit.errors import InputError
 
@@ -64,7 +64,7 @@ def certify(
     head: Head = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,
@@ -95,6 +95,7 @@ def certify(
 
     net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora, head=head)
     rules = None if l2 is None else Smoothing(sigma=sigma or usual_sigma(l2), samples=samples, alpha=alpha)
+    tell_device(net)
     with progress(f"certifying {model}", total=1) as advance:
         record = run(
             net,

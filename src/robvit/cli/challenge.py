@@ -51,7 +51,7 @@ def challenge(
     lora: Lora = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,

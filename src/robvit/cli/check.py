@@ -36,7 +36,7 @@ def check(
     head: Head = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,

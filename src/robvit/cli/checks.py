@@ -44,11 +44,13 @@ def check_model(
             network, files_of = known.removeprefix(zoo.TORCHVISION), names.sources("torchvision", "models")
             if files_of and not names.mentioned(network, files_of):
                 raise InputError(f"torchvision has no network called {network!r}")
-        elif plugins.is_spec(known):
+        elif plugins.is_spec(known) and not zoo.is_folder(known):  # hf:NAME is no module
             plugins.check_there(known)
         else:
             zoo.check_name(known)
     for what, path in files.items():
+        if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
+            continue  # of the hub, or a folder of save_pretrained
         check_file(path, what)
 
 

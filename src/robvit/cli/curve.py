@@ -63,7 +63,7 @@ def curve(
     adapters: Adapters = None,
     split: Split = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,

@@ -29,7 +29,7 @@ from robvit.cli.options import (
     Threads,
     Tokens,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import check_name
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def doctor(
     split: Split = None,
     img_size: ImageSize = None,
     normalise: Normalise = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = 64,
     batch: BatchSize = 32,
@@ -107,6 +107,7 @@ def doctor(
         adapters=adapters,
     )
     other = open_classifier(surrogate, img_size=img_size) if surrogate else None
+    tell_device()
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
             judged,

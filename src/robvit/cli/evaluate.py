@@ -65,7 +65,7 @@ def evaluate(
     split: Split = None,
     img_size: ImageSize = None,
     normalise: Normalise = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,

@@ -71,7 +71,7 @@ def explain(
     eps: Eps = "8/255",
     setting: AttackSettings = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     seed: Seed = 0,
     device: Device = "auto",

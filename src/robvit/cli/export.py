@@ -22,6 +22,7 @@ from robvit.cli.options import (
     WithSecret,
     choice,
 )
+from robvit.cli.shell import tell_device
 from robvit.names import facts
 
 SUFFIXES = {name: known["suffix"] for name, known in facts("format").items()}
@@ -36,12 +37,13 @@ def export(
         str,
         typer.Option(
             **choice(*SUFFIXES),
-            help="onnx; torch, a torch.export program; timm, a plain checkpoint; huggingface, the state of a "
-            "Dinov2Model.",
+            help="onnx; torch, a torch.export program; timm, a plain checkpoint; huggingface, a folder for "
+            "transformers' from_pretrained.",
         ),
     ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(help="Where it is written; MODEL.onnx, .pt2 or .safetensors if left out.")
+        Path | None,
+        typer.Option(help="Where it is written; MODEL with the format's ending, or the folder MODEL-hf."),
     ] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="Tokens that harden it; the file then carries them.")
@@ -58,7 +60,7 @@ def export(
     ] = "sample",
     limit: Annotated[int, typer.Option(min=1, help="How many of them.")] = 16,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     force: Force = False,
     device: Device = "auto",
@@ -70,10 +72,12 @@ def export(
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
     features within 1e-4 of their length and the same predictions on real images, or it is not kept.
     """
-    place = free_place(out or Path(Path(model).stem + SUFFIXES[format]), force)
+    named = Path(model.partition(":")[2] or model).stem
+    place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
     from robvit.backbones import weights
+    from robvit.backbones.trained_on import fitting
     from robvit.data import open_data
     from robvit.exporting import export as write
     from robvit.loading import load
@@ -81,9 +85,11 @@ def export(
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net.trade_off = trade_off
-    images, _ = open_data(data, size=net.input_size[0], resize=resize, limit=limit).tensors()
-    named = weights.architecture(model, arch)
-    parity = write(net, place, format, images=images, with_secret=with_secret, arch=named)
+    tell_device(net)
+    images, _ = open_data(data, size=net.input_size[0], resize=fitting(net, resize), limit=limit).tensors()
+    parity = write(
+        net, place, format, images=images, with_secret=with_secret, arch=weights.architecture(model, arch)
+    )
     _tell(place, format, parity, secret=tokens is not None)
 
 

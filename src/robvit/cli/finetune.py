@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.cli.options import choice
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 
 if TYPE_CHECKING:
     from robvit.hardening import Hardening
@@ -69,6 +69,7 @@ def tune(
     changes = changes_of(setting)
     chosen |= {f.name: changes.pop(f.name) for f in fields(Tuning) if f.name in changes}
     tuning = Tuning(**chosen, changes=changes)
+    tell_device()
     with progress(f"robustify {model}", total=1) as advance:
         result = robustify(
             model,

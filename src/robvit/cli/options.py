@@ -89,11 +89,12 @@ Normalise = Annotated[
     ),
 ]
 Resize = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--resize",
         **choice("squash", "crop"),
-        help="How images become square: squash them whole, or crop the middle as for ImageNet.",
+        help="How images become square: squash them whole, or crop the middle as for ImageNet; if left out "
+        "as for what the model carries, else squash.",
     ),
 ]
 Head = Annotated[Path | None, typer.Option("--head", help="A head from `robvit train head`.")]

@@ -28,7 +28,7 @@ def reproduce(
         int | None, typer.Option(min=1, help="How many images are judged: the scale of the run.")
     ] = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the study, such as --set steps=10.")
     ] = None,
@@ -72,7 +72,7 @@ def reproduce(
         data=data,
         images=images,
         img_size=img_size,
-        resize=resize,
+        resize=resize or "squash",
         seed=seed,
         out=folder,
         command=typed(),

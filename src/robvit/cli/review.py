@@ -39,7 +39,7 @@ def review(
     split: Split = None,
     img_size: ImageSize = None,
     normalise: Normalise = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 32,

@@ -21,7 +21,7 @@ from robvit.cli.options import (
     TrainSplit,
     choice,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import facts
 from robvit.settings import parse_layers
 
@@ -110,7 +110,7 @@ def robustify(
     setting: Setting = None,
     split: TrainSplit = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Annotated[
         Whole,
@@ -159,6 +159,7 @@ def robustify(
     from robvit.progress import progress
     from robvit.report.html import write_report
 
+    tell_device()
     with progress(f"robustify {model}", total=1) as advance:
         hardening = harden(
             model,

@@ -75,7 +75,7 @@ def serve(
         ),
     ] = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -83,8 +83,9 @@ def serve(
     """Answer HTTP requests with features and predictions, until SIGTERM or Ctrl-C.
 
     POST an image's bytes to /predict or /features (not of a model with tokens, unless --features); GET
-    /healthz, /readyz and /metrics. Requests are gathered into batches. Each request occupies one queue slot;
-    when none is free it gets 429. On shutdown what was accepted is still answered.
+    /healthz, /readyz and /metrics, and /docs or /openapi.json, which tell all of this. Requests are gathered
+    into batches. Each request occupies one queue slot; when none is free it gets 429. On shutdown what was
+    accepted is still answered.
     """
     from importlib.util import find_spec
 
@@ -98,6 +99,7 @@ def serve(
             "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
         )
     from robvit.loading import load
+    from robvit.processes import device_name, processes
     from robvit.serve.hosts import is_loopback
     from robvit.serve.predictor import Predictor
     from robvit.serve.server import listen, run
@@ -105,6 +107,7 @@ def serve(
 
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
+    net = net.to(processes().device)
     if net.hardened and not features and not net.classes:
         raise InputError(
             f"{model} has no classes, and its features would give the tokens away; serve it with a head, "
@@ -137,7 +140,10 @@ def serve(
         )
     masked = f", defended against patches of {side}x{side} pixels" if defense else ""
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
-    typer.echo(f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}{masked}) at {at}")
+    typer.echo(
+        f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}{masked}) at {at} "
+        f"on {device_name()}"
+    )
     if net.hardened and features:
         typer.echo("warning: /features is on, from whose answers the tokens can be recovered")
     typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")

@@ -28,6 +28,15 @@ def tell_next(*words: object, **options: Any) -> None:
     typer.echo(f"next: {command_line(*words, **options)}")
 
 
+def tell_device(net: Any = None) -> None:
+    """Say on standard error where the work is done: where a network is, or where long work is brought."""
+    from robvit.processes import device_name, processes
+
+    if processes().is_main_process:
+        where = None if net is None else next(net.parameters()).device
+        typer.echo(f"device: {device_name(where)}", err=True)
+
+
 def printable(text: str) -> str:
     """Text from a file as it may be shown: whatever steers a terminal is written out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

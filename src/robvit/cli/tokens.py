@@ -24,7 +24,7 @@ from robvit.cli.options import (
     WithSecret,
     choice,
 )
-from robvit.cli.shell import printable, typed
+from robvit.cli.shell import printable, tell_device, typed
 from robvit.errors import InputError
 
 app = typer.Typer(
@@ -88,7 +88,7 @@ def rotate(
     head: Annotated[Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")] = None,
     split: TrainSplit = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     device: Device = "auto",
@@ -106,6 +106,7 @@ def rotate(
     from robvit.progress import progress
     from robvit.record import Table
 
+    tell_device()
     with progress("new tokens and attacks on both sets", total=1) as advance:
         rotation = issue(
             old,

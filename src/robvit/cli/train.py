@@ -25,7 +25,7 @@ from robvit.cli.options import (
     Tokens,
     TrainSplit,
 )
-from robvit.cli.shell import tell_next, typed
+from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import check_name
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def recipe(
         str | None, typer.Option(help="Synthetic images for a share of each batch (--set extra_share=0.5).")
     ] = None,
     split: TrainSplit = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     dry_run: Annotated[
@@ -113,7 +113,14 @@ def recipe(
 
     chosen = load_recipe(name, **changes_of(setting))
     job = job_of(
-        chosen, model, data, extra=extra, split=split or "train", resize=resize, limit=limit, arch=arch
+        chosen,
+        model,
+        data,
+        extra=extra,
+        split=split or "train",
+        resize=resize or "squash",
+        limit=limit,
+        arch=arch,
     )
     if dry_run:
         _forecast(job)
@@ -127,6 +134,7 @@ def _train(job: Job, name: str, out: Path) -> None:
     from robvit.report.html import write_report
     from robvit.training.train import run_job
 
+    tell_device()
     with progress(f"train {name}", total=1) as advance:
         record = run_job(job, out, log=_log, progress=advance, command=typed())
     if processes().is_main_process:
@@ -139,6 +147,8 @@ def _log(line: str) -> None:
 
 
 def _tell(record: Record, job: Job, out: Path) -> None:
+    from robvit.data.opening import HELD_OUT, LEARN
+
     count, written = record.data["count"], f"{out}/record.json, {out}/report.html"
     if job.recipe.adapters is not None:
         place = f"{out}/{record.model['adapters']}"
@@ -147,7 +157,9 @@ def _tell(record: Record, job: Job, out: Path) -> None:
         typer.echo(f"on {count} held-out training images; {record.tables[0].note}")
         typer.echo(f"written: {place}, {written}")
         size = job.recipe.img_size
-        tell_next("attack", job.model_name, job.data, adapters=place, img_size=size, arch=job.arch)
+        split = HELD_OUT if record.data.get("split") == LEARN else None
+        named = {"img_size": size, "arch": job.arch, "split": split}
+        tell_next("attack", job.model_name, job.data, adapters=place, **named)
         return
     typer.echo(f"on {count} held-out training images, on which the checkpoint was chosen:")
     for name, value in record.metrics.items():
@@ -157,7 +169,8 @@ def _tell(record: Record, job: Job, out: Path) -> None:
             typer.echo(f"warning: {finding.evidence}")
     typer.echo(f"written: {out}/model.safetensors, {written}")
     if record.trials:
-        tell_next("evaluate", f"{out}/model.safetensors", job.data)
+        split = HELD_OUT if record.data.get("split") == LEARN else None
+        tell_next("evaluate", f"{out}/model.safetensors", job.data, split=split)
 
 
 def _forecast(job: Job) -> None:
@@ -180,7 +193,7 @@ def head(
     test_split: Annotated[str | None, typer.Option(help="The part to judge on; its own if left out.")] = None,
     tokens: Tokens = None,
     img_size: ImageSize = None,
-    resize: Resize = "squash",
+    resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
     batch: BatchSize = 64,
@@ -208,6 +221,7 @@ def head(
     from robvit.certification.head import fit_dropped_head
     from robvit.certification.windows import window_counts
     from robvit.loading import load
+    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.training.head import train_head
 
@@ -215,7 +229,8 @@ def head(
     if patch is not None:
         counts = window_counts(windows)
         fit = partial(fit_dropped_head, patch=patch, windows=counts, draws=draws, batch=batch)
-    net = load(model, img_size=img_size, arch=arch, tokens=tokens)
+    net = load(model, img_size=img_size, arch=arch, tokens=tokens).to(processes().device)
+    tell_device(net)
     with progress("features", total=1) as advance:
         trained = train_head(
             net,
@@ -231,9 +246,13 @@ def head(
             batch=batch,
             progress=advance,
         )
-    typer.echo(
-        f"{kind} head on {model}: {trained.score} on {trained.judged} images it did not learn from ({data})"
-    )
+    seen = f"of which it learned from {trained.learned}" if trained.learned else "it did not learn from"
+    typer.echo(f"{kind} head on {model}: {trained.score} on {trained.judged} images {seen} ({data})")
+    if trained.learned:
+        typer.echo("warning: this is no test; choose another --test-split")
+    if trained.split:
+        typer.echo(f"{data} has no splits: a fixed fifth of it (--split {trained.split}) was kept apart")
     typer.echo(f"written: {out}")
     attack = "segpgd" if trained.kind == "masks" else None
-    tell_next("attack", model, data, attack=attack, head=out, tokens=tokens, img_size=img_size, arch=arch)
+    own = {"attack": attack, "head": out, "tokens": tokens, "split": trained.split}
+    tell_next("attack", model, data, **own, img_size=img_size, arch=arch)

@@ -143,6 +143,11 @@ class ImageDataset(Dataset[Item]):
                 digest.update(_stored_sha256(self.listing.masks[index]))
         return digest.hexdigest()
 
+    def shared(self, other: ImageDataset) -> int:
+        """How many of another set's images are in this one too, by what is stored of them."""
+        mine = {_stored_sha256(self.listing.images[index]) for index in self.indices}
+        return sum(_stored_sha256(other.listing.images[index]) in mine for index in other.indices)
+
     def facts(self) -> dict[str, Any]:
         """What a record tells of its images: what was opened, which images, and how they were fitted."""
         known = {"hub revision": self.listing.revision} if self.listing.revision else {}

@@ -24,6 +24,7 @@ from robvit.data import imagenet
 from robvit.data.arrays import from_arrays, from_items
 from robvit.data.catalog import DATASETS
 from robvit.data.dataset import ImageDataset, Listing
+from robvit.data.folders import NoSplits
 from robvit.data.sampling import balanced_order
 from robvit.data.shapes import Scenes
 from robvit.errors import DataError, InputError
@@ -31,6 +32,9 @@ from robvit.files import given_path, read_text
 from robvit.progress import progress
 from robvit.registry import unknown
 from robvit.specs import CORRUPTION, parse_spec
+
+LEARN, HELD_OUT = PARTS = ("learn", "held-out")  # of a folder without splits
+HELD_SHARE = 0.2
 
 
 class SkippedImages(UserWarning):
@@ -53,7 +57,8 @@ def open_data(
 
     spec: a name from `DATASETS`, a name with a place ("imagenet:PATH"), a folder, an image file, or
         "module:function", which is imported and called as those of `DATASETS` are.
-    split: "train", "test" or "val"; the test or validation split if left out, never the training split.
+    split: "train", "test" or "val"; the test or validation split if left out, never the training split. Of a
+        folder without splits "learn" or "held-out": always the same four fifths, and the other fifth.
     size: the side in pixels of square images; as they are stored if left out.
     resize: "squash" to a square, or "crop" the middle, as for ImageNet.
     limit: how many images are drawn, class-balanced where possible; a smaller limit is the beginning of a
@@ -72,10 +77,14 @@ def open_data(
     for option in options:
         if option not in (known := dataset_options()[name]):  # of module:function, imported just now
             raise unknown(f"option of {name}", option, [*known, CORRUPTION])
-    listing = opener(place, split, **options)
+    divided = split in PARTS and _is_undivided(name, place, options)
+    listing = opener(place, None if divided else split, **options)
     if not listing.names:
         raise DataError(f"{spec} holds no images")
-    chosen = _select(listing, names=_subset_names(subset), limit=limit, seed=seed, check=check)
+    most = None if divided else limit
+    chosen = _select(listing, names=_subset_names(subset), limit=most, seed=seed, check=check)
+    if divided:
+        chosen = _fixed_part(chosen, split == HELD_OUT, limit, seed)
     chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.resized(size, resize).corrupted(corruption)
 
@@ -95,6 +104,32 @@ def _adopt(name: str, function: Callable[..., Any]) -> None:
 
 
 DATASETS.adopt = _adopt
+
+
+def open_to_learn(spec: str | Path, split: str | None = None, **options: Any) -> ImageDataset:
+    """Labelled images to learn from: the training split, or four fifths of a folder without splits."""
+    try:
+        return open_data(spec, split=split or "train", **options)
+    except NoSplits:
+        if split is not None:
+            raise
+        return open_data(spec, split=LEARN, **options)
+
+
+def _is_undivided(name: str, place: str, options: dict[str, str]) -> bool:
+    """Whether it is a folder without splits."""
+    try:
+        DATASETS[name](place, "train", **options)
+    except NoSplits:
+        return True
+    return False
+
+
+def _fixed_part(images: ImageDataset, held_out: bool, limit: int | None, seed: int) -> ImageDataset:
+    """The fifth of the images that is kept to judge on, drawn class by class by a fixed seed, or the rest."""
+    kept = set(images.balanced_order(0)[: max(1, round(HELD_SHARE * len(images)))])
+    part = images.take(i for i in range(len(images)) if (i in kept) == held_out)
+    return part if limit is None else part.take(part.balanced_order(seed)[:limit])
 
 
 def dataset_options() -> dict[str, list[str]]:

@@ -13,17 +13,19 @@ import copy
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import LORA, TrainedOn
 from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
+from robvit.sharing import Shareable
 
 FORMAT = "robvit-lora-1"
 ABOUT = {"alpha": float, "fingerprint": str, "settings": dict}
@@ -33,7 +35,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(Shareable):
     """Factors (A, B) by the name of their layer, for the weights with this fingerprint.
 
     They are kept in bfloat16, in memory as in the file, so what is judged is what is shipped. `settings`
@@ -42,6 +44,7 @@ class LoRA:
     learned along; these are small and kept in full precision.
     """
 
+    shared_as: ClassVar[str] = "lora"
     factors: dict[str, Pair] = field(repr=False)
     alpha: float
     fingerprint: str
@@ -60,10 +63,16 @@ class LoRA:
         for name, value in self.whole.items():
             if not value.is_floating_point() or value.ndim > 1:
                 raise InputError(f"{name} must be floats (n,), got {value.dtype} {tuple(value.shape)}")
+        TrainedOn.told_by(self.settings)  # refuses what no images can be
         every = [*(t for pair in small.values() for t in pair), *self.whole.values()]
         if not all(torch.isfinite(t).all() for t in every):
             raise InputError("factors must be finite, some are not; train or fetch them again")
         object.__setattr__(self, "factors", small)
+
+    @property
+    def trained_on(self) -> TrainedOn:
+        """The images they were trained on."""
+        return TrainedOn.told_by(self.settings)
 
     @property
     def rank(self) -> int:
@@ -119,6 +128,7 @@ class LoRA:
                 f"these factors belong to weights with fingerprint {self.fingerprint[:12]}, {model.name} has "
                 f"{fingerprint[:12]}; a LoRA only works on the exact weights it was trained on"
             )
+        self.trained_on.check(LORA, model)
 
     def merge(self, model: Model) -> Model:
         """A new model whose weights are W + alpha/r B A; it takes the heads of the original."""
@@ -129,6 +139,7 @@ class LoRA:
             )
         self.check(model)
         merged = copy.deepcopy(model)
+        merged.usual_resize = self.trained_on.resize or model.usual_resize
         with torch.no_grad():
             for name, (down, up) in self.factors.items():
                 weight: Any = merged.net.get_submodule(name).weight
@@ -138,6 +149,19 @@ class LoRA:
                 merged.net.get_parameter(name).copy_(value)
         merged.original_fingerprint = model.original_fingerprint or self.fingerprint
         return merged
+
+    def shared_facts(self) -> dict[str, Any]:
+        told = {name: self.settings[name] for name in ("eps", "norm", "loss") if name in self.settings}
+        told |= {"model": Path(str(self.settings.get("model", ""))).name} | self.trained_on.settings()
+        return {"fingerprint": self.fingerprint, "rank": self.rank, "alpha": self.alpha, **told}
+
+    def write_shared(self, path: Path) -> None:
+        named = {"model": Path(str(self.settings["model"])).name} if "model" in self.settings else {}
+        replace(self, settings=self.settings | named).save(path)
+
+    @classmethod
+    def read_shared(cls, path: Path) -> LoRA:
+        return cls.load(path)
 
     def save(self, path: str | Path) -> None:
         """Write the factors as safetensors, with the fingerprint of their weights and how they came about."""

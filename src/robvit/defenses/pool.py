@@ -11,22 +11,26 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.files import parse_json, read_tensors, written_whole
+from robvit.sharing import Shareable
 
 FORMAT = "robvit-token-pool-1"
 
 
 @dataclass(frozen=True)
-class TokenPool:
+class TokenPool(Shareable):
     """Token sets for one backbone, as secret as each of them."""
 
+    shared_as: ClassVar[str] = "pool"
     sets: tuple[RobustTokens, ...]
 
     def __post_init__(self) -> None:
@@ -34,6 +38,8 @@ class TokenPool:
             raise InputError("a pool needs at least one set of tokens, got none")
         if len(owners := {one.fingerprint for one in self.sets}) > 1:
             raise InputError(f"all sets of a pool must belong to the same weights, got {len(owners)} kinds")
+        if len(images := {one.trained_on for one in self.sets}) > 1:
+            raise InputError(f"all sets of a pool must be for images of one size, got {len(images)} kinds")
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -53,10 +59,30 @@ class TokenPool:
             return secrets.choice(self.sets)
         return self.sets[int(torch.randint(len(self.sets), (1,), generator=generator))]
 
+    @property
+    def trained_on(self) -> TrainedOn:
+        """The images its sets were learned from."""
+        return self.sets[0].trained_on
+
     def check(self, model: Model) -> None:
         """Refuse a backbone with other weights than the one these sets belong to."""
         for one in self.sets:
             one.check(model)
+
+    def shared_facts(self) -> dict[str, Any]:
+        return {"sets": [one.key_id for one in self.sets]} | {
+            name: value for name, value in self.sets[0].shared_facts().items() if name != "key"
+        }
+
+    def warning(self) -> str:
+        return next(filter(None, (one.warning() for one in self.sets)), "")
+
+    def write_shared(self, path: Path) -> None:
+        self.save(path)
+
+    @classmethod
+    def read_shared(cls, path: Path) -> TokenPool:
+        return cls.load(path)
 
     def save(self, path: str | Path) -> None:
         """Write all sets as one safetensors file that only its owner may read."""

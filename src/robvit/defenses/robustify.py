@@ -12,6 +12,7 @@ import torch
 
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset, open_data
 from robvit.data.folders import NoSplits
 from robvit.defenses.attack_cache import TensorImages
@@ -23,6 +24,7 @@ from robvit.defenses.tokens import SECRET, RobustTokens
 from robvit.errors import InputError, check_images
 from robvit.loading import load
 from robvit.locks import alone_in
+from robvit.processes import processes
 from robvit.progress import Advance, silent
 from robvit.record import Curve, Record
 
@@ -87,7 +89,7 @@ def robustify(
     pool: int = 1,
     seed: int | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     img_size: int | None = None,
     arch: str | None = None,
@@ -172,7 +174,8 @@ def open_model(
     if isinstance(model, str):
         # The published tokens were trained with the positions of DINOv2's own code.
         hub = published and "dinov2" in model
-        return load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+        net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+        return net.to(processes().device)
     if img_size is not None or arch is not None:
         raise InputError(f"{model.name} is loaded already; give its name to choose img_size or arch")
     if head is None:
@@ -187,14 +190,14 @@ def open_images(
     model: Model,
     *,
     split: str | None,
-    resize: str,
+    resize: str | None,
     limit: int | None,
     usual: int | None = None,
 ) -> ImageDataset | TensorImages:
     """Images to learn from, at the model's size; of a named set at most `limit`, or the `usual` number."""
     size = model.input_size[0]
     if not isinstance(data, torch.Tensor | ImageDataset):
-        options: dict[str, Any] = {"size": size, "resize": resize, "limit": limit or usual}
+        options: dict[str, Any] = {"size": size, "resize": fitting(model, resize), "limit": limit or usual}
         try:
             return open_data(data, split=split or "train", **options)
         except NoSplits:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from robvit.backbones.heads import FeatureHead
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting, Images
 from robvit.defenses.recipe import TokenRecipe
@@ -54,7 +55,7 @@ def rotate(
     judge: int = 32,
     head: FeatureHead | str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     img_size: int | None = None,
     arch: str | None = None,
@@ -78,8 +79,11 @@ def rotate(
     command: what the record says it was started by
     """
     before = old if isinstance(old, RobustTokens) else RobustTokens.load(old)
+    if img_size is None and isinstance(model, str) and before.trained_on.size is not None:
+        img_size = before.trained_on.size[0]
     net = open_model(model, head=head, img_size=img_size, arch=arch)
     before.check(net)
+    resize = fitting(net.replace(tokens=before), resize)
     images = open_images(data, net, split=split, resize=resize, limit=limit)
     if not isinstance(images, ImageDataset):
         raise InputError("rotating takes a data set or its name, got a tensor; put the images in a folder")

@@ -15,6 +15,7 @@ from pathlib import Path
 from robvit.attacks import frozen
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.defenses.attack_cache import Images
 from robvit.defenses.batches import TokenBatches
 from robvit.defenses.pool import TokenPool
@@ -89,6 +90,7 @@ def train_tokens(
     trainer.save()
     values = trainer.tokens.detach().cpu().clone()
     settings, salt = asdict(trainer.recipe), ""
+    settings |= TrainedOn(model.input_size, getattr(images, "resize", "")).settings()
     if secret is not None:
         del settings["seed"]  # nothing grew from it
         salt = secret.salt

@@ -14,14 +14,16 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import InputError, WrongBackbone
 from robvit.files import described, is_dense, read_pickled, read_tensors, written_whole
+from robvit.sharing import Shareable
 
 FORMAT = "robvit-tokens-1"
 ABOUT = {
@@ -46,7 +48,7 @@ class SearchableTokens(UserWarning):
 
 
 @dataclass(frozen=True)
-class RobustTokens:
+class RobustTokens(Shareable):
     """Secret tokens (L R D) for the layers of one backbone, named by its fingerprint.
 
     The fingerprint is empty if the weights are not known; L is one unless there are deeper layers. `origin`
@@ -56,6 +58,7 @@ class RobustTokens:
     others; the file that holds it is the secret itself.
     """
 
+    shared_as: ClassVar[str] = "tokens"
     values: torch.Tensor = field(repr=False)
     fingerprint: str = ""
     key_id: str = field(default_factory=lambda: secrets.token_hex(6))
@@ -82,6 +85,7 @@ class RobustTokens:
             raise InputError("a key's name must be short and printable; the file is damaged, make it again")
         if not re.fullmatch(r"(?:[0-9a-f]{2})*", self.salt):
             raise InputError("the salt of tokens must be hexadecimal; the file is damaged, make it again")
+        TrainedOn.told_by(self.settings)  # refuses what no images can be
         if not torch.isfinite(self.values).all():
             raise InputError("tokens must be finite, some are not; train or fetch them again")
 
@@ -94,6 +98,11 @@ class RobustTokens:
     def width(self) -> int:
         """D, the width of the backbone they are for."""
         return int(self.values.shape[2])
+
+    @property
+    def trained_on(self) -> TrainedOn:
+        """The images they were learned from."""
+        return TrainedOn.told_by(self.settings)
 
     @property
     def searchable(self) -> bool:
@@ -118,6 +127,22 @@ class RobustTokens:
                 f"these tokens belong to weights with fingerprint {self.fingerprint[:12]}, {model.name} has "
                 f"{model.fingerprint()[:12]}; tokens only work on the exact weights they were trained on"
             )
+        self.trained_on.check("set of tokens", model)
+
+    def shared_facts(self) -> dict[str, Any]:
+        told = {"fingerprint": self.fingerprint, "key": self.key_id, "count": self.count, "width": self.width}
+        return told | {"layers": list(self.layers), "origin": self.origin} | self.trained_on.settings()
+
+    def warning(self) -> str:
+        open_ = self.origin in (SEED, IMPORTED)
+        return "" if open_ else f"these tokens, key {self.key_id}, are a secret"
+
+    def write_shared(self, path: Path) -> None:
+        self.save(path)
+
+    @classmethod
+    def read_shared(cls, path: Path) -> RobustTokens:
+        return cls.load(path)
 
     def save(self, path: str | Path) -> None:
         """Write the tokens as safetensors that only their owner may read."""

@@ -14,6 +14,7 @@ from robvit.attacks import Outcome
 from robvit.attacks.compute import settle
 from robvit.attacks.core import modules_of
 from robvit.attacks.eot import eot
+from robvit.backbones.trained_on import fitting
 from robvit.data import open_data
 from robvit.diagnosis.checks import CHECKS
 from robvit.diagnosis.context import EOT_PASSES, AttackStrength, CheckContext
@@ -51,7 +52,7 @@ def doctor(
     draws: int = 100,
     samples: int = 1,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = 64,
     seed: int = 0,
     batch: int = 32,
@@ -75,7 +76,8 @@ def doctor(
     draws: random points tried in the check of noise.
     samples: judge a randomised model by its mean over so many passes.
     split: the part of data that is opened here; its judging part if left out.
-    resize: "squash" its images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" its images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: so many of its images.
     seed: of all random draws.
     batch: images in one pass.
@@ -127,7 +129,7 @@ def _classifier(model: Judged) -> Classifier:
 
 
 def _images(
-    data: Data, classifier: Classifier, *, split: str | None, resize: str, limit: int | None
+    data: Data, classifier: Classifier, *, split: str | None, resize: str | None, limit: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """The images (n 3 H W), their labels (n,), and what a record tells of them."""
     if isinstance(data, tuple):
@@ -135,7 +137,8 @@ def _images(
         names = [f"image {i}" for i in range(len(x))]
         return x, y, {"spec": "tensors", "count": len(x), "names": names, "labels": y.tolist()}
     if isinstance(data, str | Path):
-        images = open_data(data, split=split, size=classifier.size, resize=resize, limit=limit)
+        fit = fitting(classifier.net, resize)
+        images = open_data(data, split=split, size=classifier.size, resize=fit, limit=limit)
     else:
         images = as_dataset(data)
     images = aligned(classifier, images)

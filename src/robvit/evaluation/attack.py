@@ -15,6 +15,7 @@ from robvit.attacks.core import check_settings
 from robvit.attacks.precision import check_precision
 from robvit.attacks.targets import RULES
 from robvit.attention import attention_layers
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
@@ -56,7 +57,7 @@ def attack(
     target: str | int | None = None,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     precision: str = "auto",
@@ -82,7 +83,8 @@ def attack(
     out: a folder for adversarial images, sheet.png, shards and record.json, from which an interrupted run
         goes on; without it nothing is left behind.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images, drawn by a fixed seed.
     batch: images in one pass.
     precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
@@ -103,7 +105,8 @@ def attack(
             "another model (--surrogate)"
         )
     images = judged_images(data, Subset(), split=split, limit=limit)
-    images = aligned(judged, images.resized(_common_size(judged, source) or images.size, resize))
+    size, fit = _common_size(judged, source) or images.size, fitting(judged.net, resize)
+    images = aligned(judged, images.resized(size, fit))
     aim = _target(target, attack, images)
     models = [source] if surrogate is None else [source, judged]
     for one in models:

@@ -3,6 +3,7 @@
     robvit-mini, dinov2-small, vit_tiny_patch16_224    a name that `robvit.load` knows, or a checkpoint
     torchvision:resnet18                               torchvision's network with its default weights
     model.onnx, model.torchscript                      a black box: only its answers can be had
+    hf:facebook/dinov2-small, local-dir:PATH           a folder of transformers' or timm's, on the hub or here
     package.module:function                            a function of yours; it is imported and called
 
 The last runs the code of that module, so name only modules you trust. It returns a model of robvit's, a
@@ -22,7 +23,7 @@ from torch import nn
 from robvit import plugins
 from robvit.attacks.core import modules_of
 from robvit.backbones import validate as checked
-from robvit.backbones import weights
+from robvit.backbones import weights, zoo
 from robvit.backbones.model import Model
 from robvit.backbones.programs import is_program, program_file
 from robvit.backbones.zoo import TORCHVISION
@@ -131,7 +132,7 @@ def open_classifier(
     if text.startswith(TORCHVISION) or (arch or "").startswith(TORCHVISION):
         _refuse([*given, *(["normalise"] if normalise else [])], text)
         return _torchvision(text, arch, img_size)
-    if plugins.is_spec(text) and not given:
+    if plugins.is_spec(text) and not given and not zoo.is_folder(text):  # hf:NAME is no module
         made = plugins.made(text)
         says = isinstance(made, nn.Module) and says_normalisation(made)
         if isinstance(made, Model) or (says and normalise is None):
@@ -195,17 +196,18 @@ def check_fit(classifier: Classifier, images: ImageDataset, *, masks: bool = Fal
 
 
 def aligned(classifier: Classifier, images: ImageDataset) -> ImageDataset:
-    """The images with their labels in the order of the head's classes, where both have names.
+    """The images with their labels in the order of the model's classes, where both have names.
 
-    Images of classes that the head does not know are refused: a number alone would mean another class.
+    Images of classes that the model does not know are refused: a number alone would mean another class.
     """
-    told = classifier.net if classifier.black_box else getattr(classifier.net, "head", None)
-    known: list[str] = list(getattr(told, "names", None) or [])
+    known = list(getattr(classifier.net, "names", None) or []) if classifier.black_box else []
+    if isinstance(classifier.net, Model):
+        known = classifier.net.class_names
     if not known or images.kind != "labels" or not images.classes or known == images.classes:
         return images
     if missing := sorted({images.classes[label] for label in images.labels} - set(known)):
         raise InputError(
-            f"{classifier.name} knows the classes {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
+            f"{classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
             f"the images have {missing[0]!r}; choose other images, or train a head on these"
         )
     return images.relabelled([known.index(name) if name in known else 0 for name in images.classes], known)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from robvit.data import ImageDataset
 from robvit.errors import DataError
@@ -31,6 +32,8 @@ def clean_score(model: Classifier, images: ImageDataset, *, batch: int = 64) -> 
     if images.kind == "none":
         raise DataError("these images have no labels, so nothing can be judged on them")
     if images.kind == "labels":
-        correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in images.batches(batch))
+        inside = model.parameters() if isinstance(model, nn.Module) else ()
+        device = next(iter(inside), torch.zeros(0)).device
+        correct = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in images.batches(batch))
         return Score("accuracy", correct / len(images))
     return Score("mIoU", score_masks(model, images, batch=batch).miou)

@@ -11,6 +11,7 @@ from pathlib import Path
 from robvit.attacks import ATTACKS
 from robvit.attacks.compute import PROBED, settle
 from robvit.attacks.precision import check_precision
+from robvit.backbones.trained_on import fitting
 from robvit.errors import InputError, check_batch
 from robvit.evaluation.claims import attacker_levels, claims
 from robvit.evaluation.classifiers import (
@@ -42,7 +43,7 @@ def evaluate(
     protocol: str | Path | Protocol | None = None,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     public: Data | None = None,
     batch: int = 32,
@@ -60,7 +61,8 @@ def evaluate(
     out: a folder for shards and record.json, from which an interrupted run goes on to the same record;
         without it nothing is left behind.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
     public: the images of attackers who learn; the data's training part if left out. Those that the model's
         tokens were learned from are never among them.
@@ -80,7 +82,8 @@ def evaluate(
     _check(rules, classifier, published)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
-    images = aligned(classifier, images.resized(classifier.size or images.size, resize))
+    fit = fitting(classifier.net, resize)
+    images = aligned(classifier, images.resized(classifier.size or images.size, fit))
     classes = check_fit(classifier, images)
     taken = getattr(classifier.net, "learned_from", frozenset())
     learned = public_images(public, data, images, split=split, taken=taken)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from robvit.attacks.run import run
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset, open_data
 from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import model_facts
@@ -57,7 +58,7 @@ def evaluate_retrieval(
     steps: int = 30,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     gallery_limit: int | None = None,
     batch: int = 32,
@@ -74,7 +75,8 @@ def evaluate_retrieval(
     steps: gradient steps of each.
     out: a folder for record.json and finished parts, from which an interrupted run goes on.
     split: the part of the queries; the judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many queries.
     gallery_limit: at most so many images in the gallery.
     batch: images in one pass.
@@ -83,7 +85,7 @@ def evaluate_retrieval(
     command: what a person typed, for the record.
     """
     net = (model if isinstance(model, Model) else load(str(model))).eval()
-    size = net.input_size[0]
+    size, resize = net.input_size[0], fitting(net, resize)
     queries = judged_images(data, Subset(count=None), split=split, limit=limit).resized(size, resize)
     stored = _gallery_images(gallery, data, queries, gallery_limit).resized(size, resize)
     _check(queries, stored)

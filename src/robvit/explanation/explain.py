@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.defenses.pool import TokenPool, load_tokens
 from robvit.defenses.tokens import RobustTokens
 from robvit.drawing.images import save_png
@@ -41,7 +42,7 @@ def explain(
     labels: torch.Tensor | None = None,
     tokens: RobustTokens | TokenPool | torch.Tensor | str | Path | None = None,
     beside: Model | str | Path | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     command: str = "",
@@ -61,14 +62,15 @@ def explain(
         labels: (B,), or masks (B H W), of images given as a tensor; without them the clean prediction.
         tokens: every figure also shows the model with these.
         beside: a second model, a robust one say, in figures where it helps.
-        resize: "squash" or "crop", for images that are opened here.
+        resize: "squash" or "crop", for images that are opened here; as for what the model carries if left
+            out, else squash.
         seed: of the attack, and of what else is random.
         out: a folder for a PNG of each figure, report.html and record.json; without it nothing is written.
         command: how to repeat it, for the record.
         progress: called after each figure.
     """
     model = _open(model)
-    inputs = open_inputs(data, model.input_size[0], resize)
+    inputs = open_inputs(data, model.input_size[0], fitting(model, resize))
     subject = Subject(
         model,
         inputs.x,

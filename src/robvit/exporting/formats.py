@@ -24,19 +24,23 @@ from torch import nn
 from robvit import __version__
 from robvit.attention import KEPT
 from robvit.backbones import zoo
-from robvit.backbones.huggingface import huggingface_lines, write_huggingface
+from robvit.backbones.folders import open_folder
+from robvit.backbones.huggingface import loading_line, write_transformers
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
+from robvit.backbones.validate import load_strict
 from robvit.defenses.bake import save_baked
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, Unsupported, check_images
 from robvit.exporting.parity import Parity, Runner, checked
-from robvit.files import written_whole
+from robvit.files import folder_written_whole, written_whole
 
 ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
-SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "timm": ".safetensors", "huggingface": ".safetensors"}
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "timm": ".safetensors", "huggingface": ""}  # the last: a folder
 WARNING = "this file carries secret robustness tokens; keep it as you keep a key"
 NORMALISED_INSIDE, NORMALISED_OUTSIDE = "normalised inside", "subtract mean and divide by std first"
+INTERPOLATION = "bilinear"  # of `robvit.decoding.fit`
 ABOUT = "robvit.json"  # where a torch program keeps what other formats have as metadata
 
 
@@ -55,8 +59,9 @@ def export(
     metadata, and the file is for its owner's eyes only.
 
     model: what is written, with its tokens, head or adapters
-    path: the file
-    format: "onnx", "torch" (a `torch.export` program), "timm" or "huggingface" (plain checkpoints)
+    path: the file, or the folder of "huggingface"
+    format: "onnx", "torch" (a `torch.export` program), "timm" (a plain checkpoint) or "huggingface" (what
+        transformers' `from_pretrained` opens)
     images: those on which the file is compared with the model
     with_secret: yes, the file shall carry the secret tokens
     arch: the network of a model that was loaded from a path
@@ -80,7 +85,8 @@ def export(
         "timm": _write_timm,
         "huggingface": _write_huggingface,
     }
-    with torch.no_grad(), written_whole(path, mode=0o600 if hardened else 0o644) as aside:
+    place = folder_written_whole if format == "huggingface" else written_whole
+    with torch.no_grad(), place(path, mode=0o600 if hardened else 0o644) as aside:
         run = writers[format](model, aside, facts, images)
         return checked(model, run, images, f"the {format} file")
 
@@ -94,7 +100,7 @@ def loading_lines(path: str | Path, format: str) -> list[str]:
     if format == "torch":
         return [f"net = torch.export.load({str(path)!r}).module()", "net(x)"]
     if format == "huggingface":
-        return huggingface_lines(path)
+        return [loading_line(path)]
     with safe_open(path, "pt") as file:
         facts = file.metadata()
     wishes = "".join(f", {k}={v!r}" for k, v in json.loads(facts["timm_options"]).items())
@@ -130,13 +136,16 @@ def _facts(model: Model, arch: str) -> dict[str, str]:
         "fingerprint": model.fingerprint(),
         "input": f"pixels: RGB, float32 {shape} in [0,1]; {NORMALISED_INSIDE}",
         "features": "class token, then " * model.has_class_token + f"patch tokens, width {model.width}",
+        "img_size": json.dumps(list(model.input_size)),
+        "resize": fitting(model, None),
+        "interpolation": INTERPOLATION,
         "mean": json.dumps(model.mean.flatten().tolist()),
         "std": json.dumps(model.std.flatten().tolist()),
     }
     if model.classes:
         facts["logits"] = f"{model.classes} classes"
-    if names := getattr(model.head, "names", None):
-        facts["classes"] = json.dumps(names)
+    if model.class_names:
+        facts["classes"] = json.dumps(model.class_names)
     if model.adapters is not None:
         facts["trade_off"] = f"{model.trade_off:g}"
     if model.extra is not None:
@@ -222,18 +231,20 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
             "num_classes": options["num_classes"],
             "normalise": normalise,
             "original": model.original_fingerprint or None,
+            "names": model.class_names or None,
         }
         facts = facts | {"timm_name": name, "timm_options": json.dumps(options), "build": json.dumps(build)}
         save_file(state, aside, facts)
     plain = zoo.build(zoo.resolve(name), **options)
-    plain.load_state_dict(load_file(aside))
+    load_strict(plain, load_file(aside), f"timm's {name}")
     twin = Model(plain, mean=model.mean, std=model.std, input_size=model.input_size)
     return twin.eval().features_and_logits
 
 
 def _write_huggingface(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
     facts["input"] = facts["input"].replace(NORMALISED_INSIDE, NORMALISED_OUTSIDE)
-    return write_huggingface(model, aside, facts)
+    write_transformers(model, aside, facts)
+    return open_folder(str(aside)).features_and_logits
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from robvit.errors import InputError
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
+from robvit.sharing_card import table
 
 TUNED = "tuned fingerprint"
 # The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
@@ -40,11 +41,11 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         f"# {title}",
         _summary(tuning),
         "## How it was made",
-        _table(("", ""), _making(tuning)),
+        table(("", ""), _making(tuning)),
         "## How it was judged",
         _judged(judged, tuning),
         "## What its held-out images said",
-        _table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
+        table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(tuning, judged)),
     ]
@@ -113,7 +114,7 @@ def _judged(records: list[Record], tuning: Record) -> str:
         ]
     head = ("network", "data", "protocol", "threat or measure", "n", "clean", "worst case")
     note = "Accuracy with its 95 % interval; an image counts only if it stays correct under every attack."
-    return f"{_table(head, rows)}\n\n{note}"
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def _limits(tuning: Record, records: list[Record]) -> list[str]:
@@ -150,10 +151,3 @@ def _percent(one: Share | None) -> str:
 def _eps(value: Any) -> str:
     levels = 255 * float(value)
     return f"{levels:g}/255" if abs(levels - round(levels, 3)) < 1e-6 else f"{value:g}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])

@@ -10,6 +10,7 @@ import torch
 
 from robvit.backbones.model import Model
 from robvit.backbones.parts import PlacedTokens
+from robvit.backbones.trained_on import fitting
 from robvit.data.decode import RESIZE_MODES
 from robvit.data.decoder import Decoder
 from robvit.errors import InputError, Unsupported
@@ -41,9 +42,10 @@ class Predictor:
     def __init__(
         self,
         model: Model,
-        resize: str = "squash",
+        resize: str | None = None,
         classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        resize = fitting(model, resize)
         if resize not in RESIZE_MODES:
             raise InputError(f"images are fitted by {' or '.join(RESIZE_MODES)}, got {resize!r}")
         rows, columns = model.input_size
@@ -52,7 +54,7 @@ class Predictor:
         if getattr(model.head, "kind", "") == "segmentation":
             raise Unsupported("a prediction here is one class an image; a segmentation head is not served")
         self.model, self.resize, self.size = model.eval(), resize, rows
-        self.classes = list(getattr(model.head, "names", []))
+        self.classes = model.class_names
         self._classify = classify
         self._decoder: Decoder | None = None
         self([PreparedImage(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm

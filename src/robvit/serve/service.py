@@ -5,7 +5,8 @@
     GET  /healthz     the process works                      422  not an image that can be decoded
     GET  /readyz      a queue slot is free                   429  the queue is full; try again later
     GET  /metrics     counts, for Prometheus                 503  shutting down
-                                                             421  asked by another name
+    GET  /openapi.json  all of this for programs             421  asked by another name
+    GET  /docs        all of this for people
 
 No answer, log or count says which tokens were drawn, or shows any of their values.
 """
@@ -21,11 +22,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from robvit.data.decoder import DecoderBusy
@@ -34,9 +36,9 @@ from robvit.serve.arriving import Arriving
 from robvit.serve.batching import Batcher, Closed, QueueFull
 from robvit.serve.hosts import answers_to
 from robvit.serve.metrics import Metrics, resident_bytes
+from robvit.serve.openapi import PAGE_HEADERS, RAW, document, page
 from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
 
-RAW = "application/octet-stream"
 LATER = {"Retry-After": "1"}
 LARGE_SHARE = 4  # large images may hold one queue slot in so many, so that they do not fill the queue
 ARRIVING_IMAGES = 8  # of the largest size, that may lie half received in memory
@@ -105,6 +107,8 @@ class Service:
             Route("/healthz", self._route("/healthz", self._health)),
             Route("/readyz", self._route("/readyz", self._ready)),
             Route("/metrics", self._route("/metrics", self._metrics_text)),
+            Route("/openapi.json", self._route("/openapi.json", self._openapi)),
+            Route("/docs", self._route("/docs", self._docs)),
         ]
         handlers = {HTTPException: self._unknown_route}
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
@@ -151,7 +155,7 @@ class Service:
         """An unknown path, or the wrong method on a known one."""
         assert isinstance(error, HTTPException)
         self.metrics.request("other", error.status_code)
-        text = "POST an image to /predict or /features; GET /healthz, /readyz or /metrics"
+        text = "POST an image to /predict or /features; GET /healthz, /readyz, /metrics or /docs"
         return _error(error.status_code, text, dict(error.headers or {}))
 
     def _model_route(self, render: Render) -> Callable[[Request], Awaitable[Response]]:
@@ -267,6 +271,17 @@ class Service:
         if self._batcher.occupied >= self.limits.queue or not self._batcher.alive:
             raise Refused(503, "no queue slot is free", LATER)
         return JSONResponse({"status": "ready"})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(self._described())
+
+    async def _docs(self, request: Request) -> Response:
+        return HTMLResponse(page(self._described()), headers=PAGE_HEADERS)
+
+    def _described(self) -> dict[str, Any]:
+        """What may be asked, for programs; it is the same for everyone, so it needs no key."""
+        classes = self._predictor.model.classes
+        return document(self.limits, classes=classes, features=self._gives_features, key=bool(self._bearer))
 
     async def _metrics_text(self, request: Request) -> Response:
         self._check_key(request)

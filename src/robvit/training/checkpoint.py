@@ -75,18 +75,20 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> Non
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write weights that `robvit.load(path)` opens without further words; any module's are kept by name.
 
-    `about` says how a robvit model is built: `arch`, `patch_size`; and where it comes from: `original`, the
-    fingerprint of the weights it was tuned from, whose heads it takes.
+    `about` says how a robvit model is built: `arch`, `patch_size`; the `names` of its classes; and where it
+    comes from: `original`, the fingerprint of the weights it was tuned from, whose heads it takes.
     """
     if not isinstance(model, Model):
         write_tensors(path, dict(model.state_dict()), {"format": "plain"})
         return
+    classes, names = int(getattr(model.net, "num_classes", 0)), about.get("names") or []
     build = {
-        "num_classes": int(getattr(model.net, "num_classes", 0)),
+        "num_classes": classes,
         "img_size": list(model.input_size),
         "patch_size": about.get("patch_size"),
         "normalise": [model.mean.flatten().tolist(), model.std.flatten().tolist()],
         "original": about.get("original"),
+        "names": names if len(names) == classes else None,
     }
     facts = {
         "timm_name": str(about.get("arch") or model.name),

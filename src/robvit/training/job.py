@@ -12,7 +12,8 @@ from torch import nn
 from robvit import plugins
 from robvit.backbones import weights
 from robvit.backbones.model import Model
-from robvit.data import ImageDataset, open_data
+from robvit.data import ImageDataset
+from robvit.data.opening import open_to_learn
 from robvit.errors import InputError
 from robvit.evaluation.probe import answers_digest
 from robvit.files import tensors_sha256
@@ -139,7 +140,7 @@ def _opened(
     data: str | Path | ImageDataset, job: Job, size: int | None, limit: int | None = None
 ) -> ImageDataset:
     if not isinstance(data, ImageDataset):
-        data = open_data(data, split=job.split, limit=limit)
+        data = open_to_learn(data, job.split if job.split != "train" else None, limit=limit)
     elif limit is not None:
         raise InputError("limit goes with the name of a data set; take fewer of an open one: data.take(...)")
     if data.kind == "labels" and not data.classes:  # a program's own have numbers alone

@@ -16,6 +16,7 @@ from torch import nn
 
 from robvit.attacks import run
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.data import ImageDataset
 from robvit.defenses.tora.io import adapted, fresh, save_adapters
 from robvit.defenses.tora.modules import BOTH, Adapters
@@ -126,6 +127,8 @@ class AdapterTrainer:
             (last if phase.answers == "joint" else first).append(adapters)
         adapters = joined(last) if len(last) > 1 else last[0]
         adapters.eval().requires_grad_(False)
+        adapters.names = list(self.splits.train.classes)
+        adapters.trained_on = TrainedOn(self.model.input_size, self.splits.train.resize)
         wanted, knob = self.settings, "path" if self.settings.path else "states"
         about = {"tuning": wanted.tuning, "knob": knob, "recipe": self.recipe.model_dump(mode="json")}
         save_adapters(adapters, self.out / ADAPTERS, about)

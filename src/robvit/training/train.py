@@ -101,7 +101,7 @@ def _run_network(job: Job, folder: Path, *, log: Log, progress: Advance) -> Reco
         splits,
         job.recipe,
         folder=folder,
-        about=job.about(),
+        about=job.about() | {"names": list(splits.train.classes)},
         trackers=chosen,
         log=log,
         progress=progress,

@@ -1,7 +1,7 @@
 """Heads on frozen features; importing them files them in HEADS."""
 
 from robvit.backbones.heads.base import HEADS, FeatureHead, load_head, pooled
-from robvit.backbones.heads.linear import ClassTokenHead, LinearHead, MeanPatchHead, import_linear
+from robvit.backbones.heads.linear import ClassTokenHead, LinearHead, MeanPatchHead, PrefixHead, import_linear
 from robvit.backbones.heads.nearest import NearestHead
 from robvit.backbones.heads.segmentation import SegmentationHead
 
@@ -12,6 +12,7 @@ __all__ = [
     "LinearHead",
     "MeanPatchHead",
     "NearestHead",
+    "PrefixHead",
     "SegmentationHead",
     "import_linear",
     "load_head",

@@ -21,15 +21,17 @@ from torch import nn
 
 from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
 from robvit.files import described, read_tensors, written_whole
 from robvit.progress import Advance, silent
 from robvit.registry import NoInfo, Registry
+from robvit.sharing import Shareable
 
 HEADS: Registry[type[FeatureHead], NoInfo] = Registry("head", NoInfo)
 FORMAT = "robvit-head-1"
-ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list}
+ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list, "img_size": list, "resize": str}
 MOST_CLASSES = 100_000
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -40,9 +42,10 @@ def pooled(tokens: Tokens) -> torch.Tensor:
     return torch.cat((*tokens.prefix[:, :1].unbind(1), tokens.patch.mean(1)), dim=1)
 
 
-class FeatureHead(nn.Module):
-    """What all heads share: named classes, the backbone's fingerprint, saving."""
+class FeatureHead(nn.Module, Shareable):
+    """What all heads share: named classes, the backbone's fingerprint, what it was trained on, saving."""
 
+    shared_as = "head"
     kind: ClassVar[str]
 
     def __init__(self, classes: int, fingerprint: str, names: list[str] | None = None) -> None:
@@ -55,6 +58,7 @@ class FeatureHead(nn.Module):
         self.classes = classes
         self.fingerprint = fingerprint
         self.names = names or []
+        self.trained_on = TrainedOn()
 
     @classmethod
     @abstractmethod
@@ -77,11 +81,22 @@ class FeatureHead(nn.Module):
     def check_state(self, path: str) -> None:
         """Refuse tensors that no training can have left; shapes have been compared already."""
 
+    def shared_facts(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("kind", "classes", "names", "fingerprint")}
+        return told | self.trained_on.settings()
+
+    def write_shared(self, path: Path) -> None:
+        self.save(path)
+
+    @classmethod
+    def read_shared(cls, path: Path) -> FeatureHead:
+        return load_head(path)
+
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
-        about = {name: getattr(self, name) for name in ABOUT}
+        facts = {"format": FORMAT, "head": json.dumps(self.shared_facts())}
         with written_whole(path) as aside:
-            save_file(self.state_dict(), aside, {"format": FORMAT, "head": json.dumps(about)})
+            save_file(self.state_dict(), aside, facts)
 
     def check(self, model: Model) -> None:
         """Refuse a backbone other than the one this head was trained on, or one tuned from it."""
@@ -90,6 +105,7 @@ class FeatureHead(nn.Module):
                 f"this {self.kind} head was trained on a backbone with fingerprint {self.fingerprint[:12]}, "
                 f"{model.name} has {model.fingerprint()[:12]}; train a head with `robvit train head`"
             )
+        self.trained_on.check("head", model)
 
 
 def load_head(path: str | Path) -> FeatureHead:
@@ -97,14 +113,16 @@ def load_head(path: str | Path) -> FeatureHead:
     state, facts = read_tensors(path, "a head file")
     if facts.get("format") != FORMAT:
         raise InputError(f"{path} is not a head of format {FORMAT}; train one with `robvit train head`")
-    about = described(facts, "head", path, ABOUT)
+    about = described(facts, "head", path, ABOUT, img_size=[], resize="")  # older files do not say
     try:
+        trained_on = TrainedOn.told_by({name: about.pop(name) for name in ("img_size", "resize")})
         with torch.device("meta"):  # what it claims takes no memory before the tensors agree
             head = HEADS[about.pop("kind")].blank(state, **about)
     except (LookupError, TypeError, RuntimeError, InputError) as error:
         raise InputError(f"{path} is damaged: {error}; train the head again") from None
     load_strict(head, state, str(path), assign=True)
     head.check_state(str(path))
+    head.trained_on = trained_on
     return head.eval()
 
 
@@ -115,7 +133,7 @@ def collect(
     """Pooled features and labels of all images: (n 2D), or of what `pool` gives, and (n,)."""
     features, labels = [], []
     for x, y in batches:
-        features.append(pool(model.tokens(x)).cpu())
+        features.append(pool(model.tokens(x.to(model.mean.device))).cpu())
         labels.append(y.cpu())
         progress(len(x))
     if not features:

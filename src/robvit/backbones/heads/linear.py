@@ -11,6 +11,7 @@ from torch import nn
 from robvit.backbones.families import Tokens
 from robvit.backbones.heads.base import HEADS, Batches, FeatureHead, check_classes, collect, pooled
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import InputError, Unsupported
 from robvit.files import is_dense, read_pickled, read_tensors
 from robvit.progress import Advance, silent
@@ -69,6 +70,7 @@ class LinearHead(FeatureHead):
         with torch.no_grad():
             head.linear.weight.copy_(weight / std)
             head.linear.bias.copy_(bias - (weight / std) @ mean)
+        head.trained_on = TrainedOn(model.input_size)
         return head.eval()
 
 
@@ -96,6 +98,17 @@ class MeanPatchHead(LinearHead):
         return tokens.patch.mean(1)
 
 
+@HEADS.add("linear-prefix")
+class PrefixHead(LinearHead):
+    """Logistic regression on class token and registers, or DeiT's distillation token: Tokens -> (B K)."""
+
+    kind = "linear-prefix"
+
+    @staticmethod
+    def pool(tokens: Tokens) -> torch.Tensor:
+        return tokens.prefix.flatten(1)
+
+
 def import_linear(
     path: str | Path, model: Model, *, on: str | None = None, names: list[str] | None = None
 ) -> LinearHead:
@@ -118,6 +131,7 @@ def import_linear(
     with torch.no_grad():
         head.linear.weight.copy_(weight)
         head.linear.bias.copy_(bias)
+    head.trained_on = TrainedOn(model.input_size, model.resize)
     return head.eval()
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from robvit.backbones.families import Tokens
 from robvit.backbones.heads.base import HEADS, Batches, FeatureHead, check_classes, collect, pooled
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import InputError
 from robvit.progress import Advance, silent
 
@@ -69,4 +70,6 @@ class NearestHead(FeatureHead):
         """Remember the normalised features of all training images."""
         x, y = collect(model, batches, progress)
         check_classes(y, classes)
-        return cls(F.normalize(x, dim=1), y, classes, model.fingerprint(), names).eval()
+        head = cls(F.normalize(x, dim=1), y, classes, model.fingerprint(), names).eval()
+        head.trained_on = TrainedOn(model.input_size)
+        return head

@@ -9,6 +9,7 @@ from torch import nn
 from robvit.backbones.families import Tokens
 from robvit.backbones.heads.base import HEADS, Batches, FeatureHead, check_classes
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import IGNORE, InputError
 from robvit.progress import Advance, silent
 
@@ -46,7 +47,8 @@ class SegmentationHead(FeatureHead):
         held: list[tuple[Tokens, torch.Tensor]] = []
         for x, masks in batches:
             with torch.no_grad():
-                held.append((model.tokens(x), masks))
+                tokens = model.tokens(x.to(model.mean.device))
+                held.append((Tokens(*(t.cpu() for t in tokens[:3]), tokens.grid), masks))
             progress(len(x))
         if not held:
             raise InputError("a head needs at least one labelled image, got none")
@@ -64,4 +66,5 @@ class SegmentationHead(FeatureHead):
                 loss.backward()
                 optimizer.step()
                 schedule.step()
+        head.trained_on = TrainedOn(model.input_size)
         return head.eval()

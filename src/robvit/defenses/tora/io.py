@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
 from robvit.defenses.tora.modules import Adapters, AdapterShape, check_backbone
 from robvit.errors import InputError, WrongBackbone
@@ -68,11 +69,13 @@ def check(adapters: Adapters, model: Model) -> None:
             f"these adapters belong to weights {adapters.fingerprint[:12]}, those of {model.name} are "
             f"{model.fingerprint()[:12]}; adapters only work on the exact weights they were trained on"
         )
+    adapters.trained_on.check("set of adapters", model)
 
 
 def save_adapters(adapters: Adapters, path: str | Path, settings: dict[str, Any] | None = None) -> None:
     """Write adapters as safetensors, with the backbone's fingerprint and how they came about."""
-    about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": settings or {}}
+    told = (settings or {}) | adapters.trained_on.settings() | {"names": adapters.names}
+    about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": told}
     tensors = {name: t.detach().cpu().contiguous() for name, t in adapters.state_dict().items()}
     with written_whole(path) as aside:
         save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(about)})
@@ -95,4 +98,15 @@ def load_adapters(path: str | Path) -> Adapters:
     except (TypeError, RuntimeError) as error:
         raise InputError(f"{path} is damaged: {error}; train the adapters again") from None
     load_strict(made, tensors, str(path), assign=True)
+    made.trained_on = TrainedOn.told_by(about["settings"])
+    made.names = _names(about["settings"].get("names"), shape.classes, path)
     return made.eval().requires_grad_(False)
+
+
+def _names(told: Any, classes: int, path: str | Path) -> list[str]:
+    """The names of the classes; older files have none."""
+    if not told:
+        return []
+    if not isinstance(told, list) or len(told) != classes or not all(isinstance(one, str) for one in told):
+        raise InputError(f"{path} is damaged: it must name all of its {classes} classes, or none")
+    return told

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -32,9 +33,11 @@ from torch import nn
 
 from robvit.backbones.families import Extra, Tokens, enter, grid_of, run_block, split, vit_embedded
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn
 from robvit.defenses.tora.fusions import FUSIONS, Fuse, Fused
 from robvit.errors import InputError, Unsupported
 from robvit.settings import check_trades
+from robvit.sharing import Shareable
 
 BOTH = ("accuracy", "robustness")
 # Tuning: the objectives that have a token, a head and, except for "heads", adapters of their own.
@@ -120,13 +123,14 @@ class Branch(nn.Module):
         self.head = nn.Linear(width, classes)
 
 
-class Adapters(nn.Module):
+class Adapters(nn.Module, Shareable):
     """Everything that is trained on a frozen ViT; `tuning` is one of `TUNINGS`, "tora" being the paper's.
 
     "heads" has two tokens and heads alone, "single" one adapter, token and head, and "adapterfusion"
     fuses as TORA does but with one gate a token. `shape.fusion` is one of `FUSIONS`.
     """
 
+    shared_as = "adapters"
     trades: torch.Tensor
     place: torch.Tensor
 
@@ -141,6 +145,8 @@ class Adapters(nn.Module):
             raise InputError(f"wiring must be {' or '.join(WIRINGS)}, got {shape.wiring!r}")
         shape = shape._replace(bottleneck=shape.bottleneck or max(1, shape.width // REDUCTION))
         self.shape, self.fingerprint = shape, fingerprint
+        self.names: list[str] = []  # of its classes
+        self.trained_on = TrainedOn()
         depth = 0 if shape.tuning == "heads" else shape.depth
         self.sides = nn.ModuleDict(
             {
@@ -154,6 +160,22 @@ class Adapters(nn.Module):
         self.fuse = FUSIONS["own" if shape.tuning == "adapterfusion" else shape.fusion]
         self.register_buffer("trades", torch.tensor(shape.trades, dtype=torch.float64))
         self.register_buffer("place", self.trades.mean())
+
+    def shared_facts(self) -> dict[str, Any]:
+        told = {"fingerprint": self.fingerprint, "classes": self.shape.classes, "names": self.names}
+        kind = {"tuning": self.shape.tuning, "fusion": self.shape.fusion, "trades": list(self.shape.trades)}
+        return told | kind | self.trained_on.settings()
+
+    def write_shared(self, path: Path) -> None:
+        from robvit.defenses.tora.io import save_adapters  # which imports this module
+
+        save_adapters(self, path)
+
+    @classmethod
+    def read_shared(cls, path: Path) -> Adapters:
+        from robvit.defenses.tora.io import load_adapters
+
+        return load_adapters(path)
 
     @property
     def classes(self) -> int:

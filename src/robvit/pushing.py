@@ -1,0 +1,128 @@
+"""What a file or a run's folder holds, opened to be passed on; and folders of networks, file by file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from robvit.backbones.heads import FeatureHead
+from robvit.backbones.heads.base import FORMAT as HEAD
+from robvit.backbones.huggingface.config import CONFIG, PREPROCESSOR, read_object
+from robvit.backbones.huggingface.reading import SHARDS, WEIGHTS, shards_in
+from robvit.defenses.lora import FORMAT as LORA
+from robvit.defenses.lora import LoRA
+from robvit.defenses.pool import FORMAT as POOL
+from robvit.defenses.pool import TokenPool
+from robvit.defenses.tokens import FORMAT as TOKENS
+from robvit.defenses.tokens import RobustTokens
+from robvit.defenses.tora.io import FORMAT as ADAPTERS
+from robvit.defenses.tora.modules import Adapters
+from robvit.errors import CannotShare, InputError
+from robvit.files import folder_written_whole
+from robvit.record import Record
+from robvit.sharing import CARD, Shareable
+from robvit.sharing_card import card_of
+
+KINDS: dict[str, type[Shareable]] = {
+    LORA: LoRA,
+    HEAD: FeatureHead,
+    TOKENS: RobustTokens,
+    POOL: TokenPool,
+    ADAPTERS: Adapters,
+}
+# What a run leaves, in the order in which it is looked for; its state and its secret are never passed on.
+RESULTS = ("lora", "pool", "tokens", "adapters", "head")
+
+
+def check_repository(name: str) -> None:
+    """Refuse what can be no repository's name."""
+    if not re.fullmatch(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", name):
+        raise InputError(f"a repository is OWNER/NAME, got {name[:80]!r}")
+
+
+def opened_result(place: Path) -> Shareable | None:
+    """The result in a file, or in a run's folder; nothing for the folder of a network."""
+    if place.is_dir():
+        found = [place / f"{name}.safetensors" for name in RESULTS]
+        path = next((one for one in found if one.is_file()), None)
+        if path is None and (place / CONFIG).is_file() and (place / WEIGHTS).is_file():
+            return None
+        path = path or (place / "record.json" if (place / "record.json").is_file() else None)
+        if path is None:
+            raise InputError(
+                f"{place} holds no result of a run ({', '.join(RESULTS)}, record.json) and no network with "
+                f"{CONFIG}; weights go by `robvit bake --layout huggingface` first"
+            )
+        place = path
+    if place.suffix == ".json":
+        return Record.load(place)
+    kind = KINDS.get(_metadata(place).get("format", ""))
+    if kind is None:
+        raise InputError(
+            f"{place} is no LoRA, head, token or adapter file of robvit's; a model's checkpoint goes by "
+            "`robvit bake --layout huggingface` first"
+        )
+    result: Shareable = kind.read_shared(place)
+    return result
+
+
+def push_folder(
+    folder: Path,
+    repo: str,
+    records: Sequence[Record],
+    *,
+    to: Path | None,
+    private: bool,
+    publish_secret: bool,
+) -> str:
+    """Pass on config, weights and preprocessor of a network's folder with a card, and nothing else."""
+    names = [WEIGHTS] if (folder / WEIGHTS).is_file() else [SHARDS, *shards_in(folder)]
+    facts = _metadata(folder / names[-1])
+    if "warning" in facts and not publish_secret:
+        raise InputError(
+            f"{folder}: {facts['warning']}. If it is meant to be passed on, say --publish-secret: they stop "
+            "being secret"
+        )
+    config = read_object(folder / CONFIG)
+    told: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    told |= {key: facts[key] for key in ("fingerprint", "img_size", "resize", "classes") if key in facts}
+    card = card_of("model", told, records, repo)
+    names += [name for name in (CONFIG, PREPROCESSOR) if (folder / name).is_file()]
+    if to is not None:
+        if to.resolve() == folder.resolve():
+            raise InputError("--folder must be another folder than the one that is passed on")
+        with folder_written_whole(to) as aside:
+            _gather(folder, names, card, aside)
+        return str(to)
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import SoftTemporaryDirectory
+
+    with SoftTemporaryDirectory() as room:
+        _gather(folder, names, card, Path(room))
+        try:
+            api = HfApi()
+            api.create_repo(repo, private=private or None, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo, folder_path=room, commit_message="A model of robvit"))
+        except Exception as error:  # the client's errors have another base in every version
+            raise CannotShare(
+                f"the hub did not take {repo}: {error}; log in with `hf auth login`, or give --folder"
+            ) from error
+
+
+def _gather(folder: Path, names: Sequence[str], card: str, aside: Path) -> None:
+    for name in names:
+        shutil.copyfile(folder / name, aside / name)
+    (aside / CARD).write_text(card, encoding="utf-8")
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:
+            return dict(file.metadata() or {})
+    except Exception as error:  # a damaged file fails in whatever way it likes
+        raise InputError(f"{path} is no safetensors file that can be read: {error}") from None
