@@ -179,6 +179,8 @@ table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
 .highlight .copy:hover, .highlight .copy:focus-visible { opacity: 1; }
 .highlight-bash pre, .highlight-none pre, .highlight-python pre { padding-right: 4rem; }
 article img { border-radius: 6px; }
+/* The theme's own colours for plain code: a command has none of its own and must be read in the dark too. */
+.highlight pre { background: var(--color-code-background); color: var(--color-code-foreground); }
 """
 
 COPY = """
