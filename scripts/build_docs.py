@@ -168,7 +168,7 @@ table.docutils { font-size: 0.9em; }
 table.docutils td:first-child code { white-space: nowrap; }
 table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
 /* Commands wrap, so that a phone shows all of them; a wrapped line hangs. */
-.highlight-bash pre, .highlight-default pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.highlight-bash pre, .highlight-none pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 .highlight { position: relative; }
 .highlight .copy {
   position: absolute; top: 0.35rem; right: 0.35rem;
@@ -177,8 +177,10 @@ table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
   border: 1px solid var(--color-background-border); border-radius: 4px; opacity: 0.75;
 }
 .highlight .copy:hover, .highlight .copy:focus-visible { opacity: 1; }
-.highlight-bash pre, .highlight-default pre, .highlight-python pre { padding-right: 4rem; }
+.highlight-bash pre, .highlight-none pre, .highlight-python pre { padding-right: 4rem; }
 article img { border-radius: 6px; }
+/* The theme's own colours for plain code: a command has none of its own and must be read in the dark too. */
+.highlight pre { background: var(--color-code-background); color: var(--color-code-foreground); }
 """
 
 COPY = """
