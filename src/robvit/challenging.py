@@ -20,10 +20,10 @@ from robvit import plugins
 from robvit.attacks.core import Model, frozen
 from robvit.attacks.eot import bpda, eot
 from robvit.attacks.run import judge, run
+from robvit.backbones.trained_on import fitting
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
-from robvit.evaluation.classifiers import Classifier, aligned, check_fit, model_facts, open_classifier
-from robvit.evaluation.evaluate import Judged
+from robvit.evaluation.classifiers import Classifier, Judged, aligned, check_fit, model_facts, open_classifier
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.evaluation.trials import clean_trial_of, trial_of
@@ -104,7 +104,7 @@ def challenge(
     queries: int = 300,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = 64,
     batch: int = 32,
     seed: int = 0,
@@ -127,7 +127,8 @@ def challenge(
     queries: those of the attacker who sees answers only.
     out: a folder for record.json; nothing is written without it.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images.
     batch: images in one pass.
     seed: decides every random draw.
@@ -138,7 +139,7 @@ def challenge(
         raise InputError(f"a defence is challenged in {', '.join(NORMS)}, got {threat.norm}")
     plain = model if isinstance(model, Classifier) else open_classifier(model)
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
-    images = aligned(plain, images.resized(plain.size or images.size, resize))
+    images = aligned(plain, images.resized(plain.size or images.size, fitting(plain.net, resize)))
     check_fit(plain, images)
     x, y = images.tensors()
     torch.manual_seed(seed)
@@ -207,7 +208,7 @@ def _attack(
     rows: list[list[Any]] = []
     record.trials = [clean_trial_of(judge(field.plain, x, y, batch=batch), scenario=PLAIN, control=True)]
     for name, attacker in ATTACKERS.items():
-        settings = {"steps": queries if attacker.attack == "square" else steps, "seed": seed}
+        settings: dict[str, Any] = {"steps": queries if attacker.attack == "square" else steps, "seed": seed}
         if not attacker.fits(field):
             rows.append([name, attacker.about, None, "the defence is not randomised"])
             continue

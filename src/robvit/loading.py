@@ -24,7 +24,7 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, load_adapters
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError, Unsupported
-from robvit.sharing import Shareable, shared_kind
+from robvit.sharing import shared_kind
 
 Size = int | tuple[int, int]
 
@@ -237,7 +237,7 @@ class _Parts:
         return model
 
 
-def _opened(part: Any, kind: type[Shareable], read: Callable[[str | Path], Any]) -> Any:
+def _opened(part: Any, kind: Any, read: Callable[[str | Path], Any]) -> Any:
     """A part as it is, or from its file, or from a folder of `save_pretrained` here or on the hub."""
     if not isinstance(part, str | Path):
         return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from robvit.record import Record
 from robvit.sharing import CARD, Shareable
 from robvit.sharing_card import card_of
 
-KINDS: dict[str, type[Shareable]] = {
+KINDS: dict[str, Any] = {
     LORA: LoRA,
     HEAD: FeatureHead,
     TOKENS: RobustTokens,
@@ -100,9 +101,8 @@ def push_folder(
             _gather(folder, names, card, aside)
         return str(to)
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import SoftTemporaryDirectory
 
-    with SoftTemporaryDirectory() as room:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as room:
         _gather(folder, names, card, Path(room))
         try:
             api = HfApi()

@@ -259,7 +259,8 @@ class Record(Shareable):
     def shared_facts(self) -> dict[str, Any]:
         told = {"kind": self.kind, "schema": self.schema, "created": self.created}
         names = {"model": self.model.get("name", ""), "fingerprint": self.model.get("fingerprint", "")}
-        return without_places(told | names | {"data digest": self.data.get("digest", "")})
+        facts: dict[str, Any] = without_places(told | names | {"data digest": self.data.get("digest", "")})
+        return facts
 
     def card(self, records: Sequence[Record] = (), name: str = "") -> str:
         return card_of(self.shared_as, self.shared_facts(), [self, *records], name)

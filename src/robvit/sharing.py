@@ -161,7 +161,7 @@ def _hub_folder() -> Any:
 
     class HubFolder(ModelHubMixin, library_name="robvit"):
         # Set, so that the mixin does not take the thing itself for its config.
-        _hub_mixin_config: ClassVar[Any] = {"library_name": "robvit"}
+        _hub_mixin_config: ClassVar[Any] = {"library_name": "robvit"}  # type: ignore[misc]
 
         def __init__(self, held: Any, card: str = "") -> None:
             self.held, self._card = held, card
@@ -176,9 +176,13 @@ def _hub_folder() -> Any:
             (save_directory / CARD).unlink(missing_ok=True)  # the mixin would keep an older one
 
         @classmethod
-        def _from_pretrained(cls, *, model_id: str, wanted: type[Shareable], **options: Any) -> Any:
+        def _from_pretrained(  # type: ignore[override]  # the mixin hands on what it was given
+            cls, *, model_id: str, wanted: type[Shareable], **options: Any
+        ) -> Any:
             name = wanted.shared_as + wanted.ending
-            known = {key: options.get(key) for key in ("revision", "cache_dir", "token", "local_files_only")}
+            known: dict[str, Any] = {
+                key: options.get(key) for key in ("revision", "cache_dir", "token", "local_files_only")
+            }
             folder = Path(model_id)
             path = folder / name if folder.is_dir() else Path(hf_hub_download(model_id, name, **known))
             if not path.is_file():

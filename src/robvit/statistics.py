@@ -97,7 +97,9 @@ def over_seeds(differences: Sequence[Sequence[float]], unit: float = 100.0) -> S
 
 def student_quantile(share: float, freedom: int) -> float:
     """How far from zero Student's t stays with this chance, to either side."""
-    return math.tan(math.pi / 2 * _crossing(lambda angle: share - _student(angle, freedom))) * freedom**0.5
+    return math.tan(math.pi / 2 * _crossing(lambda angle: share - _student(angle, freedom))) * math.sqrt(
+        freedom
+    )
 
 
 def _student(angle: float, freedom: int) -> float:
@@ -197,6 +199,6 @@ def t_share(value: float, freedom: float) -> float:
     """
     end, pieces = math.atan(value / math.sqrt(freedom)), 2000
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    heights = [max(math.cos(end * i / pieces), 0.0) ** (freedom - 1) for i in range(pieces + 1)]
+    heights = [math.pow(max(math.cos(end * i / pieces), 0.0), freedom - 1) for i in range(pieces + 1)]
     whole = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
     return 0.5 + scale * whole * end / pieces / 3

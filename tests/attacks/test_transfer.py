@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ def test_every_switch_does_something(switch):
     model, x = tiny(), images()
     y, threat = labelled(model, x), Threat("linf", EPS["linf"])
     common = {"steps": 4, "early_stop": False}
-    adv = [transfer(model, x, y, threat, **(OFF | given), **common) for given in ({}, switch)]
+    given: list[dict[str, Any]] = [OFF, OFF | switch]
+    adv = [transfer(model, x, y, threat, **settings, **common) for settings in given]
     assert not torch.equal(*adv)
 
 
@@ -183,7 +185,7 @@ def test_tgr_leaves_extremes_out_and_weakens_the_rest():
 def test_tgr_changes_the_gradient_and_not_the_output(fused):
     net, x = plain_vit(depth=1).double(), torch.rand(2, 3, 32, 32).double()
     net.blocks[0].attn.fused_attn = fused
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
     net.blocks[0].attn.qkv.register_full_backward_hook(lambda m, given, out: seen.update(qkv=given[0]))
     net.blocks[0].norm1.register_full_backward_hook(lambda m, given, out: seen.update(norm=out[0]))
     with token_gradients_levelled(net):

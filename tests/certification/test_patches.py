@@ -210,7 +210,12 @@ def test_a_curve_over_sizes_holds_each_certificate_by_itself(
     alone = {side: certify(mini, "sample", patch=side, limit=12) for side in (5, 10)}
     asked: list[int] = []
     whole = PatchDefense.asked
-    monkeypatch.setattr(PatchDefense, "asked", lambda self, x: asked.append(len(x)) or whole(self, x))
+
+    def counted(self: PatchDefense, x: torch.Tensor) -> object:
+        asked.append(len(x))
+        return whole(self, x)
+
+    monkeypatch.setattr(PatchDefense, "asked", counted)
     record = certify(mini, "sample", patch=[10, 4, 5, 5], limit=12, out=tmp_path)
     assert asked == [12, 12]  # patches of 4 and 5 pixels touch two tokens a side, one of 10 four
     for side, one in alone.items():

@@ -73,7 +73,7 @@ def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) 
 
 def test_what_is_no_defence_is_refused() -> None:
     with pytest.raises(InputError, match="must return a callable from images to logits, got int"):
-        challenge("robvit-mini", "sample", lambda model: 3, **SMALL)
+        challenge("robvit-mini", "sample", lambda model: 3, **SMALL)  # type: ignore[arg-type,return-value]
     refused = CliRunner().invoke(app, ["challenge", "robvit-mini", "sample", "--defence", "nonsense"])
     assert refused.exit_code == 2
     assert "module:function" in refused.output

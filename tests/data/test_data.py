@@ -466,12 +466,17 @@ class TestHub:
             {"img": Image_(), "label": ClassLabel()},
             [{"img": cell, "label": i % 2} for i, cell in enumerate(cells)],
         )
+        asked = table.asked
+
+        def load(name: str, config: str | None, split: str, revision: str | None) -> Table:
+            asked.append(revision)
+            return table
+
         fake = SimpleNamespace(
             Image=Image_,
             get_dataset_split_names=lambda name, config, revision: ["train", "validation"],
-            load_dataset=lambda name, config, split, revision: asked.append(revision) or table,
+            load_dataset=load,
         )
-        asked = table.asked
         monkeypatch.setitem(sys.modules, "datasets", fake)
         monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(

@@ -9,6 +9,7 @@ depend on the batch, and budgets below a grey level are not kept: the certificat
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,12 +67,12 @@ def feature_reference(
     seed: decides the start, together with each image.
     """
     target = model(x)
-    settings = {"steps": steps, "step_size": step_size, "stop": stop, "pixels": pixels, "nearest": nearest}
+    settings: dict[str, Any] = {"steps": steps, "step_size": step_size, "stop": stop}
 
     def cost(output: torch.Tensor) -> torch.Tensor:
         return F.cosine_similarity(output, target, dim=axis).mean()
 
-    return _descend(model, x, threat, cost, seed=seed, **settings)
+    return _descend(model, x, threat, cost, seed=seed, pixels=pixels, nearest=nearest, **settings)
 
 
 @attack(

@@ -67,7 +67,9 @@ class Outcome:
     @property
     def correct(self) -> torch.Tensor:
         """Which images (B,) are still classified correctly."""
-        return ~self.success if self.targets is None else self.predicted == self.labels
+        if self.targets is None or self.labels is None:
+            return ~self.success
+        return self.predicted == self.labels
 
     @property
     def robust_accuracy(self) -> float:

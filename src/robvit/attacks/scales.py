@@ -152,8 +152,8 @@ def find_scales(
             values = search.compare([chain.factors for chain in chains], last)
             value = max(values)
             chosen = chains[values.index(value)]
-    ends = (tuple(factors.tolist()) for factors in (chosen.factors, chosen.start))
-    return Scales(*ends, chosen.moved, search.forward, search.backward, value)
+    end, start = (tuple(factors.tolist()) for factors in (chosen.factors, chosen.start))
+    return Scales(end, start, chosen.moved, search.forward, search.backward, value)
 
 
 _SPACES = ("linear", "log")

@@ -105,7 +105,8 @@ def hub_folder(text: str) -> Path:
         raise InputError(f"expected OWNER/NAME or OWNER/NAME@COMMIT after hf:, got {text[:80]!r}")
     repository, asked = split_name(text)
     config = _fetched(repository, CONFIG, asked or settled(repository))
-    folder, revision = config.parent, asked or settled(repository) or download.commit_of(config)
+    folder: Path = config.parent
+    revision = asked or settled(repository) or download.commit_of(config)
     if not asked:  # all other files are taken from the same commit, and so is everything the next time
         settle(repository, revision, f"hf:{repository}@{revision}")
     told = read_object(config)
@@ -169,7 +170,7 @@ def _open_timm(folder: Path, told: Mapping[str, Any], side: int | None) -> Opene
         raise Unsupported(f"timm cannot build the network of {folder}: {error}") from None
     load_strict(net, as_timm_fits(net, tensors), str(folder))
     colours = (shown.get("mean"), shown.get("std"))
-    mean, std = (tuple(map(float, c)) if _is_colour(c) else () for c in colours)
+    mean, std = (tuple(map(float, c)) if c and _is_colour(c) else () for c in colours)
     labels = shown.get("label_names")
     names = tuple(map(str, labels)) if isinstance(labels, list) and len(labels) == classes else ()
     return Opened(net, mean, std, "", wanted, names=names)

@@ -45,7 +45,8 @@ def safe_corners(safe: list[bool], cover: Cover, image: tuple[int, int]) -> torc
         first, last = torch.tensor([[min(n), max(n)] for n in numbers]).T[:, :, None]
         within.append((corner // token >= first) & ((corner + cover.patch - 1) // token <= last))
     inside = within[0][:, :, None] & within[1][:, None]
-    return (inside & torch.tensor(safe)[:, None, None]).any(0)
+    allowed: torch.Tensor = (inside & torch.tensor(safe)[:, None, None]).any(0)
+    return allowed
 
 
 def unsafe_share(safe: list[bool], cover: Cover, image: tuple[int, int]) -> torch.Tensor:
@@ -54,7 +55,8 @@ def unsafe_share(safe: list[bool], cover: Cover, image: tuple[int, int]) -> torc
     edge = (cover.patch - 1,) * 4
     there = torch.nn.functional.pad(torch.stack((~corners, torch.ones_like(corners))).float(), edge)
     unsafe, every = box_sums(there, cover.patch)
-    return unsafe / every
+    share: torch.Tensor = unsafe / every
+    return share
 
 
 def draw_place(x: torch.Tensor, safe: list[bool], cover: Cover) -> Tile:

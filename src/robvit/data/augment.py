@@ -69,7 +69,8 @@ def _policy(settings: Augment) -> Transform:
 
 def _deit_policy(settings: Augment, size: int) -> Transform:
     """DeiT's RandAugment: timm's list of operations that grow with the magnitude, which varies by 0.5."""
-    from timm.data import IMAGENET_DEFAULT_MEAN, rand_augment_transform  # slow, and few ask for it
+    from timm.data.auto_augment import rand_augment_transform  # slow, and few ask for it
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN
 
     fill = tuple(round(255 * channel) for channel in IMAGENET_DEFAULT_MEAN)
     options = {"translate_const": int(0.45 * size), "img_mean": fill}
@@ -82,7 +83,9 @@ def _deit_policy(settings: Augment, size: int) -> Transform:
         random.seed(seed)
         np.random.seed(seed)
         try:
-            return v2.functional.to_dtype(pil_to_tensor(operate(to_pil_image(x))), torch.float32, scale=True)
+            levels = pil_to_tensor(operate(to_pil_image(x)))
+            made: torch.Tensor = v2.functional.to_dtype(levels, torch.float32, scale=True)
+            return made
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])

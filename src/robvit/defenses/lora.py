@@ -151,7 +151,9 @@ class LoRA(Shareable):
         return merged
 
     def shared_facts(self) -> dict[str, Any]:
-        told = {name: self.settings[name] for name in ("eps", "norm", "loss") if name in self.settings}
+        told: dict[str, Any] = {
+            name: self.settings[name] for name in ("eps", "norm", "loss") if name in self.settings
+        }
         told |= {"model": Path(str(self.settings.get("model", ""))).name} | self.trained_on.settings()
         return {"fingerprint": self.fingerprint, "rank": self.rank, "alpha": self.alpha, **told}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from robvit.attacks import ATTACKS
 from robvit.attacks.core import check_settings
+from robvit.backbones.trained_on import fitting
 from robvit.budget import check_budget, parse_number
 from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
@@ -49,7 +50,7 @@ def curve(
     settings: dict[str, dict[str, Any]] | None = None,
     out: str | Path | None = None,
     split: str | None = None,
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     batch: int = 32,
     seed: int = 0,
@@ -71,7 +72,8 @@ def curve(
     out: a folder for record.json, curve.png, smallest_eps.csv and the parts from which an interrupted run
         goes on.
     split: the part of the data; its judging part if left out.
-    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet.
+    resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
+        model carries if left out, else squash.
     limit: at most so many images, drawn by a fixed seed.
     batch: images in one pass.
     seed: decides every random draw.
@@ -86,7 +88,7 @@ def curve(
             f"a curve needs gradients, {judged.name} is a black box; `robvit attack --attack square`"
         )
     images = judged_images(data, Subset(), split=split, limit=limit)
-    images = aligned(judged, images.resized(judged.size or images.size, resize))
+    images = aligned(judged, images.resized(judged.size or images.size, fitting(judged.net, resize)))
     check_fit(judged, images)
     record = Record("curve", model_facts(judged), images.facts(), [], command=command)
     record.protocol = {"attacks": given, "norm": norm, "eps": budgets, "batch": batch}

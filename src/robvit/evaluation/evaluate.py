@@ -6,6 +6,7 @@ Each attack is a folder of shards, so that a run that was killed goes on, severa
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 from robvit.attacks import ATTACKS
@@ -85,7 +86,7 @@ def evaluate(
     fit = fitting(classifier.net, resize)
     images = aligned(classifier, images.resized(classifier.size or images.size, fit))
     classes = check_fit(classifier, images)
-    taken = getattr(classifier.net, "learned_from", frozenset())
+    taken: Set[str] = getattr(classifier.net, "learned_from", frozenset())
     learned = public_images(public, data, images, split=split, taken=taken)
     if rules.learns:
         learned(1)  # refused now rather than after an hour

@@ -48,7 +48,8 @@ class SegmentationHead(FeatureHead):
         for x, masks in batches:
             with torch.no_grad():
                 tokens = model.tokens(x.to(model.mean.device))
-                held.append((Tokens(*(t.cpu() for t in tokens[:3]), tokens.grid), masks))
+                prefix, extra, patch = (t.cpu() for t in tokens[:3])
+                held.append((Tokens(prefix, extra, patch, tokens.grid), masks))
             progress(len(x))
         if not held:
             raise InputError("a head needs at least one labelled image, got none")

@@ -237,6 +237,7 @@ def _linear(model: Model) -> tuple[str, Linear] | None:
             f"the classifier of {model.name} normalises or pools in a way transformers' does not"
         )
     if isinstance(net, VisionTransformerDistilled):
-        weights = (net.head.weight, net.head_dist.weight)
-        return "linear-prefix", (torch.cat(weights, 1) / 2, (net.head.bias + net.head_dist.bias) / 2)
+        both: Any = (net.head, net.head_dist)
+        weight = torch.cat([one.weight for one in both], 1) / 2
+        return "linear-prefix", (weight, sum(one.bias for one in both) / 2)
     return "linear-class" if net.global_pool == "token" else "linear-mean", (net.head.weight, net.head.bias)

@@ -155,7 +155,11 @@ class ScalingBench:
             left = {}
             with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
                 for factor in (f for f in FACTORS if f != 1):
-                    settings = {"base": "gama", "factors": factor, "steps": min(steps, self.effort.steps)}
+                    settings: dict[str, Any] = {
+                        "base": "gama",
+                        "factors": factor,
+                        "steps": min(steps, self.effort.steps),
+                    }
                     outcome = run(
                         "aas_uniform", self.model, x, y, self.threat, seed=self.context.seed, **settings
                     )

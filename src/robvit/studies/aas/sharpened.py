@@ -47,8 +47,8 @@ class Sharpened:
     def lost(self) -> Claim:
         """That plain PGD misses images which others break on this model."""
         ours, plain = self.worst, self.comparison.plain.correct
-        broken = ([not c for c in one] for one in (ours, plain))
-        return claim_of(f"x{self.sharpness:g}: plain PGD misses images that others break", *broken)
+        ours, plain = ([not correct for correct in one] for one in (ours, plain))
+        return claim_of(f"x{self.sharpness:g}: plain PGD misses images that others break", ours, plain)
 
     def won(self) -> Claim:
         """That AAS breaks what plain PGD does not, even at equal cost."""

@@ -74,8 +74,9 @@ class TokenEffort(Effort):
     def recipe(self, *, count: int = 10, seed: int = 0) -> TokenRecipe:
         """How tokens are learned."""
         attack = self.feature_attack(self.inner_steps)
-        size = {"count": count, "steps": self.steps, "batch": self.batch}
-        return TokenRecipe(**size, axis=self.axis, seed=seed, attack=attack)
+        return TokenRecipe(
+            count=count, steps=self.steps, batch=self.batch, axis=self.axis, seed=seed, attack=attack
+        )
 
     def feature_attack(self, steps: int) -> AttackSetting:
         """The attack on features in so many steps."""

@@ -76,7 +76,8 @@ def attention(
 def _objects(maps: dict[float, torch.Tensor], y: torch.Tensor, behind: int) -> Table:
     """The accuracy adapter's gate on patches of object and background; y (B H W), maps as `gate_maps`."""
     rows: list[list[object]] = []
-    grid = next(iter(maps.values())).shape[-2:]
+    rows_of, columns_of = next(iter(maps.values())).shape[-2:]
+    grid = (rows_of, columns_of)
     share = adaptive_avg_pool2d(((y != behind) & (y != IGNORE)).float()[:, None], grid)[:, 0]
     known = adaptive_avg_pool2d((y != IGNORE).float()[:, None], grid)[:, 0]
     thing, rest = share > 0.5, (share < 0.1) & (known > 0.5)  # patches of the border count as neither

@@ -46,7 +46,9 @@ EFFORT = RecipeEffort()
 def changes(policy: str, weight_decay: float, eps_warmup: float) -> dict[str, Any]:
     """What the thesis varies in a recipe, in full."""
     on = POLICIES[policy]
-    augment = {f"augment.{name}": strength if name in on else 0 for name, strength in STRENGTH.items()}
+    augment: dict[str, Any] = {
+        f"augment.{name}": strength if name in on else 0 for name, strength in STRENGTH.items()
+    }
     augment |= {"augment.policy": "deit"} if "randaugment" in on else {}
     return {"eps_warmup": eps_warmup, "weight_decay": weight_decay, **augment}
 
