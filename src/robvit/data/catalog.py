@@ -200,6 +200,7 @@ def camvid(place: str, split: str | None) -> Listing:
 @DATASETS.add(
     about="Oxford-IIIT Pet, images/BREED and masks/BREED; three quarters of each breed are for training",
     example="pets:PATH?target=breeds",
+    splits=cifar.SPLITS,
 )
 def pets(place: str, split: str | None, *, target: str = "masks") -> Listing:
     """Pets before a background, 1 and 2 in the masks, the border between void; or labelled by breed."""
