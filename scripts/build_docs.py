@@ -208,7 +208,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
 PAGE = re.compile(r"docs/([\w-]+)\.md")
 # A line of a parameter list: one name or several, a colon, what it is.
-PARAMETER = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.+)$")
+PARAMETER = re.compile(r"^([a-z_0-9]+(?:, [a-z_0-9]+)*): (.+)$")
 TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', flags=re.MULTILINE)
 
 

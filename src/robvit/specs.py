@@ -22,6 +22,7 @@ from robvit.files import given_path
 from robvit.registry import unknown
 
 # A split goes by any of these names; where none is asked for, the first of the evaluation splits is taken.
+PARTS = ("learn", "held-out")  # of a folder without splits
 SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
 CORRUPTION = "corruption"  # the option that every dataset has
 FOLDER = "folder"  # the dataset that a bare path means

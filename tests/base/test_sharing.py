@@ -122,6 +122,9 @@ def test_secret_tokens_stay_unless_their_end_is_asked_for(
     assert '"ab"' not in text  # the salt
 
 
+# Where an upload fails, huggingface_hub leaves its temporary folder to the collector, which warns.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 def test_pushing_creates_a_repository_and_uploads_the_folder(
     mini: robvit.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,8 +209,8 @@ def test_an_attack_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> N
         (["--set", "stepz=2"], "did you mean step"),
         (["--set", "steps"], "looks like steps=20"),
         (["--eps", "banana"], "number such as 8/255"),
-        (["--norm", "l7"], "must be linf, l2 or l1"),
-        (["--compile", "inductr"], "did you mean inductor"),
+        (["--norm", "l7"], "must be linf, l2, l1 or patch"),
+        (["--compile", "inductr"], "the usual one is inductor"),
     ],
 )
 def test_mistakes_get_a_remedy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -51,8 +52,9 @@ class _Windowed:
         kept = torch.tensor(self.cover.kept(*pair), device=x.device).expand(len(x), -1)
         return self.dropping.tokens(self.dropping.embed(x), kept)
 
-    def fingerprint(self) -> str:
-        return self.dropping.model.fingerprint()
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a head asks for is the model's own."""
+        return getattr(self.dropping.model, name)
 
 
 def _repeated(

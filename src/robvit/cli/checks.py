@@ -20,7 +20,7 @@ from robvit.explanation.figures import NAMES
 from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.settings import check_like, check_setting, parse_settings
-from robvit.specs import CORRUPTION, FOLDER, SPLITS, check_split, parse_spec
+from robvit.specs import CORRUPTION, FOLDER, PARTS, SPLITS, check_split, parse_spec
 
 MAKERS = {
     "head": "`robvit train head` makes one",
@@ -120,7 +120,7 @@ def check_data(spec: str | None, split: str | None = None) -> None:
     if not path.is_dir() and not (name == FOLDER and path.is_file()):
         what = "is a file" if path.exists() else "does not exist"
         raise DataError(f"expected a folder of images, got {path}, which {what}")
-    usual = {one for alike in SPLITS.values() for one in alike} | {None}
+    usual = {one for alike in SPLITS.values() for one in alike} | {*PARTS, None}
     if split not in usual and not any((path / below / str(split)).is_dir() for below in ("", "images")):
         raise DataError(f"{path} has no split called {split!r}, nor a folder of that name")
 

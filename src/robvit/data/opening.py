@@ -31,9 +31,9 @@ from robvit.errors import DataError, InputError
 from robvit.files import given_path, read_text
 from robvit.progress import progress
 from robvit.registry import unknown
-from robvit.specs import CORRUPTION, parse_spec
+from robvit.specs import CORRUPTION, PARTS, parse_spec
 
-LEARN, HELD_OUT = PARTS = ("learn", "held-out")  # of a folder without splits
+LEARN, HELD_OUT = PARTS
 HELD_SHARE = 0.2
 
 
