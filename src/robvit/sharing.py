@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from robvit.errors import CannotShare, InputError
 from robvit.files import parse_json, read_text, written_whole
+from robvit.revisions import settle, settled
 from robvit.sharing_card import card_of
 from robvit.versions import library_versions
 
@@ -93,7 +94,7 @@ class Shareable:
         local_files_only: bool = False,
     ) -> Self:
         """What `save_pretrained` wrote into a folder, or `push_to_hub` into a repository."""
-        options = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        options = {"revision": revision or settled(str(name)) or None, "token": token, "cache_dir": cache_dir}
         try:
             opened = _hub_folder().from_pretrained(
                 str(name), wanted=cls, local_files_only=local_files_only, **options
@@ -184,7 +185,13 @@ def _hub_folder() -> Any:
                 key: options.get(key) for key in ("revision", "cache_dir", "token", "local_files_only")
             }
             folder = Path(model_id)
-            path = folder / name if folder.is_dir() else Path(hf_hub_download(model_id, name, **known))
+            if folder.is_dir():
+                path = folder / name
+            else:
+                path = Path(hf_hub_download(model_id, name, **known))
+                if not known["revision"]:  # of a branch that moves: the commit it was at is meant from now on
+                    commit = path.parent.name
+                    settle(model_id, commit, f'from_pretrained("{model_id}", revision="{commit}")')
             if not path.is_file():
                 kind = shared_kind(folder) or "nothing of robvit's"
                 raise InputError(f"{folder} holds no {name}, which is read here; it has {kind}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_what_rounding_allows_the_certificate_allows(eps: float) -> None:
     assert float(outcome.distance.max()) <= eps + 2e-7
     with pytest.raises(BrokenAttack, match="must stay within"):
         certify(x, (x + 9 / 255).clamp(0, 1), threat, eight_bit=True)
+
+
+def test_what_rounding_makes_is_certified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding to the nearest level makes two levels of 1.6: it must not come out, should it ever be back."""
+    runner = sys.modules["robvit.attacks.run"]
+    monkeypatch.setattr(runner, "whole_levels", lambda x, adv, threat: (adv * 255).round() / 255)
+    x = torch.full((2, 3, 6, 6), 128 / 255)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
+    with pytest.raises(BrokenAttack, match="must stay within"):
+        run("pgd", net, x, net(x).argmax(1), Threat("linf", 1.6 / 255), steps=3, eight_bit=True)
 
 
 @pytest.mark.parametrize("name", ["aas", "aas_uniform", "pgd"])

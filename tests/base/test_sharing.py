@@ -226,3 +226,24 @@ def test_without_a_record_nothing_is_claimed(mini: robvit.Model) -> None:
     card = changed_lora(mini).card(name="me/lora")
     assert "nothing is claimed" in card
     assert "Nothing is known of its robustness" in card
+
+
+def test_a_branch_that_moves_is_followed_once(
+    mini: robvit.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    first, asked = "a" * 40, list[str | None]()
+    (tmp_path / first).mkdir()
+    changed_lora(mini).save(tmp_path / first / "lora.safetensors")
+    (tmp_path / first / "config.json").write_text("{}")
+
+    def fetched(repository: str | None = None, file: str = "", **options: Any) -> str:
+        asked.append(options["revision"])
+        return str(tmp_path / first / (file or options["filename"]))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetched)
+    monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", fetched)
+    for _ in range(2):
+        LoRA.from_pretrained("me/mine")
+    assert set(asked[: len(asked) // 2]) == {None}
+    assert set(asked[len(asked) // 2 :]) == {first}

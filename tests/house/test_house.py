@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
-    "reviewing": BASE | {"data", "evaluation", "diagnosis", "report"},
+    "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
     | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},

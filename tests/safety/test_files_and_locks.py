@@ -128,7 +128,10 @@ def test_token_files_that_steer_a_terminal_or_hold_nothing(tmp_path: Path) -> No
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
-    "no images": {"data": {"count": 0}, "trials": [{"correct": [], "predicted": [], "distance": []}]},
+    "no images": {
+        "data": {"count": 0, "labels": []},
+        "trials": [{"correct": [], "predicted": [], "distance": []}],
+    },
     "a giant number": {"metrics": {"a": 10**400}},
     "a giant count": {"data": {"count": 10**400}},
     "labels of more images": {"data": {"labels": [1, 1]}},
