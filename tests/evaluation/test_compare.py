@@ -116,7 +116,7 @@ def test_a_function_of_anybodys_is_judged(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(InputError, match=message):
             open_classifier(spec)
-    with pytest.raises(InputError, match="tokens is for models of robvit's"):
+    with pytest.raises(InputError, match="is not a token file"):
         open_classifier("strangers:bright", tokens=tmp_path / "t.safetensors")
 
 

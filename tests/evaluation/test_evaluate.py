@@ -48,7 +48,7 @@ def test_the_packages_protocols_are_sound_and_called_by_their_names(name: str) -
         (HEAD + "threat: {norm: linf, eps: 0}", "more than 0"),
         (HEAD + "threat: {norm: l2, eps: .inf}", "finite"),
         (HEAD + "threat: {norm: linf, eps: many}", "threat.eps: expected a number such as 8/255"),
-        (HEAD + "threat: {norm: l7, eps: 1}", "norm must be one of linf, l2, l1, got 'l7'"),
+        (HEAD + "threat: {norm: l7, eps: 1}", "norm must be one of linf, l2, l1, patch, got 'l7'"),
         (LINF + "attcks: []", "no field is called 'attcks'; did you mean attacks"),
         (
             LINF + "attacks: [{attck: pgd}]",
