@@ -20,6 +20,10 @@ LONGER = {
     "backbones/model.py": "one class, the face that every room sees",
     "backbones/zoo.py": "a table, one row a model",
     "evaluation/attackers.py": "an attacker is one entry in one file",
+    "files.py": "every way to read and write a file safely, side by side",
+    "loading.py": "one door for every kind of model",
+    "record.py": "the one format of results, its types and its reading",
+    "serve/service.py": "one request from its first byte to its answer",
 }
 # What everyone may import: plain data, files and processes; records are read where no torch is.
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
@@ -47,7 +51,7 @@ MAY_IMPORT = {
     "pushing": BASE | {"backbones", "defenses"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
-    "challenging": BASE | {"attacks", "data", "evaluation", "diagnosis"},
+    "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE

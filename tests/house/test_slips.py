@@ -22,7 +22,7 @@ SLIPS = [
     (["attack", *SAMPLE, "--eps", "8"], "eps is in pixels, 0 or more and at most 1, got 8; write 8/255"),
     (["attack", *SAMPLE, "--eps", "eight"], "expected a number such as 8/255"),
     (["attack", *SAMPLE, "--eps", "inf"], "pgd needs a finite eps"),
-    (["attack", *SAMPLE, "--norm", "l3"], "--norm must be linf, l2 or l1, got 'l3'"),
+    (["attack", *SAMPLE, "--norm", "l3"], "--norm must be linf, l2, l1 or patch, got 'l3'"),
     (["attack", *SAMPLE, "--attack", "cw_l2"], "cw_l2 works in l2, got linf"),
     (["attack", *SAMPLE, "--set", "step=3"], "no setting of pgd is called 'step'"),
     (["attack", *SAMPLE, "--set", "steps=-3"], "steps must be a whole number from 1, got -3"),
