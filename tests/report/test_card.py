@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ from typer.testing import CliRunner
 
 import robvit
 from helpers.lora import images
+from robvit.backbones import zoo
+from robvit.backbones.download import bundled_path
 from robvit.budget import Budget
 from robvit.cli import app
+from robvit.defenses.lora import LoRA
 from robvit.errors import InputError
 from robvit.record import Record, Trial
 from robvit.report.card import model_card
@@ -72,3 +76,25 @@ def test_records_of_other_weights_or_without_a_tuning_are_refused(tuning: Record
     assert (tmp_path / "card.md").read_text().startswith("# x\n")
     again = CliRunner().invoke(app, ["card", str(tmp_path), "--out", str(tmp_path / "card.md")])
     assert "already there" in str(again.exception)
+
+
+@pytest.mark.parametrize("known", [known for known in zoo.ALIASES.values() if known.tuned_from])
+def test_the_card_of_a_bundled_network_is_what_its_records_say(known: zoo.Known, tmp_path: Path) -> None:
+    factors = LoRA.load(bundled_path(known))
+    records = []
+    for packed in sorted(Path(__file__).parents[2].joinpath("results").glob("*/record.json.gz")):
+        (tmp_path / "record.json").write_bytes(gzip.decompress(packed.read_bytes()))
+        records.append(Record.load(tmp_path / "record.json"))
+    (tuning,) = (
+        r
+        for r in records
+        if r.kind == "robustify"
+        and factors.settings["data"] == r.data.get("digest")
+        and factors.settings["class_weight"] == r.model["settings"]["class_weight"]
+    )
+    judged = [r for r in records if r.kind == "evaluate"]
+    names = (tuning.model["tuned fingerprint"], tuning.model["fingerprint"])
+    own = [r for name in names for r in judged if r.model.get("fingerprint") == name]
+    kept = bundled_path(known).with_name(f"{known.alias}.md").read_text("utf-8")
+    made = model_card([tuning, *own], name=known.alias).splitlines()
+    assert set(kept.splitlines()) <= set(made)
