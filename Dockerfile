@@ -13,11 +13,10 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY src ./src
 # Torch comes with CUDA unless another index is named: for processors alone, an image of a third of the size,
-# give --build-arg TORCH_INDEX= the index of torch's wheels for CPUs.
-ARG TORCH_INDEX=
+# give --build-arg PIP_EXTRA_INDEX_URL= the index of torch's wheels for CPUs, which pip reads by itself.
+ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv /opt/robvit \
-    && /opt/robvit/bin/pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-       -c constraints.txt ".[serve]"
+    && /opt/robvit/bin/pip install --no-cache-dir -c constraints.txt ".[serve]"
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/robvit /opt/robvit
