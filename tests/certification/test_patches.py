@@ -302,6 +302,8 @@ def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:
         certify(mini, "sample")
     with pytest.raises(InputError, match="give l2="):
         certify(mini, "sample", patch=5, embedding=True)
+    with pytest.raises(InputError, match="l2 must be a radius above 0"):
+        certify(mini, "sample", l2=-1)
     with pytest.raises(Unsupported, match="share pixels"):
         TokenDropping(robvit.load("robvit-mini"))
     with pytest.raises(Unsupported, match="no plain ViT"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import robvit
 from robvit.data import open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
-from robvit.errors import InputError
+from robvit.errors import DataError, InputError
 from robvit.evaluation.subset import public_images
 
 
@@ -22,6 +23,21 @@ def test_attackers_learn_from_images_that_a_defenders_draw_does_not_hold() -> No
     assert not set(own(64).names) & set(defender.names)
     assert set(own(16).names) <= set(own(64).names)  # fewer are the beginning of more
     assert {own(64).labels.count(label) for label in range(10)} == {6, 7}
+
+
+def test_of_a_folder_without_splits_attackers_have_the_last_to_learn_from(tmp_path: Path) -> None:
+    for index in range(40):
+        picture = tmp_path / ("ant", "bee")[index % 2] / f"{index}.png"
+        picture.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(picture)
+    judged = open_data(tmp_path, split="held-out", limit=4)
+    defender = open_data(tmp_path, split="learn", limit=20)
+    taken = set(defender.names)
+    own = public_images(None, str(tmp_path), judged, split="held-out", taken=taken)(8)
+    assert len(own) == 8
+    assert not set(own.names) & (taken | set(open_data(tmp_path, split="held-out").names))
+    with pytest.raises(DataError, match="not in the data set"):  # which part an image is in, no list changes
+        open_data(tmp_path, split="held-out", subset=own.names)
 
 
 def test_images_that_attackers_are_given_are_drawn_from_the_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def certify(
     maps: bool = False,
     l2: float | None = None,
     embedding: bool = False,
-    smoothing: Smoothing | None = None,
+    sigma: float | None = None,
+    samples: int = Smoothing.samples,
+    alpha: float = Smoothing.alpha,
     out: str | Path | None = None,
     split: str | None = None,
     resize: str | None = None,
@@ -52,7 +55,8 @@ def certify(
         the largest patch; costs more passes.
     l2: radius in pixels, of the smoothed model.
     embedding: with `l2`, bound the cosine of the class embedding in place of the label.
-    smoothing: sigma, samples and alpha; `usual_sigma` of the radius and 1,000 samples if left out.
+    sigma: the noise of the smoothing, in pixels; `usual_sigma` of the radius if left out.
+    samples, alpha: noisy copies that certify an image, and the chance of error an image.
     out: a folder for record.json and finished parts, from which an interrupted run goes on.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
@@ -67,6 +71,8 @@ def certify(
         raise InputError("certify against a patch or within an L2 radius: give patch= or l2=, one of them")
     if embedding and l2 is None:
         raise InputError("embeddings are certified by smoothing within an L2 radius: give l2=")
+    if l2 is not None and not 0 < l2 < math.inf:
+        raise InputError(f"l2 must be a radius above 0, such as 0.5, got {l2:g}")
     net = (model if isinstance(model, Model) else load(str(model))).eval()
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
     images = images.resized(net.input_size[0], fitting(net, resize))
@@ -78,7 +84,8 @@ def certify(
         run = PatchCertificate(net, [patch] if isinstance(patch, int) else patch, windows, maps=maps)
     else:
         assert l2 is not None
-        rules = smoothing or Smoothing(sigma=usual_sigma(l2))
+        noise = usual_sigma(l2) if sigma is None else sigma
+        rules = Smoothing(sigma=noise, samples=samples, alpha=alpha)
         run = SmoothedCertificate(net, l2, rules, seed=seed, embedding=embedding)
     with kept_in(out) as folder:
         facts = [*run.facts, net.identity()]

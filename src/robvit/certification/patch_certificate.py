@@ -127,9 +127,7 @@ class PatchCertificate:
     def _metrics(self, side: int, rows: Rows) -> dict[str, float]:
         own, found = self._rows(side, rows), dict[str, float]()
         for what, hits in (("certified accuracy", own["certified"]), ("disputed", own["disputed"])):
-            name = self._name(side, what)
-            low, high = interval(sum(hits), len(hits))
-            found |= {name: sum(hits) / len(hits), f"{name}, low": low, f"{name}, high": high}
+            found[self._name(side, what)] = sum(hits) / len(hits)
         for what in COSTS:
             found[self._name(side, f"{what} an image")] = sum(own[what]) / len(own[what])
         return found

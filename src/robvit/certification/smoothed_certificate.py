@@ -14,7 +14,6 @@ from robvit.certification.smoothing import Smoothing, certify_embedding, certify
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
 from robvit.record import Record
-from robvit.statistics import interval
 
 LABEL, EMBEDDING = "label", "embedding"
 
@@ -84,7 +83,5 @@ class SmoothedCertificate:
             trial("certificate", sure, labels, self.budget, scenario="defended"),
         ]
         shares = {"certified accuracy": record.trials[-1].correct, "abstained": [r == 0 for r in radius]}
-        for name, hits in shares.items():
-            low, high = interval(sum(hits), len(hits))
-            record.metrics |= {name: sum(hits) / len(hits), f"{name}, low": low, f"{name}, high": high}
+        record.metrics |= {name: sum(hits) / len(hits) for name, hits in shares.items()}
         record.metrics["mean radius"] = sum(radius) / len(radius)

@@ -88,13 +88,11 @@ def certify(
     check_data(data, split)
     check_out(out)
     from robvit.certification.certify import certify as run
-    from robvit.certification.smoothing import Smoothing, usual_sigma
     from robvit.loading import load
     from robvit.progress import progress
     from robvit.report.html import write_report
 
     net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora, head=head)
-    rules = None if l2 is None else Smoothing(sigma=sigma or usual_sigma(l2), samples=samples, alpha=alpha)
     tell_device(net)
     with progress(f"certifying {model}", total=1) as advance:
         record = run(
@@ -105,7 +103,9 @@ def certify(
             maps=maps,
             l2=l2,
             embedding=embedding,
-            smoothing=rules,
+            sigma=sigma,
+            samples=samples,
+            alpha=alpha,
             out=out,
             split=split,
             resize=resize,
@@ -130,8 +130,8 @@ def _show(record: Record) -> None:
         typer.echo("\n" + record.table() + "\n")
     for table in record.tables:
         show_table(table)
-    for name, value in record.metrics.items():
-        if not record.tables and not name.endswith((", low", ", high")):
+    if not record.tables:
+        for name, value in record.metrics.items():
             typer.echo(f"  {name}: {value:.3f}")
     for note in record.notes:
         typer.echo(f"- {note}")

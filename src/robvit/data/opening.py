@@ -81,10 +81,10 @@ def open_data(
     listing = opener(place, None if divided else split, **options)
     if not listing.names:
         raise DataError(f"{spec} holds no images")
-    most = None if divided else limit
-    chosen = _select(listing, names=_subset_names(subset), limit=most, seed=seed, check=check)
+    images = ImageDataset(listing, list(range(len(listing.names))))
     if divided:
-        chosen = _fixed_part(chosen, split == HELD_OUT, limit, seed)
+        images = _fixed_part(images, split == HELD_OUT)
+    chosen = _select(images, names=_subset_names(subset), limit=limit, seed=seed, check=check)
     chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.resized(size, resize).corrupted(corruption)
 
@@ -125,11 +125,10 @@ def _is_undivided(name: str, place: str, options: dict[str, str]) -> bool:
     return False
 
 
-def _fixed_part(images: ImageDataset, held_out: bool, limit: int | None, seed: int) -> ImageDataset:
+def _fixed_part(images: ImageDataset, held_out: bool) -> ImageDataset:
     """The fifth of the images that is kept to judge on, drawn class by class by a fixed seed, or the rest."""
     kept = set(images.balanced_order(0)[: max(1, round(HELD_SHARE * len(images)))])
-    part = images.take(i for i in range(len(images)) if (i in kept) == held_out)
-    return part if limit is None else part.take(part.balanced_order(seed)[:limit])
+    return images.take(i for i in range(len(images)) if (i in kept) == held_out)
 
 
 def dataset_options() -> dict[str, list[str]]:
@@ -158,7 +157,7 @@ def _subset_names(subset: str | Path | Sequence[str] | None) -> list[str] | None
 
 
 def _select(
-    listing: Listing, *, names: list[str] | None, limit: int | None, seed: int, check: bool
+    images: ImageDataset, *, names: list[str] | None, limit: int | None, seed: int, check: bool
 ) -> ImageDataset:
     """The chosen images that decode: those named, or all, then at most `limit` drawn by the seed.
 
@@ -166,9 +165,9 @@ def _select(
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit must be 1 or more, got {limit}; leave it out to take every image")
-    indices = list(range(len(listing.names))) if names is None else _named(listing, names)
-    images = ImageDataset(listing, indices)
-    if not check or isinstance(listing.images, torch.Tensor | Scenes):
+    if names is not None:
+        images = images.take(_named(images, names))
+    if not check or isinstance(images.listing.images, torch.Tensor | Scenes):
         return images.take(islice(_order(images, limit, seed, lambda index: True), limit))
     skipped: dict[str, str] = {}
     total = min(limit or len(images), len(images))
@@ -177,7 +176,7 @@ def _select(
         def usable(index: int) -> bool:
             flaw = images.flaw(index)
             if flaw:
-                skipped[listing.names[indices[index]]] = flaw
+                skipped[images.listing.names[images.indices[index]]] = flaw
             else:
                 advance()
             return not flaw
@@ -197,14 +196,14 @@ def _order(
     return balanced_order(images.names, images.labels, seed, usable)
 
 
-def _named(listing: Listing, names: list[str]) -> list[int]:
+def _named(images: ImageDataset, names: list[str]) -> list[int]:
     """The indices of the named images; every one must be there."""
-    indices = {name: i for i, name in enumerate(listing.names)}
+    indices = {name: i for i, name in enumerate(images.names)}
     missing = [name for name in names if name not in indices]
     if missing:
         raise DataError(
             f"{len(missing)} of the subset's {len(names)} images are not in the data set, "
-            f"the first is {missing[0]!r}; the data set's names look like {listing.names[0]!r}"
+            f"the first is {missing[0]!r}; the data set's names look like {images.names[0]!r}"
         )
     if len(set(names)) < len(names):
         raise DataError(

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from robvit.attacks.core import Prepared, prepared
 from robvit.data import ImageDataset, from_arrays, from_items, open_data
+from robvit.data.opening import open_to_learn
 from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import Classifier, aligned
 from robvit.evaluation.protocol import Subset
@@ -121,10 +122,10 @@ def _free(spec: str | Path, count: int, split: str | None, taken: Set[str]) -> I
 
 
 def _last_free(spec: str | Path, count: int, taken: Set[str]) -> ImageDataset:
-    """The last training images in the order in which `open_data` draws that are not taken."""
-    listed = open_data(spec, split="train", check=False)
+    """The last images to learn from, in the order in which `open_data` draws, that are not taken."""
+    listed = open_to_learn(spec, check=False)
     names = (listed.names[index] for index in reversed(listed.balanced_order(0)))
-    return open_data(spec, split="train", subset=[n for n in names if n not in taken][:count])
+    return open_to_learn(spec, subset=[n for n in names if n not in taken][:count])
 
 
 def _drawn(images: ImageDataset, most: int | None, seed: int) -> ImageDataset:
