@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import tempfile
 from pathlib import Path
@@ -92,12 +93,20 @@ def test_a_tracker_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytes
     assert "tensorboard could not start: no server; set it up" in str(done.exception)
 
 
-def test_a_forecast_trains_nothing(tmp_path: Path) -> None:
+def _alive() -> int:
+    """Parameters of networks that are still in memory."""
+    gc.collect()
+    return sum(issubclass(type(one), torch.nn.Parameter) for one in gc.get_objects())
+
+
+def test_a_forecast_trains_nothing_and_gives_its_memory_back(tmp_path: Path) -> None:
+    before = _alive()
     done = robvit_(*SMALL, "--out", tmp_path / "run", "--dry-run")
     assert done.exit_code == 0, done.output
     for word in ("parameters: 0.", "GFLOPs", "time: about", "memory: about", "beta: 6.0"):
         assert word in done.output
     assert not (tmp_path / "run").exists()
+    assert _alive() <= before
 
 
 # The recipes' own networks, on images of few patches; those of the recipes left out are small already.

@@ -151,7 +151,7 @@ def _activations(model: nn.Module, x: torch.Tensor) -> float:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # itself, it would keep the graph that keeps it, and nothing would be freed
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(x)
