@@ -85,7 +85,7 @@ TRAINING = (
 )
 SMALLER = {
     "demo": "--model robvit-mini --head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
-    "robustify": "--limit 16 --steps 1 --attack-steps 1 --inner-steps 1",
+    "robustify": "--limit 8 --steps 1 --attack-steps 1 --inner-steps 1",
     "attack": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
     "doctor": "--limit 4 --steps 4 --restarts 2 --queries 2 --draws 1",
@@ -99,6 +99,7 @@ SMALLER = {
     "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
+TUNING = ("--limit", "20", "--steps", "1", "--batch", "4", "--set", "judge_steps=1", "--set", "validations=1")
 # Settings of studies, attacks and TORA that decide how long one takes.
 SMALL = {
     "steps": "1",
@@ -243,18 +244,8 @@ def smaller(arguments: list[str]) -> list[str]:
     if names == ["explain"] and not given["figure"]:
         added += ["--figure", "attention", "--figure", "perturbation"]
     if names == ["robustify"] and given["method"] != "tokens":
-        added = [
-            "--limit",
-            "20",
-            "--steps",
-            "1",
-            "--batch",
-            "4",
-            "--set",
-            "judge_steps=1",
-            "--set",
-            "validations=1",
-        ]
+        added = list(TUNING)
+        added += ["--minutes", "0.1"] if given["minutes"] else []  # a plan for so long takes so long
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
