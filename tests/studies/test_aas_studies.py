@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,12 @@ def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_j
 
 
 @pytest.mark.slow
-def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"steps": 1, "cnn_learn": 240, "cnn_epochs": 1, **LEARN}
+def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(load_recipe, batch=16, validation=8, judge_steps=1)
+    monkeypatch.setattr("robvit.studies.aas.logits.load_recipe", quick)
+    small: dict[str, Any] = {"steps": 1, "cnn_learn": 24, "cnn_epochs": 1, **LEARN}
     record = reproduce("aas-fig1b", images=6, out=tmp_path, attacks=["FGSM", "CW"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["FGSM", "CW-1"]
     assert all(len(row) == len(record.tables[0].columns) for row in record.tables[0].rows)
@@ -88,7 +93,10 @@ def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(tmp_path: Path) -> None:
+def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robvit.studies.aas.training.FIT", 4)  # images that scales are fitted on
     small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 2, "queries": 2}
     small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1)}
     record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)
