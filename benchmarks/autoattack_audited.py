@@ -5,13 +5,13 @@ python benchmarks/autoattack_audited.py robvit-mini-robust sample --count 1000 -
 Both attack the same images, those that the model classifies rightly, in one process one after the other;
 their passes, CPU seconds and seconds of the clock are set beside each other, and every image on which they
 differ is named. pyautoattack goes through blocks of images, each of which is written to --out, so that a
-run that is killed goes on; ours needs all images at once, and its result is written when it is done.
+run that is killed goes on; ours needs all images at once, and its result is written when it is done. Both
+end up in the record.json there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,13 +24,16 @@ from robvit.attacks import Count, certify, frozen, misclassified
 from robvit.attacks.audited import audited_settings, autoattack_audited
 from robvit.audit import SIZE
 from robvit.budget import parse_number
+from robvit.cli.tables import show_table
 from robvit.data import ImageDataset, open_data
-from robvit.evaluation.classifiers import check_fit, fitted, open_classifier
+from robvit.evaluation.classifiers import check_fit, fitted, model_facts, open_classifier
 from robvit.files import parse_json, read_text, write_json
 from robvit.progress import progress
+from robvit.record import Record, Table
 from robvit.threat import Threat
 
 WHOLE = ["apgd-ce", "apgd-t", "fab-t", "square"]
+THEIRS, OURS = "pyautoattack, standard", "robvit, audited"
 COSTS = ("forward", "backward", "cpu", "seconds")
 
 
@@ -143,26 +146,35 @@ def main() -> None:
     with frozen(model):
         images = correct_ones(model, images, options.batch)
         a, b = theirs(model, images, threat, options), ours(model, images, threat, options)
-    show(a, b, images, threat)
-
-
-def show(a: dict[str, Any], b: dict[str, Any], images: ImageDataset, threat: Threat) -> None:
-    """The table, the audit's sentence, and the images on which the two differ."""
-    print(f"`{' '.join(['python', *sys.argv])}`: {len(images)} images classified rightly, {threat}\n")
-    print("| by | left | forward | backward | CPU seconds | seconds |\n|---|---|---|---|---|---|")
-    for name, one in (("pyautoattack, standard", a), ("robvit, audited", b)):
-        counts = " | ".join(f"{one[c]:,.0f}" for c in COSTS)
-        print(f"| {name} | {sum(one['standing'])} | {counts} |")
-    ratios = [a[c] / b[c] if b[c] else float("nan") for c in COSTS]
-    print("| theirs / ours | | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    passes = [one["forward"] + one["backward"] for one in (a, b)]
-    print(f"\nAll passes: {passes[0]:,} and {passes[1]:,}, {passes[0] / passes[1]:.2f} times as many.")
+    record = Record("benchmark", model_facts(classifier), images.facts(), [])
+    record.command = " ".join(["python", *sys.argv])
+    record.tables, record.notes = compared(a, b, images, threat), [b["audit"]]
+    record.save(options.out / "record.json")
+    for table in record.tables:
+        show_table(table)
     print(b["audit"])
-    for text, first, second in (("only pyautoattack", b, a), ("only robvit", a, b)):
+
+
+def compared(a: dict[str, Any], b: dict[str, Any], images: ImageDataset, threat: Threat) -> list[Table]:
+    """What each leaves and costs, and the images on which the two differ, by name."""
+    ratios = [a[c] / b[c] if b[c] else float("nan") for c in COSTS]
+    passes = [one["forward"] + one["backward"] for one in (a, b)]
+    rows = [
+        [name, sum(one["standing"]), count, *(round(one[c]) for c in COSTS)]
+        for name, one, count in zip(
+            ("pyautoattack, standard", "robvit, audited"), (a, b), passes, strict=True
+        )
+    ]
+    rows.append(["theirs / ours", "", *(round(r, 2) for r in (passes[0] / passes[1], *ratios))])
+    columns = ["by", "withstand", "passes", "forward", "backward", "CPU seconds", "seconds"]
+    note = f"{len(images)} images classified rightly, {threat}."
+    both = Table("AutoAttack beside its audited version", columns, rows, note)
+    differing = []
+    for who, first, second in ((THEIRS, b, a), (OURS, a, b)):
         pairs = zip(images.names, first["standing"], second["standing"], strict=True)
         names = [name for name, stands, other in pairs if stands and not other]
-        print(f"broken by {text}: {len(names)}{': ' + ', '.join(names) if names else ''}")
-    print(json.dumps({"theirs_over_ours": dict(zip(COSTS, ratios, strict=True))}))
+        differing.append([who, len(names), ", ".join(names)])
+    return [both, Table("Broken by one of the two alone", ["by", "images", "which"], differing, "")]
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@
     python scripts/lab.py --only rob-table2
     python scripts/lab.py --jobs 2   # two studies beside each other, each with its share of the cores
 
-results/queue.yaml holds the studies in their order: a name, the command and an estimate of its minutes on
-two cores. Each runs in a copy of the last commit, so that work on the tree goes on beside it. Commands
-resume by themselves, so the laboratory may be killed at any moment. What a study leaves is a folder of
-results/ with its record, packed, the files that it `keeps`, and about.json: command, commit, versions,
-seconds, threads, machine and date. A study whose command has changed since its result is run again, and so
-is one whose files another needs that is left, if they are neither here nor kept.
+results/queue.yaml holds the studies in their order: a name, the command, of robvit or a benchmark, and an
+estimate of its minutes on two cores. Each runs in a copy of the last commit, so that work on the tree goes
+on beside it. Commands resume by themselves, so the laboratory may be killed at any moment. What a study
+leaves is a folder of results/ with its record, packed, the files that it `keeps`, and about.json: command,
+commit, versions, seconds, threads, machine and date. A study whose command has changed since its result is
+run again, and so is one whose files another needs that is left, if they are neither here nor kept.
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ class Study:
     def words(self) -> list[str]:
         """The command as a process takes it."""
         first, *rest = shlex.split(self.command)
-        if first != "robvit" or "{out}" not in self.command:
+        ours = first == "robvit" or (first == "python" and rest[0].startswith("benchmarks/"))
+        if not ours or "{out}" not in self.command:
             raise SystemExit(f"{self.name}: a command must be robvit's and write to {{out}}: {self.command}")
         places = {"{out}": str(self.out), "{lab}": str(WORK), "{data}": DATA}
         for name, place in places.items():
             rest = [word.replace(name, place) for word in rest]
-        return [sys.executable, "-m", "robvit", *rest]
+        return [sys.executable, *(["-m", "robvit"] if first == "robvit" else []), *rest]
 
     def lacks_data(self) -> bool:
         """Whether it takes data sets that are not there."""
@@ -148,7 +149,7 @@ def copy_of_the_tree() -> tuple[Path, str]:
     place = WORK / "trees" / commit[:12]
     if not place.exists():
         packed = subprocess.run(
-            ["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True
+            ["git", "archive", commit, "src", "benchmarks"], cwd=ROOT, check=True, capture_output=True
         ).stdout
         aside = place.with_suffix(".part")
         with tarfile.open(fileobj=BytesIO(packed)) as archive:
@@ -169,7 +170,7 @@ class Running:
         self.start = time.monotonic()
         with (WORK / f"{study.name}.log").open("ab") as log:
             self.child = subprocess.Popen(
-                study.words(), cwd=WORK, env=os.environ | places, stdout=log, stderr=log
+                study.words(), cwd=tree, env=os.environ | places, stdout=log, stderr=log
             )
 
     def end(self) -> None:
