@@ -275,6 +275,21 @@ def test_dinov2_without_a_head_shows_features(cat: InputImage) -> None:
     last = finished(play, AttackRequest(cat, "dinov2-small", attack="feature", steps=3))
     assert last.predictions[0].clean == []
     assert last.predictions[0].cosine[1] < 0.9
+    tuned = found["dinov2-small-robust"]
+    assert "takes the classifier of dinov2-small" in tuned.note
+    held = finished(play, AttackRequest(cat, tuned.name, attack="feature", steps=3, eps=3))
+    assert held.predictions[0].cosine[1] > last.predictions[0].cosine[1]
+
+
+@pytest.mark.weights
+def test_the_tuned_network_takes_the_classifier_of_the_original() -> None:
+    found = playground_models(
+        head=Path(__file__).parents[2] / "results" / "cifar10-112-head" / "head.safetensors"
+    )
+    for name in ("dinov2-small", "dinov2-small-robust"):
+        assert found[name].classes[0] == "airplane"
+        assert "pgd" in found[name].attacks
+    assert found["dinov2-small-robust"].note == ""
 
 
 JOINING = b'{"session_hash": "me"}'

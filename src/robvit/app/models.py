@@ -1,4 +1,4 @@
-"""The models of the playground: the bundled ones always, `dinov2-small` where its weights are there."""
+"""The models of the playground: the bundled ones, and where its weights are DINOv2-small, plain and tuned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, WrongBackbone
 from robvit.loading import load
 
-FOUNDATION, BUNDLED = "dinov2-small", ("robvit-mini", "robvit-mini-robust")
+FOUNDATION, TUNED, BUNDLED = "dinov2-small", "dinov2-small-robust", ("robvit-mini", "robvit-mini-robust")
 SIZE = 112  # pixels; the side of the demo's images, a quarter of the cost of 224
 OFF, SECRET, KNOWN = (
     "off",
@@ -60,8 +60,13 @@ class PlaygroundModel:
     @property
     def note(self) -> str:
         """What a visitor should know who finds a control missing."""
-        if self.classes and self.hardened is not None:
+        if self.classes and (self.hardened is not None or self.name == TUNED):
             return ""
+        if self.name == TUNED:
+            return (
+                f"{TUNED} takes the classifier of {FOUNDATION}, which `robvit demo` makes; "
+                "until then its features are attacked."
+            )
         lacks = "has no tokens here" if self.hardened is None else "has tokens here"
         if not self.classes:
             lacks += " and no classifier, so its features are attacked and no class is named"
@@ -83,24 +88,22 @@ class PlaygroundModel:
 
 def playground_models(tokens: Path | None = None, head: Path | None = None) -> dict[str, PlaygroundModel]:
     """All models by name; the files of tokens and head go to the model for whose weights they were made."""
-    names = [FOUNDATION] if on_disk(zoo.resolve(FOUNDATION)) else []
+    names = [FOUNDATION, TUNED] if on_disk(zoo.resolve(FOUNDATION)) else []
     models = {name: load(name, img_size=SIZE) for name in names}
     models |= {name: load(name) for name in BUNDLED}
-    fingerprints = {model.fingerprint(): name for name, model in models.items()}
     robust, trained = RobustTokens.load(tokens) if tokens else None, load_head(head) if head else None
     for path, made in ((tokens, robust), (head, trained)):
-        if made is not None and made.fingerprint not in fingerprints:
+        if made is not None and not any(model.fingerprint() == made.fingerprint for model in models.values()):
             raise WrongBackbone(
                 f"{path} was made for weights with fingerprint {made.fingerprint[:12] or 'unknown'}, "
                 f"which none of the models here has: {', '.join(models)}; make it for one of them"
             )
     found = {}
-    for fingerprint, name in fingerprints.items():
-        model = models[name]
-        if trained is not None and trained.fingerprint == fingerprint:
+    for name, model in models.items():
+        if trained is not None and trained.fingerprint in (model.fingerprint(), model.original_fingerprint):
             trained.check(model)
             model = model.replace(head=trained)
-        own = robust if robust is not None and robust.fingerprint == fingerprint else None
+        own = robust if robust is not None and robust.fingerprint == model.fingerprint() else None
         if own is not None:
             own.check(model)
         hardened = None if own is None else model.replace(tokens=own)
