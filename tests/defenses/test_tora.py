@@ -173,24 +173,25 @@ def test_the_knob_is_exact_at_trained_states_and_between_them_their_mean() -> No
             for name, t in adapters.state_dict().items()
         }
         alone.load_state_dict({**state, "trades": torch.tensor([trade]), "place": torch.tensor(trade)})
-        twin.trade_off = trade
         with torch.no_grad():
-            assert torch.equal(twin(x), adapted(model, alone)(x))
-    twin.trade_off = 0.3
-    torch.testing.assert_close(adapters.mix(), torch.tensor([0.5, 0.5, 0.0]))
-    assert twin.trade_off == pytest.approx(0.3)
+            assert torch.equal(twin.replace(trade_off=trade)(x), adapted(model, alone)(x))
+    between = twin.replace(trade_off=0.3)
+    torch.testing.assert_close(adapters.at(0.3).mix(), torch.tensor([0.5, 0.5, 0.0]))
+    assert (between.trade_off, twin.trade_off) == (pytest.approx(0.3), pytest.approx(0.5))
+    with torch.no_grad():
+        assert not torch.equal(between(x), twin(x))  # they share weights, and not the place of the knob
+    assert all(a is b for a, b in zip(adapters.at(0.3).parameters(), adapters.parameters(), strict=True))
     with pytest.raises(InputError, match=r"from 0\.1 to 0\.9, got 0\.95"):
-        twin.trade_off = 0.95
+        twin.replace(trade_off=0.95)
     with pytest.raises(Unsupported, match="no adapters"):
-        model.trade_off = 0.5
+        model.replace(trade_off=0.5)
 
 
 def test_the_knob_is_part_of_the_identity() -> None:
     model = model_of("vit")
     twin = adapted(model, fresh(model, trades=(0.1, 0.9)))
-    before = twin.identity()
-    twin.trade_off = 0.2
-    assert twin.identity() != before
+    assert twin.replace(trade_off=0.2).identity() != twin.identity()
+    assert twin.replace(trade_off=0.5).identity() == twin.identity()
 
 
 def test_robustness_tokens_go_with_adapters() -> None:

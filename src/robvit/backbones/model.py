@@ -95,6 +95,7 @@ class Model(nn.Module):
         layers: Sequence[int] = (0,),
         head: nn.Module | None = _KEEP,
         adapters: Adapted | None = _KEEP,
+        trade_off: float | None = None,
         name: str = _KEEP,
     ) -> Model:
         """A twin on the same weights, shared, with these parts in place of its own; what is left out stays.
@@ -103,6 +104,7 @@ class Model(nn.Module):
         layers: the blocks that tokens given as a plain tensor enter
         head: a module from final tokens and the image's size to logits, or None for the network's own
         adapters: trained parts between the blocks, or None
+        trade_off: where the adapters stand, between accuracy (0) and robustness (1)
         name: what the twin is called
         """
         salt, learned_from = "", frozenset[str]()
@@ -111,6 +113,11 @@ class Model(nn.Module):
         if tokens is _KEEP:
             tokens, layers = (self.extra, self.layers) if self.pool is None else (self.pool, layers)
             salt, learned_from = self._salt, frozenset(self.learned_from)
+        parts = self.adapters if adapters is _KEEP else adapters
+        if trade_off is not None:
+            if parts is None:
+                raise Unsupported(f"{self.name} has no adapters; load it with adapters=")
+            parts = parts.at(trade_off)
         twin = Model(
             self.net,
             name=self.name if name is _KEEP else name,
@@ -119,7 +126,7 @@ class Model(nn.Module):
             head=self.head if head is _KEEP else head,
             tokens=tokens,
             layers=layers,
-            adapters=self.adapters if adapters is _KEEP else adapters,
+            adapters=parts,
             input_size=self._input_size,
             original=self.original_fingerprint,
             salt=salt,
@@ -173,12 +180,8 @@ class Model(nn.Module):
 
     @property
     def trade_off(self) -> float:
-        """Where adapters stand between accuracy (0) and robustness (1); it can be set."""
+        """Where adapters stand between accuracy (0) and robustness (1); `replace` moves it."""
         return self._adapted.trade_off
-
-    @trade_off.setter
-    def trade_off(self, value: float) -> None:
-        self._adapted.trade_off = value
 
     @property
     def _adapted(self) -> Adapted:

@@ -32,7 +32,10 @@ class TokenSource(Protocol):
 class Adapted(Protocol):
     """Trained parts between the blocks of a frozen network, with heads of their own, such as Adapters."""
 
-    trade_off: float
+    @property
+    def trade_off(self) -> float: ...
+
+    def at(self, trade_off: float) -> Adapted: ...
 
     @property
     def classes(self) -> int: ...

@@ -84,7 +84,7 @@ def export(
 
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
-        net.trade_off = trade_off
+        net = net.replace(trade_off=trade_off)
     tell_device(net)
     images, _ = open_data(data, size=net.input_size[0], resize=fitting(net, resize), limit=limit).tensors()
     parity = write(

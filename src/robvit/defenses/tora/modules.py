@@ -197,6 +197,13 @@ class Adapters(nn.Module, Shareable):
             )
         self.place.fill_(value)
 
+    def at(self, trade_off: float) -> Adapters:
+        """The same weights, shared, at another trade-off."""
+        twin = copy.copy(self)
+        twin._buffers = {**self._buffers, "place": self.place.clone()}
+        twin.trade_off = trade_off
+        return twin
+
     def mix(self) -> torch.Tensor:
         """The weights (S,) of the fusions at the present trade-off: linear between the nearest two."""
         if len(self.trades) == 1:

@@ -50,7 +50,7 @@ def instead(
     weights = sum(parameter.numel() for parameter in full.net.parameters())
     models: list[tuple[str, str, Model, int]] = [
         ("backbone", "backbone", at.model, 0),
-        *((f"TORA, {trade:g}", "TORA", tora, numbers) for trade in trades),
+        *((f"TORA, {trade:g}", "TORA", tora.replace(trade_off=trade), numbers) for trade in trades),
         (f"{LORA}, rank {rank}", LORA, lora, rank * _numbers_a_rank(at.model)),
         (FULL, FULL, full, weights),
         *(
@@ -60,8 +60,6 @@ def instead(
     ]
     found: dict[str, list[Trial]] = {}
     for scenario, way, model, trained in models:
-        if way == "TORA":
-            tora.trade_off = float(scenario.removeprefix("TORA, "))
         judged = at.judge(model, scenario, (CLEAN, pgd))
         found[scenario] = judged
         trials += judged

@@ -32,9 +32,8 @@ def knob(
     for way in ("states", "path"):
         model = at.train(trades, knob=way)
         for place in places:
-            model.trade_off = place
             scenario = f"{way}, {place:g}"
-            judged = at.judge(model, scenario, (CLEAN, pgd))
+            judged = at.judge(model.replace(trade_off=place), scenario, (CLEAN, pgd))
             clean, robust = (per_cent(t) for t in judged)
             trials += judged
             known = "trained" if way == "states" and place in trades else "between"

@@ -49,10 +49,7 @@ def attention(
         if judged.kind != "masks":
             raise DataError(f"expected images with masks, {masks} has {judged.kind}; name pets:PATH, say")
     x, y = judged.tensors()
-    maps: dict[float, torch.Tensor] = {}
-    for trade in trades:
-        model.trade_off = trade
-        maps[trade] = gate_maps(model, x)
+    maps = {trade: gate_maps(model.replace(trade_off=trade), x) for trade in trades}
     shown = {
         f"{name}, {t:g}": sign * m[:, :SHOWN] + (1 - sign) / 2
         for name, sign in (("accuracy", 1), ("robustness", -1))

@@ -73,16 +73,14 @@ def table1(
     published = PUBLISHED["table1"]
     trials, rows = list[Trial](), list[list[Any]]()
     rivals = {"backbone": at.model, **dict(others(at, models))}
-    for scenario, trade in [*((name, None) for name in rivals), *((f"TORA, {t:g}", t) for t in trades)]:
-        model = tora if trade is not None else rivals[scenario]
-        if trade is not None:
-            tora.trade_off = trade
+    knob = {f"TORA, {trade:g}": tora.replace(trade_off=trade) for trade in trades}
+    for scenario, model in (rivals | knob).items():
         weak = at.judge(model, scenario, WEAK)
         small, large = at.judge(model, scenario, strong)
         judged = [*weak, small, worst_of(large, small)]  # what fools within 4/255 lies within 8/255 too
         worst: float | None = None
-        if trade is not None:
-            gate_aware = at.gate_aware(tora, scenario, STRONG[0], steps)
+        if scenario in knob:
+            gate_aware = at.gate_aware(model, scenario, STRONG[0], steps)
             worst = per_cent(worst_of(gate_aware, small))
             judged.append(gate_aware)
         trials += judged
@@ -128,11 +126,11 @@ def table2(
     """Each head is attacked as the model it is; the joint output as the mean of both."""
     at = bench(context, effort)
     variants = ImageNetVariants(imagenet_a, imagenet_r, imagenet_c)
-    model = at.train(trades)
+    tora = at.train(trades)
     trials, rows = list[Trial](), list[list[Any]]()
     lines: dict[str, list[list[float]]] = {"clean": [], "PGD-5 1/255": []}
     for trade in trades:
-        model.trade_off = trade
+        model = tora.replace(trade_off=trade)
         for head in ("accuracy", "robustness", "joint"):
             scenario = f"{trade:g}, {head}"
             network: nn.Module = model if head == "joint" else OneHead(model, head)
