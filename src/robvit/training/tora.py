@@ -218,7 +218,8 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
     rows, trials = list[list[Any]](), list[Trial]()
     for trade in wanted.trades:
-        found = judged(twin.replace(trade_off=trade), splits.validation, threat, recipe.judge_steps, f"{trade:g}")
+        moved = twin.replace(trade_off=trade)
+        found = judged(moved, splits.validation, threat, recipe.judge_steps, f"{trade:g}")
         trials += found
         rows.append([f"{trade:g}", *(100 * sum(t.correct) / len(t.correct) for t in found)])
     note = f"attacked by PGD of {recipe.judge_steps} steps within {threat}"
