@@ -60,7 +60,7 @@ class Hardening:
 
 def robustify(
     model: Model | str,
-    images: Data,
+    data: Data,
     *,
     method: Literal["tokens", "lora", "full"] = "tokens",
     out: str | Path | None = None,
@@ -106,7 +106,7 @@ def robustify(
     have are refused.
 
     model: a Model, or an alias, a timm name or a checkpoint's path
-    images: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+    data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
     method: "tokens", a secret against attacks on the public model; "lora" or "full", factors beside the
         linear layers or all weights, tuned to stand when the attacker has them
@@ -178,18 +178,18 @@ def robustify(
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
     told: dict[str, Any] = {"out": out, "progress": progress, "command": command}
     if method == "tokens":
-        learned = tokens_verb.robustify(net, images, **_given(shared | of_tokens), **place, **told)
+        learned = tokens_verb.robustify(net, data, **_given(shared | of_tokens), **place, **told)
         file = None if out is None else Path(out) / learned.file
         return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
-    if not isinstance(images, torch.Tensor) or limit is not None:
-        opened = tokens_verb.open_images(images, net, **place)
+    if not isinstance(data, torch.Tensor) or limit is not None:
+        opened = tokens_verb.open_images(data, net, **place)
         assert isinstance(opened, ImageDataset)
-        images = opened
+        data = opened
     wishes = _given(shared | of_tuning) | {"method": method}
     if eps is not None:
         wishes["eps"] = parse_number(eps)
     chosen = replace(tuning or Tuning(), **wishes)
-    tuned = finetune(net, images, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **told)
+    tuned = finetune(net, data, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **told)
     return Hardening(
         tuned.model, tuned.record, None if out is None else Path(out) / METHODS[method], lora=tuned.lora
     )

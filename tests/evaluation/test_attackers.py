@@ -252,8 +252,8 @@ def test_what_a_defender_may_claim_follows_from_the_images() -> None:
 
     trials = [
         trial("no tokens", 0, control=True),
-        trial("trained tokens, attacker has no tokens", 10),
-        trial("trained tokens, attacker trains tokens", 3),
+        trial("one", 10, attacker="no-tokens"),
+        trial("another", 3, attacker="own-tokens"),
     ]
     first, second = _may_claim(Record("evaluate", {}, {"count": 20}, trials))
     assert first == "A defender may claim that tokens help where the attacker has no tokens."

@@ -129,9 +129,10 @@ def test_what_people_handle_has_the_signature_it_is_said_to_have() -> None:
         inspect.signature(robvit.Outcome).parameters
     )
     assert {"name", "about", "threat", "attacks"} <= set(inspect.signature(robvit.Protocol).parameters)
-    for verb in ("evaluate", "attack", "doctor", "explain", "certify", "check", "review", "robustify"):
+    verbs = ("evaluate", "attack", "doctor", "explain", "certify", "check", "review", "robustify", "curve")
+    for verb in verbs:
         model, data, *others = inspect.signature(getattr(robvit, verb)).parameters.values()
-        assert (model.name, data.name) == ("model", "images" if verb == "robustify" else "data"), verb
+        assert (model.name, data.name) == ("model", "data"), verb
         assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in others), verb
         assert "out" in [parameter.name for parameter in others], verb
     for verb in ("train", "reproduce"):  # the recipe or study has a model and data of its own

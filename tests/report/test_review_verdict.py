@@ -14,7 +14,8 @@ import robvit
 from robvit.budget import Budget
 from robvit.cli import app
 from robvit.diagnosis.doctor import weakness
-from robvit.evaluation.claims import claims, near_chance
+from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.claims import claims, knowledge_of, near_chance
 from robvit.evaluation.protocol import Protocol
 from robvit.record import Finding, Record, Trial
 from robvit.report.places import command_without_places, without_places
@@ -53,6 +54,16 @@ def test_a_model_of_no_robustness_is_never_all_green() -> None:
 def test_terms_are_those_of_the_attacks_that_were_tried() -> None:
     identifiers = [identifier for _, identifier, _ in review("RRRRR.....").terms]
     assert identifiers == ["NISTAML.022", "AML.T0015", "AML.T0043.000"]
+
+
+def test_who_needs_no_gradients_had_no_white_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial("pgd", None, {}, [True], [0], [0.0], attacker="white-box")
+    assert knowledge_of(trial) == "white box"
+    assert knowledge_of(replace(trial, attack="square")) == "black box"
+    assert knowledge_of(replace(trial, surrogate="another model")) == "transfer"
+    blind = replace(ATTACKERS.info("white-box"), gradients=False)
+    monkeypatch.setattr(ATTACKERS, "info", lambda name: blind)  # an attacker that nobody knows yet
+    assert knowledge_of(trial) == "black box"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 
 import robvit
 from robvit.errors import InputError
-from robvit.studies.transfer import matrix
+from robvit.studies import transfer_matrix as matrix
 
 
 def test_every_cell_is_counted_from_its_trials(tmp_path: Path) -> None:

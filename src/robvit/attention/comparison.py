@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from robvit.attacks import ATTACKS, find_scales
+from robvit.attacks import ATTACKS, find_scales, judge
 from robvit.attacks.scales import Batch, Scales
 from robvit.attention.batches import BatchRunner
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.evaluation.trials import clean_trial, joined, spread
+from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, spread
 from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
@@ -180,10 +180,9 @@ class _Arms:
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """One batch (B 3 H W) with its labels (B,)."""
-        with torch.no_grad():
-            pred = self.runner.model(x).argmax(1)
-        correct = pred == y
-        self.parts["clean"].append(clean_trial(correct.tolist(), pred.tolist()))
+        outcome = judge(self.runner.model, x, y)
+        self.parts["clean"].append(clean_trial_of(outcome))
+        correct = outcome.clean_correct
         if bool(correct.any()):
             self._attack(x[correct], y[correct])
 

@@ -46,7 +46,7 @@ def reproduce(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Repeat a table or figure of one of the four papers and print our figures beside the paper's.
+    """Repeat a table or figure of a paper and print our figures beside the paper's, or run another study.
 
     Without a name, the studies are listed. Every study runs on any backbone and images you name. With
     --check, a record that the project keeps is made anew by its own command with fewer images (--images; a

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from robvit.attacks import ATTACKS
 from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.protocol import NO_TOKENS
 from robvit.record import LEVELS, Record, Table, Trial
 from robvit.statistics import share_of
 from robvit.verdict import Verdict, claim_of, power_of
 
+TRANSFER, BLACK_BOX, WHITE_BOX = "transfer", "black box", "white box"  # where an attacker's images come from
 CHANCE_REMEDY = "Check normalisation, image size, channel order and the order of classes"
+
+
+def knowledge_of(trial: Trial) -> str:
+    """What an attacker of this trial needed: another model, answers, or the model itself."""
+    if trial.surrogate:
+        return TRANSFER
+    attacker = ATTACKERS.info(trial.attacker).gradients if trial.attacker in ATTACKERS else True
+    attack = ATTACKS.info(trial.attack).gradients if trial.attack in ATTACKS else True
+    return WHITE_BOX if attacker and attack else BLACK_BOX
 
 
 def attacker_levels(record: Record) -> list[Table]:
@@ -116,13 +128,13 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
 
 def _may_claim(record: Record) -> list[str]:
     """Against which attackers secret tokens are told apart from none, image by image."""
-    attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == "no tokens")
+    attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == NO_TOKENS)
     if (bare := next(attacked, None)) is None:
         return []
     told: dict[bool, list[str]] = {True: [], False: []}
-    for scenario in dict.fromkeys(t.scenario for t in record.attacks()):
+    for scenario, attacker in dict.fromkeys((t.scenario, t.attacker) for t in record.attacks()):
         claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
-        told[claim.verdict is Verdict.SEEN].append(scenario.removeprefix("trained tokens, "))
+        told[claim.verdict is Verdict.SEEN].append(ATTACKERS.info(attacker).scenario)
     notes = []
     if told[True]:
         notes.append(f"A defender may claim that tokens help where the {'; the '.join(told[True])}.")

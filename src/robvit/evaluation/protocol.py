@@ -30,7 +30,7 @@ from robvit.registry import unknown
 from robvit.settings import check_setting, is_fraction
 from robvit.threat import Threat
 
-CONTROLS = ("no tokens", "random tokens")
+NO_TOKENS, RANDOM_TOKENS = CONTROLS = ("no tokens", "random tokens")
 RESERVED = {
     "seed": "`seeds` of the protocol",
     "early_stop": "the runner",

@@ -20,7 +20,7 @@ from robvit.evaluation.audit_sample import draw_sample
 from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.forecast import Passes, Plan, audited_count
-from robvit.evaluation.protocol import Attack, Protocol
+from robvit.evaluation.protocol import NO_TOKENS, RANDOM_TOKENS, Attack, Protocol
 from robvit.evaluation.subset import learned_settings
 from robvit.evaluation.trials import spread
 from robvit.progress import Advance, Log, part_of, silent
@@ -143,7 +143,7 @@ class Runner:
         model = self.classifier.net
         assert isinstance(model, Model)
         assert model.extra is not None
-        twins = {"no tokens": None, "random tokens": random_tokens(model.extra)}
+        twins = {NO_TOKENS: None, RANDOM_TOKENS: random_tokens(model.extra)}
         found = []
         for control in self.protocol.controls:
             twin = model.replace(tokens=twins[control], layers=model.layers)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from robvit.evaluation.claims import CHANCE_REMEDY, near_chance
-from robvit.record import Finding, Record, Row, Trial
+from robvit.evaluation.claims import CHANCE_REMEDY, knowledge_of, near_chance
+from robvit.record import Finding, Record, Row
 
 ORDER = ("red", "amber", "green", "skipped")
 EVASION = ("NIST AI 100-2 E2025", "NISTAML.022", "Evasion")
@@ -68,7 +68,7 @@ class Review:
     @property
     def knowledge(self) -> list[str]:
         """What attackers had, of "white box", "black box" and "transfer", in the order of CRAFT."""
-        return [kind for kind in CRAFT if kind in {_knowledge(t) for t in self.evaluation.attacks()}]
+        return [kind for kind in CRAFT if kind in {knowledge_of(t) for t in self.evaluation.attacks()}]
 
     @property
     def terms(self) -> list[tuple[str, str, str]]:
@@ -113,9 +113,3 @@ class Review:
             f"by an attacker who {attacker}{before} (protocol {record.protocol.get('name', 'of our own')}, "
             f"robvit {record.versions.get('robvit', '')}; {reds} red finding{'s' * (reds != 1)}).{outside}"
         )
-
-
-def _knowledge(trial: Trial) -> str:
-    if trial.surrogate:
-        return "transfer"
-    return "black box" if trial.attacker == "black-box" or trial.attack == "square" else "white box"

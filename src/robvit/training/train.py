@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit.attacks import judge
 from robvit.attacks import run as attack_run
 from robvit.data import ImageDataset
-from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, trial_of
+from robvit.evaluation.trials import clean_trial_of, joined, trial_of
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
@@ -170,7 +171,5 @@ def _trials(
             outcome = attack_run("pgd", model, x, y, threat, batch=BATCH, **settings)
             trials.append([clean_trial_of(outcome), trial_of(outcome, "pgd", threat, settings)])
         else:
-            with torch.no_grad():
-                predicted = model(x).argmax(1)
-            trials.append([clean_trial((predicted == y).tolist(), predicted.tolist())])
+            trials.append([clean_trial_of(judge(model, x, y, batch=BATCH))])
     return [joined(parts) for parts in zip(*trials, strict=True)]

@@ -200,8 +200,7 @@ class Adapters(nn.Module, Shareable):
     def at(self, trade_off: float) -> Adapters:
         """The same weights, shared, at another trade-off."""
         twin = copy.copy(self)
-        twin._buffers = {**self._buffers, "place": self.place.clone()}
-        twin.trade_off = trade_off
+        twin._buffers, twin.trade_off = {**self._buffers, "place": self.place.clone()}, trade_off
         return twin
 
     def mix(self) -> torch.Tensor:

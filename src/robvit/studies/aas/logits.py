@@ -16,7 +16,7 @@ from robvit.attacks.aas import FACTORS
 from robvit.attention.comparison import Comparison, control_of
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.trials import clean_trial, joined, trial_of
+from robvit.evaluation.trials import clean_trial_of, joined, trial_of
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record, Table, Trial
@@ -151,12 +151,10 @@ def _logit_trials(
     parts: dict[str, list[Trial]] = {name: [] for name in ("clean", *ways)}
     with progress(f"{base} on the CNN", total=len(images)) as advance:
         for x, y in images.batches(effort.batch):
-            with torch.no_grad():
-                pred = model(x).argmax(1)
-            parts["clean"].append(clean_trial((pred == y).tolist(), pred.tolist()))
             for name, (attack, given, crafted_on) in ways.items():
                 outcome = run(attack, crafted_on, x, y, threat, victim=model, seed=seed, **given)
                 parts[name].append(trial_of(outcome, attack, threat, given))
+            parts["clean"].append(clean_trial_of(outcome))
             advance(len(x))
     return {name: joined(some) for name, some in parts.items()}
 

@@ -24,7 +24,6 @@ from robvit.studies.rob.effort import TokenEffort
 PUBLISHED = read_published("rob")
 PAPER = PUBLISHED.paper
 BACKBONE = "dinov2-small"
-CONTROLS = ("no tokens", "random tokens")
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # clean and attacked images (B 3 H W), batch by batch
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from robvit.evaluation.protocol import CONTROLS
 from robvit.record import Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
-from robvit.studies.rob.common import CONTROLS, PAPER
+from robvit.studies.rob.common import PAPER
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import INSIDER, HeadSource, judge_attacked, prepare_variants
 from robvit.verdict import claim_of

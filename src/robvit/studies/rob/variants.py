@@ -9,11 +9,12 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
+from robvit.evaluation.protocol import CONTROLS
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import CLEAN, Attempt, judge, judge_transfer, per_cent
-from robvit.studies.rob.common import CONTROLS, backbone, images_for, random_like, tokens_for
+from robvit.studies.rob.common import backbone, images_for, random_like, tokens_for
 from robvit.studies.rob.effort import SMALL, TokenEffort
 from robvit.verdict import Claim, claim_of
 

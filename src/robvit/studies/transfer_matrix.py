@@ -1,4 +1,4 @@
-"""Who fools whom: images made on each of several models, judged by each of them."""
+"""Who fools whom: images made on each of several models, judged by each; a study beyond the papers."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Cell(NamedTuple):
 
     made_on: str
     judged: str
-    right: int
+    correct: int
     lost: int
 
     @property
     def share(self) -> float:
-        return self.lost / max(self.right, 1)
+        return self.lost / max(self.correct, 1)
 
     def row(self) -> list[Any]:
-        bounds = (100 * bound for bound in interval(self.lost, self.right))
-        return [self.made_on, self.judged, self.right, 100 * self.share, *bounds]
+        bounds = (100 * bound for bound in interval(self.lost, self.correct))
+        return [self.made_on, self.judged, self.correct, 100 * self.share, *bounds]
 
 
 @study("transfer-matrix", paper=PAPER, title="who fools whom: made on each model, judged by each")
@@ -129,7 +129,7 @@ def _record(
         [[cell.share for cell in row] for row in by_row],
         down="made on",
         across="judged by",
-        notes=[[f"{cell.lost} of {cell.right}" for cell in row] for row in by_row],
+        notes=[[f"{cell.lost} of {cell.correct}" for cell in row] for row in by_row],
     )
     save_png(sheet(f"Who fools whom: {what}", NOTE, [drawn]), context.out / "matrix.png")
     return record

@@ -1,1 +1,0 @@
-"""Beyond the four papers: attacks made on one model, judged by others."""
