@@ -6,8 +6,7 @@ head`, `robvit robustify` and `robvit evaluate`; here each step is small, and bo
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.trials import clean_trial, joined, trial_of
 from robvit.loading import load
 from robvit.progress import Log, progress
 from robvit.record import Record, Table, Trial
@@ -50,7 +50,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A defence and an attacker: the model that is judged, and the images that the attacker made.
+    """A defence and an attacker: the model that is judged, the images that the attacker made, and how.
 
     The headline is about the best defence there is; the others stand beside it as controls.
     """
@@ -58,8 +58,7 @@ class Scenario:
     name: str
     model: Model
     adv: torch.Tensor
-    passes: tuple[int, int]
-    seconds: float
+    attack: Trial
     control: bool = False
 
 
@@ -146,17 +145,17 @@ def _scenarios(
 
 def _attack(
     model: Model, images: ImageDataset, threat: Threat, steps: int, label: str
-) -> tuple[torch.Tensor, tuple[int, int], float]:
-    """PGD on the classifier, to its full objective: 8-bit images, passes and seconds."""
-    parts, forward, backward, start = [], 0, 0, time.monotonic()
+) -> tuple[torch.Tensor, Trial]:
+    """PGD on the classifier, to its full objective: 8-bit images, and the trial of the attacked model."""
+    parts, trials = [], []
     with progress(label, total=len(images)) as advance:
         for x, y in images.batches(16):
             # Naming a victim attacks every image, also those that are wrong from the start.
             outcome = run("pgd", model, x, y, threat, victim=model, eight_bit=True, steps=steps)
             parts.append(outcome.adv)
-            forward, backward = forward + outcome.forward, backward + outcome.backward
+            trials.append(trial_of(outcome, "pgd", threat, {"steps": steps}))
             advance(len(x))
-    return torch.cat(parts), (forward, backward), time.monotonic() - start
+    return torch.cat(parts), joined(trials)
 
 
 @torch.no_grad()
@@ -166,32 +165,18 @@ def _record(
     """What each scenario's model says to clean and attacked images, and how far its features moved."""
     x, y = images.tensors()
     original = torch.cat([model.features(part) for part in x.split(32)])
-    trials, figures = [], {}
+    trials, metrics = list[Trial](), dict[str, float]()
     for scenario in scenarios:
-        for kind, seen, budget in (("clean", x, None), ("pgd", scenario.adv, threat.budget)):
+        for trial, seen in ((clean_trial([], []), x), (scenario.attack, scenario.adv)):
+            # One pass gives features and logits: half the time of asking for either.
             tokens = [scenario.model.tokens(part) for part in seen.split(32)]
             features = torch.cat([torch.cat((t.prefix[:, :1], t.patch), dim=1) for t in tokens])
-            figures[f"cosine, {kind}, {scenario.name}"] = float(
-                F.cosine_similarity(features, original, dim=-1).mean()
-            )
+            cosine = F.cosine_similarity(features, original, dim=-1).mean()
+            metrics[f"cosine, {trial.attack}, {scenario.name}"] = float(cosine)
             predicted = torch.cat([scenario.model.logits(t) for t in tokens]).argmax(1)
-            passes, seconds = (scenario.passes, scenario.seconds) if kind == "pgd" else ((len(x), 0), 0.0)
-            settings = {"steps": scale.attack_steps} if kind == "pgd" else {}
-            correct, distance = (predicted == y).tolist(), threat.size(seen - x).tolist()
-            trials.append(
-                Trial(
-                    kind,
-                    budget,
-                    settings,
-                    correct,
-                    predicted.tolist(),
-                    distance,
-                    *passes,
-                    seconds,
-                    scenario=scenario.name,
-                    control=scenario.control,
-                )
-            )
+            trial = replace(trial, correct=(predicted == y).tolist(), predicted=predicted.tolist())
+            trial = replace(trial, distance=threat.size(seen - x).tolist(), control=scenario.control)
+            trials.append(replace(trial, scenario=scenario.name))
     attacked = {trial.scenario: trial.accuracy for trial in trials if trial.attack == "pgd"}
     clean = {trial.scenario: trial.accuracy for trial in trials if trial.attack == "clean"}
     return Record(
@@ -199,7 +184,7 @@ def _record(
         model={"name": model.name, "fingerprint": model.fingerprint(), "input": list(model.input_size)},
         data=images.facts(),
         trials=trials,
-        metrics=figures,
+        metrics=metrics,
         tables=[_table(clean, attacked, len(y), threat, scale)],
         notes=_claims(attacked, len(y), scale.attack_steps),
     )
