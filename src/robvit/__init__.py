@@ -13,12 +13,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from robvit import attacks as attacks
-    from robvit import backbones as backbones
     from robvit import data as data
     from robvit.attacks.run import Outcome as Outcome
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
     from robvit.certification.certify import certify as certify
+    from robvit.certification.patches import PatchDefense as PatchDefense
     from robvit.certification.patches import defend_patches as defend_patches
     from robvit.challenging import challenge as challenge
     from robvit.checking import check as check
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
     from robvit.diagnosis.doctor import doctor as doctor
     from robvit.errors import RobvitError as RobvitError
     from robvit.evaluation.attack import attack as attack
+    from robvit.evaluation.compare import Pair as Pair
     from robvit.evaluation.compare import compare as compare
     from robvit.evaluation.curve import curve as curve
     from robvit.evaluation.evaluate import evaluate as evaluate
     from robvit.evaluation.protocol import Protocol as Protocol
     from robvit.explanation.explain import explain as explain
     from robvit.exporting import export as export
+    from robvit.exporting.parity import Parity as Parity
     from robvit.hardening import Hardening as Hardening
     from robvit.hardening import robustify as robustify
     from robvit.loading import load as load
     from robvit.record import Record as Record
     from robvit.record import Trial as Trial
+    from robvit.report.verdict import Review as Review
     from robvit.reviewing import review as review
     from robvit.studies.common import reproduce as reproduce
     from robvit.threat import Threat as Threat
@@ -55,9 +58,13 @@ _PUBLIC = {
     "LoRA": ("robvit.defenses.lora", "LoRA"),
     "Model": ("robvit.backbones.model", "Model"),
     "Outcome": ("robvit.attacks.run", "Outcome"),
+    "Pair": ("robvit.evaluation.compare", "Pair"),
+    "Parity": ("robvit.exporting.parity", "Parity"),
+    "PatchDefense": ("robvit.certification.patches", "PatchDefense"),
     "Protocol": ("robvit.evaluation.protocol", "Protocol"),
     "Recipe": ("robvit.training.recipe", "Recipe"),
     "Record": ("robvit.record", "Record"),
+    "Review": ("robvit.report.verdict", "Review"),
     "RobustTokens": ("robvit.defenses.tokens", "RobustTokens"),
     "RobvitError": ("robvit.errors", "RobvitError"),
     "Threat": ("robvit.threat", "Threat"),
@@ -67,7 +74,6 @@ _PUBLIC = {
     "Tuning": ("robvit.training.tuning", "Tuning"),
     "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
-    "backbones": ("robvit.backbones", ""),
     "certify": ("robvit.certification.certify", "certify"),
     "challenge": ("robvit.challenging", "challenge"),
     "check": ("robvit.checking", "check"),
@@ -92,9 +98,13 @@ __all__ = [
     "LoRA",
     "Model",
     "Outcome",
+    "Pair",
+    "Parity",
+    "PatchDefense",
     "Protocol",
     "Recipe",
     "Record",
+    "Review",
     "RobustTokens",
     "RobvitError",
     "Threat",
@@ -104,7 +114,6 @@ __all__ = [
     "Tuning",
     "attack",
     "attacks",
-    "backbones",
     "certify",
     "challenge",
     "check",

@@ -18,7 +18,7 @@ class Audit:
     """What the slow attacks did to a sample of the images that the first ones left correct.
 
     `attacks` names the slow ones, `size` the sample asked for; of `survivors` images `audited` were tried, of
-    which those at the places `broken` fell. A row of `strata` is the least and the largest margin of a
+    which those at the places `successes` fell. A row of `strata` is the least and the largest margin of a
     group, its survivors and how many of them were tried. `bound` is the largest share of the
     survivors that the slow attacks would break, with this `confidence`. Where the whole run was done with
     them instead, `switched` says why, `audited` is what was tried before, and the bound is zero.
@@ -29,7 +29,7 @@ class Audit:
     seed: int
     survivors: int
     audited: int
-    broken: list[int] = field(default_factory=list)
+    successes: list[int] = field(default_factory=list)
     strata: list[list[float]] = field(default_factory=list)
     confidence: float = CONFIDENCE
     bound: float = 0.0

@@ -1,8 +1,8 @@
 """Threat models: a norm and a budget in pixels, and the geometry of its ball and of the box [0,1].
 
 What follows from the norm alone is here: sizes, projections, steepest moves, random points, planes. An
-attack asks for the norm only where its paper goes another way in it: Square's windows, and the rounding
-to grey levels, which L-inf bounds value by value. Every function works on each image of a batch by
+attack asks for the norm only where it goes another way in it: Square's windows, the rounding to grey levels,
+which L-inf bounds value by value, and a universal change, which is added or, as a patch, pasted. Every function works on each image of a batch by
 itself, so that results do not depend on how images are batched.
 
 A patch is treated as one more norm: the size of a perturbation is the side of the least square that holds all

@@ -84,7 +84,7 @@ def test_the_audit_tries_the_sample_only_and_costs_less() -> None:
         counted = Count(model)
         _, audit = autoattack_audited(counted, x, y, threat, settings=settings, audit=size)
         passes[size] = counted.forward
-        assert (audit.survivors, audit.audited, audit.broken, audit.switched) == (40, size, [], "")
+        assert (audit.survivors, audit.audited, audit.successes, audit.switched) == (40, size, [], "")
     rest = 3 * 9 + 1 + 20  # FAB and Square, an image
     assert passes[40] - passes[10] >= 30 * rest
     assert autoattack_audited(model, x, y, threat, settings=settings, audit=40)[1].bound == 0
@@ -125,8 +125,8 @@ def test_a_flip_in_the_audit_switches_to_the_standard_version(monkeypatch: pytes
     settings["fab_t"]["steps"] = 50
     monkeypatch.setattr("robvit.attacks.audited.FIRST", ("apgd",))
     adv, audit = autoattack_audited(model, x, y, threat, settings=settings, audit=4)
-    assert audit.broken
-    assert audit.switched == f"{len(audit.broken)} of {audit.audited} audited survivors fell"
+    assert audit.successes
+    assert audit.switched == f"{len(audit.successes)} of {audit.audited} audited survivors fell"
     whole = run("fab_t", model, x, y, threat, steps=50, targets=3)
     assert not bool((standing(model, adv, y) & whole.success).any())
 
@@ -165,7 +165,7 @@ def test_the_default_sample_bounds_one_per_cent() -> None:
 
 
 def test_a_sample_of_all_is_no_reason_to_switch() -> None:
-    audit = concluded(Audit(["square"], 300, 0, survivors=10, audited=10, broken=[3]))
+    audit = concluded(Audit(["square"], 300, 0, survivors=10, audited=10, successes=[3]))
     assert not audit.switched
     assert "All 10 survivors were tried by square" in str(audit)
 

@@ -282,8 +282,8 @@ def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> No
     assert bool((found.outcome.success | ~joint.success).all())
     with torch.no_grad():
         assert torch.equal(found.outcome.success, twin(found.outcome.adv).argmax(1) != y)
-    assert sum(found.broken_by.values()) == int(found.outcome.success.sum())
-    assert list(found.broken_by)[:3] == ["joint", "accuracy head", "robustness head"]
+    assert sum(found.success_by.values()) == int(found.outcome.success.sum())
+    assert list(found.success_by)[:3] == ["joint", "accuracy head", "robustness head"]
     assert float((found.outcome.adv - x).abs().max()) <= 1 / 255 + 1e-6
 
 

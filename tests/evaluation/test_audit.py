@@ -68,7 +68,7 @@ def test_an_audit_is_in_the_record_as_data_and_as_a_sentence(tmp_path: Path) -> 
     rules, images = Protocol.model_validate(SHORT), airplanes(20)
     record = robvit.evaluate(Sturdy(10), images, protocol=rules, batch=8, out=tmp_path / "a")
     (audit,) = record.audits
-    assert (audit.survivors, audit.audited, audit.broken, audit.switched) == (20, 5, [], "")
+    assert (audit.survivors, audit.audited, audit.successes, audit.switched) == (20, 5, [], "")
     assert audit.attacks == ["fab_t", "square"]
     assert audit.bound == 10 / 20  # 0.75^10 is above 5 %
     assert str(audit) in record.notes
@@ -104,7 +104,7 @@ def test_a_flip_switches_the_whole_run_and_sets_the_record_right() -> None:
     told: list[str] = []
     record = robvit.evaluate(net, images, protocol=rules, batch=4, log=told.append)
     (audit,) = record.audits
-    assert audit.broken
+    assert audit.successes
     assert "audited survivors fell" in audit.switched
     assert str(audit) in told
     assert audit.bound == 0
@@ -207,7 +207,10 @@ def test_the_command_tells_the_bound_and_two_processes_draw_as_one(tmp_path: Pat
     assert one.audits[0].audited < one.audits[0].survivors
     assert [t.unseen for t in one.trials] == [t.unseen for t in other.trials]
     assert [t.correct for t in one.trials] == [t.correct for t in other.trials]
-    assert (one.audits[0].bound, one.audits[0].broken) == (other.audits[0].bound, other.audits[0].broken)
+    assert (one.audits[0].bound, one.audits[0].successes) == (
+        other.audits[0].bound,
+        other.audits[0].successes,
+    )
     page = CliRunner().invoke(app, ["report", str(tmp_path / "one")])
     assert page.exit_code == 0, page.output
     assert "With 95 % confidence at most" in (tmp_path / "one" / "report.html").read_text()

@@ -95,9 +95,9 @@ def autoattack_audited(
     doubt = distrust(judge or model, x[sample], labels[sample], threat)
     if not doubt:
         go_on(REST, sample)
-    broken = sample[best.success[sample]].sort().values.tolist()
+    successes = sample[best.success[sample]].sort().values.tolist()
     tried = 0 if doubt else len(sample)
-    found = Audit(list(REST), audit, seed, len(left), tried, broken, drawn.strata)
+    found = Audit(list(REST), audit, seed, len(left), tried, successes, drawn.strata)
     found = concluded(found, doubt)
     if found.switched:
         go_on(REST, left)
@@ -113,8 +113,8 @@ def concluded(audit: Audit, doubt: str = "") -> Audit:
     """The audit with its bound, or with the reason why the whole run must be done."""
     if doubt:
         return replace(audit, switched=doubt)
-    if audit.broken and audit.audited < audit.survivors:
-        fell = f"{len(audit.broken)} of {audit.audited:,} audited survivors fell"
+    if audit.successes and audit.audited < audit.survivors:
+        fell = f"{len(audit.successes)} of {audit.audited:,} audited survivors fell"
         return replace(audit, switched=fell)
     return replace(audit, bound=bound(audit.strata, audit.confidence))
 

@@ -105,11 +105,11 @@ class Runner:
         if not sample.doubt:
             for turn in turns:
                 self._attack(turn, so_far, [i for i in chosen if so_far[-1].correct[i]])
-        broken = [place for place in chosen if not so_far[-1].correct[place]]
+        successes = [place for place in chosen if not so_far[-1].correct[place]]
         attacks = list(dict.fromkeys(turn.entry.attack for turn in turns))
         size, seed = self.protocol.audit, self.protocol.seeds[0]
         tried = 0 if sample.doubt else len(chosen)
-        found = Audit(attacks, size, seed, len(left), tried, broken, sample.strata)
+        found = Audit(attacks, size, seed, len(left), tried, successes, sample.strata)
         found = concluded(found, sample.doubt)
         if found.switched:
             self.log(str(found))

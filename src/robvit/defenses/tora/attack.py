@@ -71,7 +71,7 @@ class GateAware:
     """What the whole attack did, judged by the joint output, and how many images each goal broke first."""
 
     outcome: Outcome
-    broken_by: dict[str, int]
+    success_by: dict[str, int]
 
 
 def gate_aware(
@@ -88,15 +88,15 @@ def gate_aware(
     for name, sign in zip(BOTH, (1.0, -1.0), strict=True):
         goals[f"gates to {name}"] = (both, {"loss": partial(_push, sign)})
     total = run(attack, model, x, y, threat, **settings)
-    broken = {"joint": int(total.success.sum())}
+    successes = {"joint": int(total.success.sum())}
     for name, (goal, own) in goals.items():
         rows = (~total.success).nonzero()[:, 0]
         if not len(rows):
             break
         outcome = run(attack, goal, x[rows], y[rows], threat, victim=model, **settings, **own)
-        broken[name] = int(outcome.success.sum())
+        successes[name] = int(outcome.success.sum())
         total = _with_rows(total, outcome, rows)
-    return GateAware(total, broken)
+    return GateAware(total, successes)
 
 
 def _with_rows(total: Outcome, part: Outcome, rows: torch.Tensor) -> Outcome:

@@ -111,15 +111,15 @@ class AdapterBench:
 
     def gate_aware(self, model: Model, scenario: str, threat: Threat, steps: int) -> Trial:
         """The gate-aware attack as a trial; its settings say which goal broke how many images."""
-        trials, broken = list[Trial](), dict[str, int]()
+        trials, successes = list[Trial](), dict[str, int]()
         with progress(f"{scenario}, gate-aware, {threat}", total=len(self.judged)) as advance:
             for x, y in self.judged.batches(BATCH):
                 attack = gate_aware(model, x, y, threat, attack="apgd", steps=steps)
                 trials.append(trial_of(attack.outcome, "gate-aware", threat, scenario=scenario))
-                for name, count in attack.broken_by.items():
-                    broken[name] = broken.get(name, 0) + count
+                for name, count in attack.success_by.items():
+                    successes[name] = successes.get(name, 0) + count
                 advance(len(x))
-        return replace(joined(trials), settings={"steps": steps, "broken by": broken})
+        return replace(joined(trials), settings={"steps": steps, "success by": successes})
 
 
 def bench(context: StudyContext, effort: AdapterEffort, images: int = IMAGES) -> AdapterBench:
