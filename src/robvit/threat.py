@@ -2,8 +2,8 @@
 
 What follows from the norm alone is here: sizes, projections, steepest moves, random points, planes. An
 attack asks for the norm only where it goes another way in it: Square's windows, the rounding to grey levels,
-which L-inf bounds value by value, and a universal change, which is added or, as a patch, pasted. Every function works on each image of a batch by
-itself, so that results do not depend on how images are batched.
+which L-inf bounds value by value, and a universal change, which is added or, as a patch, pasted. Every
+function works on each image of a batch by itself, so that results do not depend on how images are batched.
 
 A patch is treated as one more norm: the size of a perturbation is the side of the least square that holds all
 changed pixels, so that its "ball" are the images that differ inside some square of that side.
