@@ -105,15 +105,19 @@ def review(
     return made
 
 
-def _examined(classifier: Classifier, images: ImageDataset, *, command: str, **settings: object) -> Record:
+def _examined(
+    classifier: Classifier, images: ImageDataset, *, out: Path | None, command: str, **settings: object
+) -> Record:
     """The doctor's record, or one that says why there is nothing to examine."""
     try:
-        return doctor(classifier, images, command=command, **settings)  # type: ignore[arg-type]
+        return doctor(classifier, images, out=out, command=command, **settings)  # type: ignore[arg-type]
     except InputError as error:
         reason = Finding("doctor", "skipped", str(error), title="The doctor's checks of the attacks")
-        return Record(
-            "doctor", model_facts(classifier), images.facts(), [], findings=[reason], command=command
-        )
+        facts = model_facts(classifier), images.facts()
+        record = Record("doctor", *facts, [], findings=[reason], command=command)
+        if out is not None:
+            record.save(out / "record.json")
+        return record
 
 
 @torch.no_grad()

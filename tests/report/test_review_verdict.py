@@ -14,6 +14,7 @@ import robvit
 from robvit.budget import Budget
 from robvit.cli import app
 from robvit.diagnosis.doctor import weakness
+from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.claims import claims, knowledge_of, near_chance
 from robvit.evaluation.protocol import Protocol
@@ -89,6 +90,16 @@ def test_records_are_passed_on_without_local_places() -> None:
     )
     cut = without_places(record)
     assert (cut.model["name"], cut.data["spec"]) == ("net.pt", "photos")
+
+
+def test_what_the_doctor_refuses_is_on_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Record:
+        raise InputError("nothing to examine")
+
+    monkeypatch.setattr("robvit.reviewing.doctor", refuse)
+    robvit.review("robvit-mini", "sample", protocol="clean@1", out=tmp_path, limit=4)
+    (finding,) = Record.load(tmp_path / "doctor" / "record.json").findings
+    assert (finding.status, finding.evidence) == ("skipped", "nothing to examine")
 
 
 def test_clean_accuracy_near_chance_is_red() -> None:
