@@ -98,8 +98,20 @@ def evaluate(
         work = plan.total.work if rules.attacks else 0  # without attacks nothing is searched for
         wanted = "fp32" if classifier.black_box else precision  # its own affair
         compute = settle(net, x, wanted=wanted, passes=work, keep=folder / "compute.json")
-        how = {"batch": batch, "precision": compute.precision, "progress": progress, "log": log}
-        runner = Runner(classifier, images, rules, plan, folder, data, learned, keeps=out is not None, **how)
+        runner = Runner(
+            classifier,
+            images,
+            rules,
+            plan,
+            folder,
+            data,
+            learned,
+            batch=batch,
+            precision=compute.precision,
+            keeps=out is not None,
+            progress=progress,
+            log=log,
+        )
         with compute.in_use():
             if log is not silent:
                 log(f"{rules.name}: {rules.about}")
