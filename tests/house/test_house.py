@@ -28,7 +28,17 @@ LONGER = {
 # What everyone may import: plain data, files and processes; records are read where no torch is.
 BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", "attention", "processes"}
 BASE |= {"decoding", "decode_worker"}
-BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
+BASE |= {
+    "audit",
+    "autoattack",
+    "record",
+    "record_checks",
+    "statistics",
+    "verdict",
+    "names",
+    "plugins",
+    "settings",
+}
 BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
 BASE |= {"sharing_card", "texts"}
 

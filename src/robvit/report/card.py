@@ -5,19 +5,18 @@ Nothing here is a new measurement: every number comes from a record, and what no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+from robvit.autoattack import is_autoattack
 from robvit.errors import InputError
+from robvit.evaluation.attackers import knows_all
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
 from robvit.texts import Markdown, markdown_code, markdown_text
 
 TUNED = "tuned fingerprint"
-# The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
-AUTO_ATTACK = {"apgd_ce": 100, "apgd_t": 100, "fab_t": 100, "square": 5000}
 
 
 def model_card(records: Sequence[Record], *, name: str = "") -> str:
@@ -146,9 +145,7 @@ def _objective(tuning: Record) -> str:
 
 def _is_auto_attack(record: Record) -> bool:
     """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
-    whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
-    return whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
+    return is_autoattack(t for t in record.attacks() if knows_all(t.attacker))
 
 
 def _percent(one: Share | None) -> str:
