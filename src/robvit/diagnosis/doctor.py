@@ -112,7 +112,7 @@ def doctor(
         record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
         if checks is None and record.attacks() and (weak := weakness(record.headline())) is not None:
             record.findings.insert(sum(finding.status == Status.RED for finding in record.findings), weak)
-        record.protocol = {"threat": str(threat), **asdict(strength), "seed": seed, "batch": batch}
+        record.protocol = {"threat": asdict(threat.budget), **asdict(strength), "seed": seed, "batch": batch}
         record.command, record.machine = command, compute.machine()
         record.notes += filter(None, [judged.doubt])
         if out is not None:

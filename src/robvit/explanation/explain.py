@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def _record(subject: Subject, drawn: list[Figure], left_out: dict[str, str]) -> 
         curves=[_titled(one, curve) for one in drawn for curve in one.curves],
         protocol={
             "attack": subject.attack,
-            "threat": str(subject.threat),
+            "threat": asdict(subject.threat.budget),
             **subject.settings,
             "figures": [one.name for one in drawn],
             "not drawn": left_out,

@@ -151,8 +151,7 @@ def _result(
 ) -> tuple[Model, LoRA | None]:
     """The result as it is shipped: factors rounded and merged, or the tuned weights."""
     if tuning.method == "full":
-        twin = learner.model[0]
-        twin.original_fingerprint = model.original_fingerprint or model.fingerprint()
+        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
         return twin.requires_grad_(False).eval(), None
     settings = asdict(tuning) | {
         "img_size": list(model.input_size),
