@@ -45,7 +45,7 @@ class _Few:
 
 
 def few(x: torch.Tensor, y: torch.Tensor) -> ImageDataset:
-    """As much of a data set as a comparison needs."""
+    """As much of a dataset as a comparison needs."""
     return cast(ImageDataset, _Few(x, y))
 
 

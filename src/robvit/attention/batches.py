@@ -1,6 +1,6 @@
 """One batch under one attack, plain or at given scales, remembered in a folder where there is one.
 
-Comparisons of one study share arms, such as the plain attack, and a killed study goes on with what it has.
+Comparisons of one study share arms, such as the plain attack, and a killed study resumes with what it has.
 """
 
 from __future__ import annotations

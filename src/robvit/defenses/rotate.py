@@ -68,7 +68,7 @@ def rotate(
 
     old: the tokens that are to be replaced, or their file
     model: the Model they are for, or its name
-    data: an open data set, its name, or a folder, whose last images judge and whose others are learned from
+    data: an open dataset, its name, or a folder, whose last images judge and whose others are learned from
     out: the folder for the new tokens, the state and record.json
     bound: the least cosine of clean features, with the new tokens and without
     steps: the training's steps; as before if left out
@@ -86,7 +86,7 @@ def rotate(
     resize = fitting(net.replace(tokens=before), resize)
     images = open_images(data, net, split=split, resize=resize, limit=limit)
     if not isinstance(images, ImageDataset):
-        raise InputError("rotating takes a data set or its name, got a tensor; put the images in a folder")
+        raise InputError("rotating takes a dataset or its name, got a tensor; put the images in a folder")
     if len(images) <= judge:
         raise InputError(f"{judge} images are kept to judge on, but there are only {len(images)}")
     learn, held = images.take(range(len(images) - judge)), images.take(range(-judge, 0))

@@ -65,7 +65,7 @@ def doctor(
     remedy. A red one says not to trust robustness measured with such attacks; green ones prove nothing.
 
     model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
-    data: labelled images: tensors (x, y), a data set or loader, or what `open_data` opens; dozens suffice.
+    data: labelled images: tensors (x, y), a dataset or loader, or what `open_data` opens; dozens suffice.
     threat: the norm and the budget of the attacks.
     surrogate: another classifier of the same images to transfer from; bundled ones that fit if left out.
     out: a folder for record.json; nothing is written without it.

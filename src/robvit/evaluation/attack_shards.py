@@ -1,7 +1,7 @@
-"""Attacking a whole data set: batch by batch into shards, so that it can be killed, resumed and shared out.
+"""Attacking a whole dataset: batch by batch into shards, so that it can be killed, resumed and shared out.
 
 A shard is the unit of work: one batch of adversarial images as 8-bit values and what became of each. A run
-that is started again goes on with the shards that are missing; several processes (`accelerate launch`)
+that is started again resumes with the shards that are missing; several processes (`accelerate launch`)
 take turns. The size of the batch is part of a job's key, so the result is the same: most attacks treat each
 image by itself, and those that are `batch_coupled` see the same batches again.
 """
@@ -58,7 +58,7 @@ class AttackJob:
     they are and has no threat. With a `source`, images are not made but taken from the shards of
     another job. With an `original`, the cosine of the judged model's features with its is measured. With a
     `target`, "random" say, the attack aims at a class. Without `rounded`, images stay floats, and none are
-    kept. `passes`, if known, are the forward passes of an image that withstands: by them progress moves
+    kept. `passes`, if known, are the forward passes of an image that stays correct: by them progress moves
     inside a batch.
     """
 

@@ -52,7 +52,7 @@ def explain(
 
     Args:
         model: a Model, or what `robvit.load` takes.
-        data: images (B 3 H W) in [0,1], a data set, or names: "photo.jpg", "sample:3", or a list of them.
+        data: images (B 3 H W) in [0,1], a dataset, or names: "photo.jpg", "sample:3", or a list of them.
         figures: names of `robvit explain --help`; without them all for which nothing is missing, and the
             record says which were left out and why. One that is named and cannot be drawn is an error.
         threat: the budget of the attack.

@@ -64,10 +64,10 @@ def finetune(
 
     With the loss "task" or "trades", labels and the model's classifier or head decide instead.
 
-    Interrupted, the same call with the same `out` goes on to the same bits.
+    Interrupted, the same call with the same `out` resumes to the same bits.
 
     model: without tokens and adapters; it is left as it is
-    data: a data set, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
+    data: a dataset, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
     tuning: how; `settings` are those of `Tuning`, and win
     lora: factors of an earlier tuning to go on from; the aim stays the features of `model`
     minutes: plan steps and batch for so long, by a probe of the model on this machine

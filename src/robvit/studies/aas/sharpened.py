@@ -40,7 +40,7 @@ class Sharpened:
 
     @property
     def worst(self) -> list[bool]:
-        """Which images withstand everything that was tried on this model."""
+        """Which images stay correct under everything that was tried on this model."""
         arms = [trial.correct for trial in self.comparison.trials]
         return [all(each) for each in zip(*arms, strict=True)]
 
