@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "report": BASE | {"evaluation", "drawing"},
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data", "__init__"},
-    "pushing": BASE | {"backbones", "defenses"},
+    "pushing": BASE | {"backbones", "defenses", "report"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
