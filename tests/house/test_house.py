@@ -63,18 +63,14 @@ MAY_IMPORT = {
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
+    "measuring": BASE | {"attacks", "data", "evaluation"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
     "explanation": BASE
-    | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "report"},
+    | {"attacks", "data", "backbones", "defenses", "drawing", "evaluation", "loading", "measuring", "report"},
 }
-# Hooks are for everyone; what measures attention also attacks, and writes tables.
-MEASURES = dict.fromkeys(
-    (f"attention/{name}.py" for name in ("saturation", "comparison", "batches")), "attention:measures"
-)
 # Verbs open models and images by their names; the rest of their room does not.
-MEASURES |= dict.fromkeys(("defenses/robustify.py", "defenses/rotate.py"), "defenses:verbs")
+VERBS = dict.fromkeys(("defenses/robustify.py", "defenses/rotate.py"), "defenses:verbs")
 MAY_IMPORT["defenses:verbs"] = MAY_IMPORT["defenses"] | {"defenses", "data", "loading"}
-MAY_IMPORT["attention:measures"] = BASE | {"attacks", "data", "evaluation"}
 # A study repeats a result of a paper with everything else.
 MAY_IMPORT["studies"] = set(MAY_IMPORT)
 MAY_IMPORT["app"] = set(MAY_IMPORT) - {"studies"}
@@ -105,7 +101,7 @@ def test_imports_go_one_way() -> None:
     upward = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         name = str(file.relative_to(PACKAGE))
-        room = MEASURES.get(name, file.relative_to(PACKAGE).parts[0].removesuffix(".py"))
+        room = VERBS.get(name, file.relative_to(PACKAGE).parts[0].removesuffix(".py"))
         if room != "__init__" and (
             wrong := rooms_imported(file) - MAY_IMPORT[room] - {room.partition(":")[0]}
         ):

@@ -87,8 +87,8 @@ class BatchRunner:
             return len(x), 0, 0
         with torch.no_grad():
             preds = [Scaled(self.model, scales)(images).argmax(1) for images in (x, outcome.adv)]
-        right, under = (int((pred == y).sum()) for pred in preds)
-        return len(x), right, under
+        correct, attacked = (int((pred == y).sum()) for pred in preds)
+        return len(x), correct, attacked
 
     def _key(self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any]) -> str:
         facts = {

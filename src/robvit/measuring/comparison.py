@@ -19,10 +19,10 @@ from torch import nn
 
 from robvit.attacks import ATTACKS, find_scales, judge
 from robvit.attacks.scales import Batch, Scales
-from robvit.attention.batches import BatchRunner
 from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, spread
+from robvit.measuring.batches import BatchRunner
 from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
