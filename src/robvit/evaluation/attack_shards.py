@@ -8,7 +8,7 @@ image by itself, and those that are `batch_coupled` see the same batches again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,17 @@ class AttackJob:
         """Whether its shards hold adversarial images, which are whole grey levels."""
         return self.makes_images and self.rounded
 
+    def options(self) -> dict[str, Any]:
+        """What `attacks.run` takes beside the images: whom to fool, how to compute, the settings."""
+        return {
+            "victim": self.victim,
+            "target": self.target,
+            "eight_bit": self.rounded,
+            "precision": self.precision,
+            "compiler": self.compiler,
+            **self.settings,
+        }
+
     def facts(self) -> dict[str, Any]:
         """All that decides the result, by name."""
         unusual = {} if self.target is None else {"target": self.target}
@@ -197,7 +208,13 @@ def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
         shown = BatchProgress(progress, len(some), job.passes)
         if facts is None and index % state.num_processes == state.process_index:
             x, y = (t.to(state.device) for t in some.tensors())
-            outcome = _outcome(job, x, y, index, shown.each_pass)
+            if job.makes_images:
+                assert job.threat is not None
+                how = {"batch": len(x), "each_pass": shown.each_pass, **job.options()}
+                outcome = run(job.attack, job.model, x, y, job.threat, **how)
+            else:
+                given = None if job.source is None else read_images(job.source, index).to(x)
+                outcome = judge(job.judged, x, y, given, job.threat, batch=len(x))
             facts = _facts(job, x, y, outcome)
             write_shard(path, _tensors(job, x, y, outcome, index), facts)
         if facts is not None:
@@ -205,31 +222,6 @@ def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
             shown.finish(_note(correct, some.kind))
     state.wait_for_everyone()
     return Shards(job, folder)
-
-
-def _outcome(
-    job: AttackJob, x: torch.Tensor, y: torch.Tensor, index: int, each_pass: Callable[[int], None]
-) -> Outcome:
-    """A batch attacked, or images that were made elsewhere judged."""
-    if not job.makes_images:
-        given = None if job.source is None else read_images(job.source, index).to(x)
-        return judge(job.judged, x, y, given, job.threat, batch=len(x))
-    assert job.threat is not None
-    return run(
-        job.attack,
-        job.model,
-        x,
-        y,
-        job.threat,
-        victim=job.victim,
-        target=job.target,
-        batch=len(x),
-        eight_bit=job.rounded,
-        precision=job.precision,
-        compiler=job.compiler,
-        each_pass=each_pass,
-        **job.settings,
-    )
 
 
 def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -> dict[str, Any]:
