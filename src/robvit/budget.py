@@ -31,10 +31,10 @@ class Budget:
 
     @property
     def amount(self) -> str:
-        """eps for people: whole grey levels as a fraction, "8/255", anything else as a number."""
+        """eps for people: grey levels as a fraction, "8/255" or "0.5/255", anything else as a number."""
         levels = self.eps * 255
-        whole = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels)) < 1e-6
-        return f"{round(levels)}/255" if whole else f"{self.eps:g}"
+        short = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels, 3)) < 1e-6
+        return f"{round(levels, 3):g}/255" if short else f"{self.eps:g}"
 
     def __str__(self) -> str:
         text = f"{self.norm} {self.amount}"

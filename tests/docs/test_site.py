@@ -80,12 +80,12 @@ def test_the_first_page_has_an_image_and_commands_to_copy(browser: Browser, site
     with Visit(browser, (site / "index.html").as_uri(), allowed=("file:",), viewport=PHONE) as page:
         assert page.evaluate("document.querySelector('article img').naturalWidth") > 300
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        command = page.locator(".highlight-bash").first
+        command = page.locator("div.highlight").first
         command.get_by_role("button", name="Copy").click()
         assert page.evaluate("navigator.clipboard.readText()") == (
             "pip install .\nrobvit demo --model robvit-mini --out runs/demo\n"
         )
-        words = page.locator(".highlight-bash .whole").all_inner_texts()
+        words = page.locator(".highlight .whole").all_inner_texts()
         assert "--out" in words  # which a browser would break after its hyphens
         assert page.locator(".highlight-text .copy").count() == 0
 

@@ -24,7 +24,13 @@ from robvit.report.verdict import Review
 from robvit.report.verdict_files import junit, markdown, sarif
 
 
-def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classes: int = 5) -> Review:
+def review(
+    robust: str,
+    clean: str = "RRRRRRRRRR",
+    status: str = "green",
+    classes: int = 5,
+    attack: str = "autoattack",
+) -> Review:
     """A review of ten images whose outcomes are given by letters, R for right."""
     labels = [i % classes for i in range(10)]
 
@@ -33,7 +39,7 @@ def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classe
         pred = [y if ok else (y + 1) % classes for y, ok in zip(labels, correct, strict=True)]
         return Trial(attack, threat, {}, correct, pred, [0.0] * 10)
 
-    trials = [trial("clean", clean, None), trial("apgd_ce", robust, Budget("linf", 4 / 255))]
+    trials = [trial("clean", clean, None), trial(attack, robust, Budget("linf", 4 / 255))]
     data = {"count": 10, "spec": "sample", "labels": labels, "names": [str(i) for i in range(10)]}
     judged = Record("evaluate", {"name": "net"}, data, trials, protocol={"name": "linf-4-audited@1"})
     finding = Finding(
@@ -120,9 +126,18 @@ def test_a_red_check_says_that_the_figure_is_too_high() -> None:
 
 def test_what_may_be_written_has_everything_a_reader_needs() -> None:
     text = review("RRRRR.....").to_paste()
-    for part in ("50.0%", "23.7% to 76.3%", "10 images of sample", "apgd_ce", "linf 4/255", "100.0%", "abab"):
+    for part in ("50.0%", "23.7% to 76.3%", "10 images of sample", "autoattack", "linf 4/255", "100.0%", "abab"):
         assert part in text
     assert "> " + text in markdown(review("RRRRR....."))
+
+
+def test_short_attacks_give_a_first_look_and_nothing_to_quote() -> None:
+    short = review("RRRRR.....", status="amber", attack="pgd")
+    assert short.believable.startswith("As a first look only")
+    assert "1 finding is amber" in short.believable
+    assert "longer ones may leave less" in short.to_paste()
+    assert "longer ones" not in review("RRRRR.....").to_paste()
+    assert review("." * 10, attack="pgd").believable.startswith("Yes")  # it cannot be lower
 
 
 def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
@@ -132,7 +147,25 @@ def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
     content = json.loads(sarif(review("RRRRR.....", status="amber")))
     (result,) = content["runs"][0]["results"]
     assert (result["ruleId"], result["level"]) == ("masking", "warning")
+
+
+def test_sarif_has_what_its_schema_and_dashboards_require() -> None:
+    content = json.loads(sarif(review("." * 10, status="amber")))
     assert content["version"] == "2.1.0"
+    (run,) = content["runs"]
+    driver = run["tool"]["driver"]
+    rules = [rule["id"] for rule in driver["rules"]]
+    assert (driver["name"], rules) == ("robvit", ["robust_accuracy", "masking"])
+    assert all(rule["shortDescription"]["text"] for rule in driver["rules"])
+    for result in run["results"]:
+        assert result["ruleId"] == rules[result["ruleIndex"]]
+        assert result["level"] in ("error", "warning")
+        assert result["message"]["text"]
+        place = result["locations"][0]["physicalLocation"]  # dashboards pass over results without one
+        assert place["artifactLocation"]["uri"] == "review.md"
+        assert place["region"]["startLine"] == 1
+    assert run["artifacts"] == [{"location": {"uri": "net"}, "hashes": {"sha-256": "ab" * 32}}]
+    assert "MITRE ATLAS AML.T0015 Evade AI Model" in run["properties"]["terms"]
 
 
 @pytest.mark.slow
