@@ -116,6 +116,6 @@ def test_text_and_bad_values():
         assert Threat(norm, eps).eps == eps, "fab and cw_l2 search without a bound"
     assert Threat("linf", 0.75).times(2).eps == 1
     assert Threat("l1", 12).times(3).eps == 36
-    for strange in (None, [8], "9" * 400 + "/1", 10**400):
+    for strange in (None, [8], "9" * 400 + "/1", 10**400, "1/2/3", "inf/2", "/255"):
         with pytest.raises(InputError, match="expected a number"):
             parse_number(strange)

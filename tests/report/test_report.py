@@ -236,7 +236,9 @@ def test_models_on_the_same_images_get_a_paired_test(tmp_path: Path) -> None:
 
 
 def test_half_a_grey_level_reads_as_one(tmp_path: Path) -> None:
-    tuned = Record("robustify", {"name": "m", "settings": {"eps": 0.5 / 255, "norm": "linf"}}, {"count": 1}, [])
+    tuned = Record(
+        "robustify", {"name": "m", "settings": {"eps": 0.5 / 255, "norm": "linf"}}, {"count": 1}, []
+    )
     write_report(tuned, tmp_path / "tuned.html")
     assert "eps=0.5/255" in Page(tmp_path / "tuned.html").text
 

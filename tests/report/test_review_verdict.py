@@ -126,7 +126,15 @@ def test_a_red_check_says_that_the_figure_is_too_high() -> None:
 
 def test_what_may_be_written_has_everything_a_reader_needs() -> None:
     text = review("RRRRR.....").to_paste()
-    for part in ("50.0%", "23.7% to 76.3%", "10 images of sample", "autoattack", "linf 4/255", "100.0%", "abab"):
+    for part in (
+        "50.0%",
+        "23.7% to 76.3%",
+        "10 images of sample",
+        "autoattack",
+        "linf 4/255",
+        "100.0%",
+        "abab",
+    ):
         assert part in text
     assert "> " + text in markdown(review("RRRRR....."))
 

@@ -99,7 +99,8 @@ def comparison_table(records: Sequence[Record]) -> Table:
         "Paired comparison",
         [*columns, "95 % interval", "p"],
         rows,
-        note="only A: images that A alone gets right; A - B in points; p: exact McNemar test, two-sided" + which,
+        note="only A: images that A alone gets right; A - B in points; p: exact McNemar test, two-sided"
+        + which,
     )
 
 

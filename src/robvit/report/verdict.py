@@ -92,7 +92,9 @@ class Review:
                 "made. An attacker who has the model does better."
             )
         amber = sum(one.status == "amber" for one in self.findings)
-        doubts = f"With care: {amber} {'finding is' if amber == 1 else 'findings are'} amber." if amber else ""
+        doubts = (
+            f"With care: {amber} {'finding is' if amber == 1 else 'findings are'} amber." if amber else ""
+        )
         if not is_auto_attack(self.evaluation):
             first_look = (
                 "As a first look only: the attacks are shorter than AutoAttack's, and longer ones may leave "
@@ -109,7 +111,9 @@ class Review:
         file = f" (file SHA-256 {self.model_sha256[:16]}...)" if self.model_sha256 else ""
         before = f", and {clean.accuracy:.1%} without attack" if clean is not None else ""
         attacks = ", ".join(dict.fromkeys(t.attack for t in record.attacks()))
-        limits = "" if "white box" in self.knowledge else " No claim is made about attackers who have the model."
+        limits = (
+            "" if "white box" in self.knowledge else " No claim is made about attackers who have the model."
+        )
         if not limits and robust.share > 0 and not is_auto_attack(record):
             limits = " The attacks are shorter than AutoAttack's; longer ones may leave less."
         attacker = "has the model" if "white box" in self.knowledge else "sees its answers only"
