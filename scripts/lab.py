@@ -21,6 +21,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -103,7 +104,11 @@ class Study:
 
     def needs(self, other: Study) -> bool:
         """Whether its command takes files that the other study leaves."""
-        return f"{{lab}}/{other.name}/" in self.command
+        return bool(other.files_for(self))
+
+    def files_for(self, other: Study) -> list[str]:
+        """The files of this study that the other's command takes."""
+        return re.findall(rf"\{{lab\}}/{re.escape(self.name)}/(\S+)", other.command)
 
 
 def queue() -> list[Study]:
@@ -120,23 +125,29 @@ def left(studies: list[Study]) -> list[Study]:
 
 
 def restore(studies: list[Study]) -> None:
-    """Lay the kept files of done studies where later ones look for them, if they are not there."""
+    """Lay kept files and records of done studies where later ones look for them, if that is all they need."""
     for study in studies:
         kept = [study.result / name for name in study.keeps]
-        if study.is_done() and kept and all(path.exists() for path in kept) and not study.out.exists():
+        wanted = {name for other in studies for name in study.files_for(other)}
+        there = {*study.keeps, *(["record.json"] if study.record else [])}
+        if study.is_done() and wanted and wanted <= there and not study.out.exists():
             study.out.mkdir(parents=True)
             for path in kept:
                 shutil.copyfile(path, study.out / path.name)
+            if study.record:
+                packed = (study.result / "record.json.gz").read_bytes()
+                (study.out / "record.json").write_bytes(gzip.decompress(packed))
 
 
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
-    lines, minutes = [f"{'study':<40}{'state':<10}{'minutes':>9}   estimate"], 0.0
+    wide = max(len(study.name) for study in studies) + 2
+    lines, minutes = [f"{'study':<{wide}}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
         spent, done = study.seconds()[0] / 60, study.is_done()
         state = "done" if done else "begun" if spent else "no data" if study.lacks_data() else "left"
         minutes += 0 if done else max(study.minutes - spent, 1)
-        lines.append(f"{study.name:<40}{state:<10}{spent:>9.1f}   {study.minutes:g}")
+        lines.append(f"{study.name:<{wide}}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
     return "\n".join([*lines, f"{done} of {len(studies)} done, about {minutes / 60:.1f} hours left"])
 

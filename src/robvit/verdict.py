@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from statistics import NormalDist
@@ -34,7 +34,8 @@ class Claim:
     `paper` is the difference that was published; if it is negative, the claim is that the first falls behind.
     `low` and `high` bound the 95 % interval. `smallest` is the least difference that so many images can
     tell, None if they can tell none. With several `seeds`, of trainings, the interval is over those too, and
-    `only_first` and `only_second` count their images together.
+    `only_first` and `only_second` count their images together. `first` and `second` are what was compared: a
+    text for each seed, 1 for an image of which the outcome is true and 0 for another.
     """
 
     text: str
@@ -49,6 +50,8 @@ class Claim:
     smallest: float | None
     verdict: Verdict
     seeds: int = 1
+    first: list[str] = field(default_factory=list)
+    second: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.text}: {self.wording}; {self.evidence}."
@@ -110,6 +113,8 @@ def claim_of(text: str, first: Sequence[bool], second: Sequence[bool], paper: fl
         p=p,
         smallest=smallest_difference(len(pairs)),
         verdict=_verdict(difference, low, high, p, paper),
+        first=[_packed(first)],
+        second=[_packed(second)],
     )
 
 
@@ -137,7 +142,18 @@ def claim_over_seeds(
         smallest=(spread.high - spread.low) / 2,
         verdict=_verdict(spread.mean, spread.low, spread.high, spread.p, paper),
         seeds=len(differences),
+        first=[_packed(row) for row in first],
+        second=[_packed(row) for row in second],
     )
+
+
+def claim_of_parts(parts: Sequence[Claim]) -> Claim:
+    """The same claim of trainings with other seeds, taken together."""
+    first, second = (
+        [[mark == "1" for mark in row] for part in parts for row in getattr(part, side)]
+        for side in ("first", "second")
+    )
+    return claim_over_seeds(parts[0].text, first, second, parts[0].paper)
 
 
 def smallest_difference(images: int) -> float | None:
@@ -156,6 +172,10 @@ def power_of(images: int) -> str:
         f"{images} images can tell no difference below {least:.1f} points; where one image in five comes out "
         f"differently, {min(likely, 100):.1f} points are told four times in five"
     )
+
+
+def _packed(outcomes: Sequence[bool]) -> str:
+    return "".join("1" if outcome else "0" for outcome in outcomes)
 
 
 def _verdict(difference: float, low: float, high: float, p: float, paper: float | None) -> Verdict:

@@ -335,8 +335,8 @@ def test_bands_are_windows_too(mini: robvit.Model, tmp_path: Path) -> None:
         window_counts("x3")
     record = certify(mini, "sample", patch=5, windows=(1, 5), limit=4, maps=True, out=tmp_path)
     rows = record.tables[1].rows
-    assert record.protocol["windows"] == [[1, 4]]  # five would be no narrower than four
-    assert [len(row) for row in rows] == [5]
+    assert record.protocol["windows"] == [[1, 5]]
+    assert [len(row) for row in rows] == [6]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ def tokens_under(row: int, column: int, patch: int, token: int, columns: int) ->
         (48, 8, 9, 4),
         (42, 14, 14, 2),
         (32, 4, 6, (1, 6)),
+        (32, 4, 4, (1, 5)),
+        (35, 7, 6, (2, 3)),
+        (24, 3, 4, (3, 5)),
     ],
 )
 def test_every_place_of_a_patch_is_inside_a_window(
@@ -81,8 +84,32 @@ def test_a_gap_is_noticed() -> None:
 def test_ranges_are_as_short_as_can_be() -> None:
     assert ranges(8, 2, 4) == [range(3), range(1, 4), range(3, 6), range(5, 8)]
     assert ranges(8, 2, 3) == ranges(8, 3, 3) == [range(4), range(2, 6), range(4, 8)]
+    assert ranges(8, 2, 5) == [range(2), range(1, 3), range(2, 5), range(4, 6), range(5, 8)]
     assert ranges(8, 8, 3) == [range(8)]
     assert ranges(8, 1, 2) == [range(4), range(4, 8)]
+
+
+def test_any_number_of_ranges_is_had_and_no_other_choice_of_as_many_is_shorter() -> None:
+    for length, span, count in itertools.product(range(1, 9), range(1, 9), range(1, 8)):
+        found = ranges(length, span, count)
+        runs = [range(first, first + span) for first in range(length - span + 1)]
+        assert len(found) == max(1, min(count, len(runs)))
+        assert all(any(set(run) <= set(one) for one in found) for run in runs)
+        widths = [len(one) for one in found]
+        assert max(widths) - min(widths) <= 1
+        # Windows of a width w hold w - span + 1 runs each.
+        shorter = max(widths) - 1
+        assert not runs or count * max(0, shorter - span + 1) < len(runs)
+
+
+@pytest.mark.parametrize("columns", range(4, 9))
+def test_bands_of_every_number_cover_dinov2_at_112_pixels(columns: int) -> None:
+    for patch in (1, 7, 14, 15, 16):
+        found = cover((112, 112), (14, 14), patch, (1, columns))
+        assert found.shape == (1, min(columns, 9 - touched(patch, 14)))
+        for left in range(112 - patch + 1):
+            under = tokens_under(0, left, patch, 14, 8) | tokens_under(112 - patch, left, patch, 14, 8)
+            assert any(under <= window for window in found.windows)
 
 
 @pytest.mark.parametrize(

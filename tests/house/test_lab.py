@@ -126,6 +126,21 @@ def test_kept_files_are_there_on_another_machine(lab: ModuleType) -> None:
     assert lab.left([study, judged]) == [judged]
 
 
+def test_records_of_parts_are_there_on_another_machine(lab: ModuleType) -> None:
+    part = lab.Study("part", "robvit reproduce xcit-table1 --out {out}", 1)
+    whole = lab.Study("whole", "robvit reproduce xcit-table1 --pool {lab}/part/record.json --out {out}", 1)
+    other = lab.Study("other", "robvit evaluate --head {lab}/part/head.safetensors --out {out}", 1)
+    part.out.mkdir(parents=True)
+    (part.out / "record.json").write_text('{"versions": {}}')
+    lab.keep(part, "a commit", threads=1)
+    shutil.rmtree(lab.WORK)
+    lab.restore([part, whole, other])  # its head is not kept, so it has to run again
+    assert lab.left([part, whole, other]) == [part, whole, other]
+    lab.restore([part, whole])
+    assert (part.out / "record.json").read_text() == '{"versions": {}}'
+    assert lab.left([part, whole]) == [whole]
+
+
 def test_studies_wait_for_data_that_cannot_be_fetched(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
 from robvit.loading import load
 from robvit.record import Record, Trial
-from robvit.studies import STUDIES, StudyContext, reproduce
+from robvit.studies import STUDIES, StudyContext, pool, reproduce
 from robvit.studies.judging import Attempt, attack_title
 from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, Run, claims_of
 from robvit.studies.xcit.recipe import cost
@@ -176,6 +176,11 @@ def test_several_seeds_are_trained_and_the_interval_is_over_them(tmp_path: Path)
     assert sum(not trial.control for trial in record.trials) == 3
     assert record.tables[0].rows[0][1] == "100.0 (60.8 to 100.0)"  # of three images
     assert any("3 seeds" in note for note in record.notes)
+    parts = [
+        reproduce("xcit-table2", images=3, out=tmp_path / f"{s}", periods=(0, 20), seeds=(s,), **TINY)
+        for s in (0, 1, 2)
+    ]
+    assert pool(parts).claims == record.claims
     few = reproduce("xcit-table5", images=3, out=tmp_path / "rows", rows=("DeiT-S",), **TINY)
     assert [row[0] for row in few.tables[0].rows] == ["DeiT-S"]
     assert few.claims == []

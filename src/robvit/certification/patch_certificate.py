@@ -55,7 +55,8 @@ class PatchCertificate:
     @property
     def facts(self) -> list[Any]:
         """What decides the outcomes, beside model and images."""
-        return [self.kind, self.settings]
+        windows = [[sorted(window) for window in defense.cover.windows] for defense in self.defenses]
+        return [self.kind, self.settings, windows]
 
     @property
     def meaning(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 
 from robvit.errors import InputError
 
@@ -109,17 +109,23 @@ def touched(patch: int, token: int) -> int:
 
 
 def ranges(length: int, span: int, count: int) -> list[range]:
-    """At most `count` ranges of 0..length-1, as short as can be, such that each run of `span` lies in one.
+    """`count` ranges of 0..length-1, as short as can be, such that each run of `span` lies in one.
 
-    They are spaced evenly, so that they often cover longer runs too.
+    They are of one width where it takes so many of them, spaced evenly: masks of one length share a pass, and
+    longer runs are often covered too. Otherwise widths differ by one. There are fewer than `count` where
+    runs have not so many places.
     """
     if count < 1:
         raise InputError(f"one or more windows along each side are needed, got {count}")
-    width = min(length, -(-(length + (count - 1) * (span - 1)) // count))
-    step = max(1, width - span + 1)  # the longest way from one start to the next
-    gaps = -(-(length - width) // step)
-    starts = [number * (length - width) // max(1, gaps) for number in range(gaps + 1)]
-    return [range(start, start + width) for start in starts]
+    places = max(1, length - span + 1)
+    count = min(count, places)
+    share = -(-places // count)  # of the places where a run may begin, for one range
+    width, last = share + span - 1, max(0, places - share)  # where the last range of that width begins
+    if count == 1 + -(-last // share):
+        starts = [number * last // max(1, count - 1) for number in range(count)]
+        return [range(start, min(length, start + width)) for start in starts]
+    bounds = [number * places // count for number in range(count + 1)]
+    return [range(first, end - 1 + span) for first, end in pairwise(bounds)]
 
 
 def check_cover(axis: list[range], pixels: int, token: int, patch: int) -> None:

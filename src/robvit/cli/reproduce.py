@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from robvit.cli.options import Device, ImageSize, Resize, Seed, Threads
 from robvit.cli.shell import typed
 from robvit.cli.tables import console, show_table
 from robvit.names import facts
+
+if TYPE_CHECKING:
+    from robvit.record import Record
 
 
 def reproduce(
@@ -39,6 +42,10 @@ def reproduce(
         bool,
         typer.Option("--check", help="STUDY is a result in results/: repeat it with fewer images, compare."),
     ] = False,
+    pool: Annotated[
+        list[Path] | None,
+        typer.Option(help="A record of STUDY with one seed, once for each: all are taken together."),
+    ] = None,
     results: Annotated[Path, typer.Option(help="With --check, the folder of kept results.")] = Path(
         "results"
     ),
@@ -50,7 +57,8 @@ def reproduce(
 
     Without a name, the studies are listed. Every study runs on any backbone and images you name. With
     --check, a record that the project keeps is made anew by its own command with fewer images (--images; a
-    quarter if left out), and the exit code tells whether both agree within intervals.
+    quarter if left out), and the exit code tells whether both agree within intervals. With --pool, runs of
+    one study whose trainings had other seeds become one record, with every claim tested over all seeds.
     """
     if name is None:
         _list()
@@ -63,7 +71,9 @@ def reproduce(
     check_model(model)
     check_data(data)
     check_out(folder)
-    from robvit.report.html import write_report
+    if pool:
+        _show(_pooled(name, pool, folder), folder)
+        return
     from robvit.studies import reproduce as run
 
     record = run(
@@ -78,6 +88,25 @@ def reproduce(
         command=typed(),
         **settings,
     )
+    _show(record, folder)
+
+
+def _pooled(name: str, places: list[Path], folder: Path) -> Record:
+    """Runs of the study with other seeds as one record."""
+    from robvit.errors import InputError
+    from robvit.record import Record
+    from robvit.studies import pool
+
+    records = [Record.load(place) for place in places]
+    for place, record in zip(places, records, strict=True):
+        if (got := record.protocol.get("study")) != name:
+            raise InputError(f"{place}: expected a record of {name}, got one of {got or record.kind}")
+    return pool(records, out=folder, command=typed())
+
+
+def _show(record: Record, folder: Path) -> None:
+    from robvit.report.html import write_report
+
     write_report(record, folder / "report.html", images=sorted(folder.glob("*.png")))
     for table in record.tables:
         show_table(table)

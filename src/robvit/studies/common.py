@@ -243,6 +243,7 @@ def reproduce(
             judged = len(record.trials[0].correct)
             record.notes.insert(1, f"Pair by pair, {power_of(judged)}.")
         record.command = command
+        record.protocol |= {"study": study, "seed": seed, "settings": settings}
         if out is not None:
             record.save(folder / "record.json")
     return record
