@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from robvit.texts import printable
+
 QUIET_SECONDS = 10.0  # between two lines where nobody watches live
 ALMOST = 0.99  # of a batch is all that passes may show before it is done
 
@@ -106,7 +108,7 @@ def _live(label: str, total: float | None, unit: str) -> Iterator[Advance]:
         def advance(amount: float = 1, note: str = "") -> None:
             bar.update(task, advance=amount)
             if note:
-                bar.update(task, note=note)
+                bar.update(task, note=printable(note))
 
         yield advance
 
@@ -125,6 +127,6 @@ def _lines(label: str, total: float | None, unit: str) -> Advance:
         last = now
         share = f"{done / total:4.0%}" if total else f"{done:g} {unit}".rstrip()
         left = f", {(now - start) * max(0.0, total - done) / done:.0f} s left" if total and done else ""
-        print(f"{label}: {share}{left} {note}".rstrip(), file=sys.stderr, flush=True)
+        print(printable(f"{label}: {share}{left} {note}".rstrip()), file=sys.stderr, flush=True)
 
     return advance

@@ -65,6 +65,42 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def external(folder: Path, location: str, weight: float) -> Path:
+    """An ONNX file whose weights lie in another one."""
+    onnx = pytest.importorskip("onnx")
+    held = onnx.TensorProto(name="w", data_type=1, dims=[3, 10], data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", "120")):
+        held.external_data.add(key=key, value=value)
+    numbers = torch.arange(30) * weight
+    (folder / location).write_bytes(numbers.float().numpy().tobytes())
+    make, nodes = onnx.helper, (("GlobalAveragePool", "x", "p"), ("Flatten", "p", "f"))
+    graph = make.make_graph(
+        [
+            *(make.make_node(kind, [given], [out]) for kind, given, out in nodes),
+            make.make_node("MatMul", ["f", "w"], ["logits"]),
+        ],
+        "net",
+        [make.make_tensor_value_info("x", 1, ["b", 3, 32, 32])],
+        [make.make_tensor_value_info("logits", 1, ["b", 10])],
+        [held],
+    )
+    path = folder / "net.onnx"
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_weights_beside_an_onnx_file_are_part_of_its_identity(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    one = open_classifier(external(tmp_path / "inner", "w.bin", 1.0), normalise="none")
+    other = open_classifier(external(tmp_path / "inner", "w.bin", -1.0), normalise="none")
+    assert one.file_sha256 == other.file_sha256
+    assert one.identity != other.identity
+    for outside in ("../w.bin", str(tmp_path / "w.bin")):
+        with pytest.raises(InputError, match="onnxruntime cannot open"):
+            open_classifier(external(tmp_path / "inner", outside, 1.0), normalise="none")
+
+
 def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
     box, model = open_classifier(onnx), robvit.load("robvit-mini")
     x = open_data("sample", limit=4).tensors()[0]

@@ -30,7 +30,7 @@ BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", 
 BASE |= {"decoding", "decode_worker"}
 BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
 BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
-BASE |= {"sharing_card"}
+BASE |= {"sharing_card", "texts"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

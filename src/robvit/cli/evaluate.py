@@ -30,7 +30,7 @@ from robvit.cli.options import (
     protocol_option,
 )
 from robvit.cli.shell import command_line, typed
-from robvit.cli.tables import show_table
+from robvit.cli.tables import console, show_table
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -184,7 +184,6 @@ def _show(record: Record) -> None:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from robvit.evaluation.protocol import find, names
@@ -195,5 +194,5 @@ def _list() -> None:
     for name in names():
         rules = find(name)
         table.add_row(name, str(rules.threat.threat()) if rules.threat else "", rules.about)
-    Console().print(table)
+    console().print(table)
     typer.echo("\nnext: robvit evaluate robvit-mini-robust sample --protocol quick@1")

@@ -41,8 +41,3 @@ def tell_device(net: Any = None) -> None:
     if processes().is_main_process:
         where = None if net is None else next(net.parameters()).device
         typer.echo(f"device: {device_name(where)}", err=True)
-
-
-def printable(text: str) -> str:
-    """Text from a file as it may be shown: whatever steers a terminal is written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

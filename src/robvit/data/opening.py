@@ -35,6 +35,7 @@ from robvit.specs import CORRUPTION, PARTS, parse_spec
 
 LEARN, HELD_OUT = PARTS
 HELD_SHARE = 0.2
+HUB = "hf"  # the data set that is fetched from the hub
 
 
 class SkippedImages(UserWarning):
@@ -87,6 +88,24 @@ def open_data(
     chosen = _select(images, names=_subset_names(subset), limit=limit, seed=seed, check=check)
     chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.resized(size, resize).corrupted(corruption)
+
+
+def recorded_spec(spec: object) -> str:
+    """Where a record says that its images are, if looking there runs no code and asks no network.
+
+    A record may be a stranger's, and module:function is looked for in the working folder too.
+    """
+    text = str(spec or "")
+    head = text.partition("?")[0]
+    name, _, place = head.partition(":")
+    known = name in DATASETS.names or plugins.is_offered(DATASETS.kind, name)
+    if plugins.is_spec(head) and not known:
+        raise DataError(f"a record does not make anyone run code, and {head} is a function of somebody's")
+    if name == HUB:
+        raise DataError("a record does not make anyone fetch images from the hub")
+    if any(path.startswith(("//", "\\\\")) for path in (head, place)):
+        raise DataError("a record does not make anyone ask another machine for images")
+    return text
 
 
 def _adopt(name: str, function: Callable[..., Any]) -> None:

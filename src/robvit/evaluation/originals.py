@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from robvit.attacks.pixels import levels
 from robvit.data import open_data
+from robvit.data.opening import recorded_spec
 from robvit.drawing.images import Pixels
 from robvit.errors import RobvitError
 from robvit.progress import Log
@@ -22,10 +23,8 @@ def originals_of(
     """
     data = record.data
     try:
-        if not images and str(data.get("spec")).startswith("hf:"):
-            raise RobvitError("a record does not make anyone fetch images from the hub")
         found = open_data(
-            images or str(data.get("spec")),
+            images or recorded_spec(data.get("spec")),
             split=str(data.get("split") or "") or None,
             size=side,
             resize=str(data.get("resize") or "squash"),

@@ -14,6 +14,7 @@ from robvit.evaluation.claims import is_auto_attack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
+from robvit.texts import Markdown, markdown_code, markdown_text
 
 TUNED = "tuned fingerprint"
 
@@ -37,7 +38,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         _belongs(record, tuning)
     title = name or f"{tuning.model['name']}-robust"
     parts = [
-        f"# {title}",
+        f"# {markdown_text(title)}",
         _summary(tuning),
         "## How it was made",
         table(("", ""), _making(tuning)),
@@ -46,7 +47,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         "## What its held-out images said",
         table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
         "## Limits",
-        "\n".join(f"- {line}" for line in _limits(tuning, judged)),
+        "\n".join(f"- {markdown_text(line)}" for line in _limits(tuning, judged)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -68,8 +69,9 @@ def _is_original(record: Record, tuning: Record) -> bool:
 def _summary(tuning: Record) -> str:
     settings = tuning.model["settings"]
     labels = "with labels" if settings.get("loss", "features") != "features" else "without labels"
+    name = markdown_text(str(tuning.model["name"]))
     return (
-        f"{tuning.model['name']} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
+        f"{name} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
         f"({settings['norm']}) by someone who has all of it. Heads that were learned on the original's "
         "features fit. It is no secret."
     )
@@ -77,10 +79,10 @@ def _summary(tuning: Record) -> str:
 
 def _making(tuning: Record) -> list[tuple[str, str]]:
     settings, data, model = tuning.model["settings"], tuning.data, tuning.model
-    images = f"{data.get('spec') or 'in memory'}, {data['count']} images, digest `{str(data['digest'])[:12]}`"
+    images = _with_code(f"{data.get('spec') or 'in memory'}, {data['count']} images, digest", data["digest"])
     rows = [
-        ("backbone", f"{model['name']}, weights `{model['fingerprint'][:12]}`"),
-        ("result", f"{model['result']}, weights `{str(model.get(TUNED, ''))[:12]}`"),
+        ("backbone", _with_code(f"{model['name']}, weights", model["fingerprint"])),
+        ("result", _with_code(f"{model['result']}, weights", model.get(TUNED, ""))),
         ("image size", "x".join(map(str, model["input"]))),
         ("data", images),
         ("objective", _objective(tuning)),
@@ -90,7 +92,12 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
         ("made", tuning.created),
     ]
-    return [*rows, ("command", f"`{tuning.command}`")] if tuning.command else rows
+    return [*rows, ("command", Markdown(markdown_code(tuning.command)))] if tuning.command else rows
+
+
+def _with_code(text: str, checksum: object) -> Markdown:
+    """Text and the beginning of a checksum."""
+    return Markdown(f"{markdown_text(text)} {markdown_code(str(checksum)[:12])}")
 
 
 def _judged(records: list[Record], tuning: Record) -> str:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree as XML
 
 from robvit.report.verdict import ORDER, Review
+from robvit.texts import markdown_text, printable
 
 
 def markdown(review: Review) -> str:
@@ -16,16 +17,16 @@ def markdown(review: Review) -> str:
     images = len(review.evaluation.still_correct())
     before = "" if clean is None else f"; clean accuracy {clean.accuracy:.1%}"
     lines = [
-        f"# Review of {review.name}",
+        f"# Review of {markdown_text(review.name)}",
         "",
         f"**Robust accuracy {robust.share:.1%}** (95 % interval {robust.low:.1%} to {robust.high:.1%}) under "
         f"{robust.threat} on {images} images{before}.",
         "",
-        f"**Can it be believed?** {review.believable}",
+        f"**Can it be believed?** {markdown_text(review.believable)}",
         "",
         "**You may write:**",
         "",
-        f"> {review.to_paste()}",
+        f"> {markdown_text(review.to_paste())}",
         "",
         "## Findings",
         "",
@@ -33,15 +34,20 @@ def markdown(review: Review) -> str:
         "",
     ]
     for one in review.findings:
-        lines.append(f"- **{one.status}**: {one.title or one.check}: {one.evidence}")
+        lines.append(f"- **{one.status}**: {markdown_text(f'{one.title or one.check}: {one.evidence}')}")
         if one.remedy and one.status in ("red", "amber"):
-            lines.append(f"  - Remedy: {one.remedy}")
-    lines += ["", "## Figures", "", "```", review.evaluation.table(), "```", ""]
-    lines += [f"- {note}" for note in review.evaluation.notes]
+            lines.append(f"  - Remedy: {markdown_text(one.remedy)}")
+    lines += ["", "## Figures", "", "```", _figures(review), "```", ""]
+    lines += [f"- {markdown_text(note)}" for note in review.evaluation.notes]
     lines += ["", "## Terms", "", "| catalogue | identifier | name |", "|---|---|---|"]
     lines += [f"| {' | '.join(term)} |" for term in review.terms]
     lines += ["", f"SHA-256 of the model's file: `{review.model_sha256}`"] if review.model_sha256 else []
     return "\n".join(lines) + "\n"
+
+
+def _figures(review: Review) -> str:
+    """The table as code, in which no name can end the code."""
+    return printable(review.evaluation.table().replace("`", "'"))
 
 
 def _tally(review: Review) -> str:
