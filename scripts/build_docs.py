@@ -31,9 +31,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Every page below docs/, in the order of the navigation, with its name there.
 NAVIGATION = {
     "Tutorials": {
+        "tutorials/first-look": "A first look",
         "tutorials/deploy": "Deploy a frozen ViT",
         "tutorials/research": "Train and compare",
         "tutorials/review": "Review a model",
+        "tutorials/black-box": "Judge a black box",
     },
     "Guides": {
         "threat-model": "Threat models",
@@ -143,6 +145,7 @@ SETTINGS: dict[str, Any] = {
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "html_copy_source": False,
+    "html_use_index": False,  # the search finds names
     "html_css_files": ["site.css"],
     "html_js_files": ["site.js"],
     "html_favicon": "_static/icon.svg",

@@ -41,7 +41,20 @@ function offerCopy(block, code) {
   block.append(button);
 }
 
+// A table too wide for a phone is shown there row by row: each cell learns the name of its column.
+function stack(table) {
+  const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent.trim());
+  if (heads.length < 3) return;
+  table.classList.add("stacked");
+  for (const row of table.tBodies[0].rows) {
+    [...row.cells].forEach((cell, place) => {
+      if (heads[place] && cell.textContent.trim()) cell.dataset.head = heads[place];
+    });
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll("table.docutils")) stack(table);
   for (const code of document.querySelectorAll("code")) keepWhole(code);
   for (const block of document.querySelectorAll("div.highlight")) {
     if (block.closest(".highlight-text")) continue; // a drawing, nothing to run

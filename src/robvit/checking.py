@@ -144,7 +144,8 @@ def defences_table(classifier: Classifier, name: str = "", data: str = "DATA", o
         rows.append([defence, buys, costs, reason or " ".join(command.format(**words).split())])
     recorded = expected(net, Tuning()) if isinstance(net, Model) else ""
     columns = ["defence", "what it buys", "costs", "next, or why not"]
-    return Table("Defences that fit", columns, rows, f"LoRA tuning: {recorded}." if recorded else "")
+    note = f"LoRA tuning: {recorded}." if recorded else ""
+    return Table("Defences that fit", columns, rows, note, lead=True)
 
 
 def _why_not(defence: str, net: torch.nn.Module) -> str:

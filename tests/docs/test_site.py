@@ -102,4 +102,6 @@ def test_no_page_scrolls_sideways_and_code_can_be_read(browser: Browser, site: P
             assert page.evaluate(
                 "[...document.querySelectorAll('pre')].every(p => p.scrollWidth <= p.clientWidth + 1)"
             ), path
+            wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > innerWidth).length"
+            assert page.evaluate(wide) == 0, path
             assert page.evaluate(FAINTEST) > 4.5, path  # the least contrast of WCAG 2 for small text

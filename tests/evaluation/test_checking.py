@@ -29,6 +29,7 @@ def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Pat
     (table,) = record.tables
     tuning = next(row for row in table.rows if row[0] == "LoRA tuning")
     assert tuning[-1] == "robvit robustify robvit-mini sample --img-size 32 --method lora --minutes 15"
+    assert f"\nLoRA tuning: {tuning[-1]}\n" in done.output  # whole, whatever the terminal's width
     assert "recorded" in table.note
     left = [t.accuracy for t in record.attacks()]
     assert left == sorted(left, reverse=True)  # what falls at 1/255 falls at 4/255

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -78,9 +79,13 @@ def check(
         )
     typer.echo(f"\n{record.notes[0]}\n\n{record.table()}\n")
     typer.echo(f"Latency: {1000 * record.metrics['seconds an image']:.1f} ms an image\n")
-    for table in record.tables:
-        show_table(table)
-    typer.echo(f"written: {out}/record.json")
+    (table,) = record.tables
+    commands = {row[0]: row[-1] for row in table.rows if row[-1].startswith("robvit ")}
+    rows = [[*row[:-1], "yes" if row[0] in commands else f"no: {row[-1]}"] for row in table.rows]
+    show_table(replace(table, columns=[*table.columns[:-1], "fits"], rows=rows))
+    for defence, line in commands.items():  # in a table they would be cut
+        typer.echo(f"{defence}: {line}")
+    typer.echo(f"\nwritten: {out}/record.json")
     own |= {"lora": lora, "split": split, "normalise": normalise, "resize": resize}
     if tokens is not None:
         tell_next("evaluate", model, data, **own, tokens=tokens, protocol="rob-tokens@2")
