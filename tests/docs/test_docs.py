@@ -87,6 +87,7 @@ SMALLER = {
     "demo": "--model robvit-mini --head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
     "robustify": "--limit 8 --steps 1 --attack-steps 1 --inner-steps 1",
     "attack": "--limit 2",
+    "check": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
     "doctor": "--limit 4 --steps 4 --restarts 2 --queries 2 --draws 1",
     "explain": "--set steps=1",
