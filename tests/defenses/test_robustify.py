@@ -203,11 +203,11 @@ def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tm
 
 def test_a_network_of_timms_is_hardened_as_it_is(tmp_path: Path) -> None:
     net = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3)
+    x = torch.randint(0, 256, (2, 3, 32, 32)) / 255
     quick = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "cache": tmp_path}
-    hardening = robvit.robustify(net, torch.rand(2, 3, 32, 32), **quick)
-    assert hardening.model(torch.rand(1, 3, 32, 32)).shape == (1, 3)
+    assert robvit.robustify(net, x, **quick).model(x).shape == (2, 3)
     with pytest.raises(InputError, match="nothing tells how Flatten wants its pixels normalised"):
-        robvit.robustify(torch.nn.Flatten(), torch.rand(2, 3, 32, 32), **quick)
+        robvit.robustify(torch.nn.Flatten(), x, **quick)
 
 
 def test_without_labels_or_parts_every_image_of_a_folder_is_learned_from(
