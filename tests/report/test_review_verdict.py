@@ -18,7 +18,7 @@ from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.claims import claims, knowledge_of, near_chance
 from robvit.evaluation.protocol import Protocol
-from robvit.record import Finding, Record, Trial
+from robvit.record import Finding, Record, Table, Trial
 from robvit.report.places import command_without_places, without_places
 from robvit.report.verdict import Review
 from robvit.report.verdict_files import junit, markdown, sarif
@@ -61,6 +61,15 @@ def test_a_model_of_no_robustness_is_never_all_green() -> None:
 def test_terms_are_those_of_the_attacks_that_were_tried() -> None:
     identifiers = [identifier for _, identifier, _ in review("RRRRR.....").terms]
     assert identifiers == ["NISTAML.022", "AML.T0015", "AML.T0043.000"]
+    asked = review("RRRRR.....", attack="square")
+    assert [one for _, one, _ in asked.terms] == ["NISTAML.025", "AML.T0015", "AML.T0043.001"]
+    moved = [
+        replace(trial, surrogate="other" * (trial.kind == "attack")) for trial in asked.evaluation.trials
+    ]
+    carried = replace(asked, evaluation=replace(asked.evaluation, trials=moved))
+    assert [one for _, one, _ in carried.terms] == ["NISTAML.025", "AML.T0015", "AML.T0043.002"]
+    for text in (markdown(carried), sarif(carried), junit(carried)):
+        assert "AML.T0043.002" in text
 
 
 def test_who_needs_no_gradients_had_no_white_box(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +105,24 @@ def test_records_are_passed_on_without_local_places() -> None:
     )
     cut = without_places(record)
     assert (cut.model["name"], cut.data["spec"]) == ("net.pt", "photos")
+
+
+def test_sentences_and_offered_commands_are_passed_on_without_local_places() -> None:
+    told = "no image at /home/me/a b/c.png under linf 4/255; 1/2 of them"
+    table = Table(
+        "t", ["", "next"], [["x", "robvit certify /home/me/net.pt '/data/my photos' --patch 2%"], [1, None]]
+    )
+    record = replace(
+        review("R" * 10).evaluation,
+        notes=["made from ~/photos/x, at 4/255"],
+        findings=[Finding("c", "skipped", told, remedy="see /opt/x/y")],
+        tables=[table],
+    )
+    cut = without_places(record)
+    assert cut.notes == ["made from x, at 4/255"]
+    assert cut.findings[0].evidence == "no image at a b/c.png under linf 4/255; 1/2 of them"
+    assert cut.findings[0].remedy == "see y"
+    assert cut.tables[0].rows == [["x", "robvit certify net.pt 'my photos' --patch 2%"], [1, None]]
 
 
 def test_what_the_doctor_refuses_is_on_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +178,12 @@ def test_short_attacks_give_a_first_look_and_nothing_to_quote() -> None:
 def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
     suite = XML.fromstring(junit(review("RRRRR.....", status="red")))  # noqa: S314  our own
     assert (suite.get("failures"), suite.get("tests")) == ("1", "1")
-    assert suite[0][0].get("message") == "an [31mevidence"
+    (failure,) = suite.iter("failure")
+    assert failure.get("message") == "an [31mevidence"
+    told = {one.get("name"): one.get("value") for one in suite[0].iter("property")}  # properties come first
+    assert told["model"] == "net"
+    assert told["model file sha-256"] == "ab" * 32
+    assert told["AML.T0015"] == "MITRE ATLAS: Evade AI Model"
     content = json.loads(sarif(review("RRRRR.....", status="amber")))
     (result,) = content["runs"][0]["results"]
     assert (result["ruleId"], result["level"]) == ("masking", "warning")

@@ -67,6 +67,12 @@ def junit(review: Review) -> str:
         errors="0",
         skipped=str(counts["skipped"]),
     )
+    about = XML.SubElement(suite, "properties")
+    facts = {"model": review.name, "model file sha-256": review.model_sha256}
+    facts |= {identifier: f"{catalogue}: {name}" for catalogue, identifier, name in review.terms}
+    for name, value in facts.items():
+        if value:
+            XML.SubElement(about, "property", name=name, value=_plain(value))
     for one in review.findings:
         case = XML.SubElement(suite, "testcase", classname="robvit", name=_plain(one.title or one.check))
         if one.status == "red":
