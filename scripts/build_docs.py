@@ -54,6 +54,7 @@ NAVIGATION = {
         "huggingface": "Hugging Face",
         "app": "The playground",
         "robust-runs": "Interruptions and untrusted files",
+        "security": "Security",
     },
     "Extending": {
         "extending/attack": "Add an attack",

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from robvit.certification.windows import patch_side, window_counts
 from robvit.cli.checks import check_file, check_model
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -23,6 +25,7 @@ from robvit.cli.options import (
 
 
 def serve(
+    context: typer.Context,
     model: OwnModel,
     tokens: Annotated[
         Path | None,
@@ -93,6 +96,11 @@ def serve(
 
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
+    counts = window_counts(windows)
+    if patch is None:
+        refuse_given(context, "goes with --patch", "windows")
+    elif patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     key = _key(bearer_file) if bearer_file else ""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise Unsupported(
@@ -116,12 +124,11 @@ def serve(
     defense = None
     if patch is not None:
         from robvit.certification.patches import defend_patches
-        from robvit.certification.windows import patch_side, window_counts
 
         if not net.classes:
             raise InputError(f"{model} has no classes that a patch could change; serve it with a head")
         side = patch_side(patch, net.input_size)
-        defense = defend_patches(net, side, windows=window_counts(windows))
+        defense = defend_patches(net, side, windows=counts)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
         Predictor(net, resize, defense),

@@ -115,6 +115,8 @@ def differences(a: Record, b: Record) -> list[str]:
         found.append("the worst cases are of different attacks and are not compared")
     if any(trial.skipped for record in (a, b) for trial in record.trials):
         found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
+    if not all(record.data.get("pixels") for record in (a, b)):
+        found.append("not both records carry a digest of their pixels, so these may differ")
     for field in ("size", "resize"):
         if a.data.get(field) != b.data.get(field):
             found.append(f"images: {field} {a.data.get(field)} and {b.data.get(field)}")
