@@ -206,6 +206,27 @@ def test_fewer_or_more_images_than_outcomes(copy: Path) -> None:
     assert "must have 5 entries, got 6" in str(robvit_("verify", copy, MODEL).exception)
 
 
+STRANGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "names": lambda r: r["data"].update(names=5),
+    "classes": lambda r: r["data"].update(classes=5),
+    "a giant side": lambda r: r["data"].update(size=10**6),
+    "a side in words": lambda r: r["data"].update(size="large"),
+    "a way to resize": lambda r: r["data"].update(resize=[1]),
+    "rules": lambda r: r["protocol"].update(attacks={"a": 1}),
+    "a network place": lambda r: r["data"].update(spec="//host/images"),
+    "a folder's name": lambda r: r["trials"][1].update(shards="a\0b"),
+    "no budget": lambda r: r["trials"][1].update(threat=None),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_strange_values_are_told_in_words(what: str, copy: Path) -> None:
+    forged(copy, STRANGE[what])
+    done = robvit_("verify", copy)
+    assert done.exception is None or isinstance(done.exception, SystemExit | InputError), done.exception
+    assert what == "classes" or done.exit_code or "not checked: distances" in done.output, done.output
+
+
 @pytest.mark.parametrize("where", ["data", "protocol"])
 def test_a_record_makes_nobody_run_code(where: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever checks a stranger's folder may well stand in it, where its modules would be found."""

@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data", "__init__"},
     "pushing": BASE | {"backbones", "defenses", "report"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
-    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
+    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation", "training"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
     "measuring": BASE | {"attacks", "data", "evaluation"},

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from robvit.attacks import frozen
-from robvit.data import ImageDataset, open_data
-from robvit.data.opening import recorded_spec
+from robvit.data import ImageDataset
+from robvit.data.opening import recorded_images
 from robvit.errors import InputError, RobvitError
 from robvit.evaluation.classifiers import Classifier, aligned, fitted
 from robvit.evaluation.shards import folder_sha256, shard_files
 from robvit.evaluation.verify_rules import Verification, check_protocol, left_out_flaw
-from robvit.files import read_tensors
+from robvit.files import given_path, read_tensors
 from robvit.progress import Advance, silent
 from robvit.record import Record, Trial
 from robvit.record_checks import check_outcomes
@@ -86,22 +87,13 @@ def _images(
     """The very images that the record names, at the size it judged them."""
     held = record.data
     try:
-        images = open_data(
-            data or recorded_spec(held.get("spec")),
-            split=str(held.get("split") or "") or None,
-            size=held.get("size"),
-            resize=str(held.get("resize") or "squash"),
-            subset=[str(name) for name in held.get("names") or []],
-            check=False,
-        )
+        images = recorded_images(held, data)
         if held.get("size") is None and classifier is not None and classifier.size:
             images = images.resized(classifier.size, images.resize)
-        known, own = held.get("classes") or [], images.classes
         if classifier is not None:  # whose classes have an order of their own, whatever the record says
             images = aligned(classifier, images)
-        elif own and known != own and {own[label] for label in images.labels} <= set(known):
-            order = [known.index(name) if name in known else 0 for name in own]
-            images = images.relabelled(order, known)  # a head's classes in their own order
+        else:
+            images = _in_order_of(held.get("classes"), images)
     except RobvitError as error:
         found.unchecked.append(f"distances and clean answers: {error}; say where the images are with --data")
         return None
@@ -112,6 +104,16 @@ def _images(
         wrong = f"they have {images.size} pixels a side, {classifier.name} takes {classifier.size}"
     found.note("the images are those of the record", wrong)
     return None if wrong else images
+
+
+def _in_order_of(known: Any, images: ImageDataset) -> ImageDataset:
+    """The images with their labels in the order of these classes, if they have all that are needed."""
+    own = images.classes
+    if not own or known == own or not isinstance(known, list) or not all(isinstance(n, str) for n in known):
+        return images
+    if not {own[label] for label in images.labels} <= set(known):
+        return images
+    return images.relabelled([known.index(name) if name in known else 0 for name in own], known)
 
 
 def _check_trial(
@@ -135,7 +137,10 @@ def _check_trial(
         else:
             found.unchecked.append(f"{label}: no images were kept")
         return
-    folder = root / trial.shards
+    if trial.threat is None:
+        found.note(f"{label}: kept images", "they have no budget that they could keep")
+        return
+    folder = given_path(root / trial.shards)
     if not folder.resolve().is_relative_to(root.resolve()) or not folder.is_dir():
         found.note(f"{label}: kept images", f"there is no folder {trial.shards} beside the record")
         return
@@ -165,7 +170,7 @@ def _check_trial(
 def _adversarial(path: Path) -> torch.Tensor:
     """The images of a shard, uint8 (B 3 H W)."""
     adv = read_tensors(path, "a shard")[0].get("adv")
-    if adv is None or adv.dtype != torch.uint8 or adv.ndim != 4:
+    if adv is None or adv.dtype != torch.uint8 or adv.ndim != 4 or adv.shape[1] != 3:
         raise InputError(f"{path.name} holds no images as bytes (B 3 H W)")
     return adv
 

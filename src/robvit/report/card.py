@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from robvit.autoattack import is_autoattack
+from robvit.budget import Budget
 from robvit.errors import InputError
-from robvit.evaluation.attackers import knows_all
+from robvit.evaluation.claims import judged_by_autoattack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
@@ -126,7 +126,7 @@ def _judged(records: list[Record], tuning: Record) -> str:
 def _limits(tuning: Record, records: list[Record]) -> list[str]:
     own = [r for r in records if not _is_original(r, tuning)]
     lines = []
-    if not any(_is_auto_attack(record) for record in own):
+    if not any(judged_by_autoattack(record) for record in own):
         lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
     sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
     lines.append(
@@ -143,15 +143,9 @@ def _objective(tuning: Record) -> str:
     return str(tuning.model["settings"].get("loss", "features"))
 
 
-def _is_auto_attack(record: Record) -> bool:
-    """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    return is_autoattack(t for t in record.attacks() if knows_all(t.attacker))
-
-
 def _percent(one: Share | None) -> str:
     return "" if one is None else f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
 def _eps(value: Any) -> str:
-    levels = 255 * float(value)
-    return f"{levels:g}/255" if abs(levels - round(levels, 3)) < 1e-6 else f"{value:g}"
+    return Budget("linf", float(value)).amount
