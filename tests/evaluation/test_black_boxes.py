@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
+from robvit.checking import check
 from robvit.cli import app
 from robvit.data import open_data
 from robvit.errors import InputError, Unsupported
@@ -146,6 +147,13 @@ def test_a_review_of_a_black_box_makes_no_white_box_claim(onnx: Path, tmp_path: 
     assert made.model_sha256 in text
     for name in ("review.md", "report.html", "junit.xml", "review.sarif"):
         assert str(onnx.parent) not in (tmp_path / "out" / name).read_text()
+
+
+def test_a_check_of_a_black_box_asks_for_answers_only(onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robvit.checking.BLACK_BOX", Protocol(**TINY))
+    record = check(onnx, "sample", limit=4)
+    assert [(t.attack, t.backward) for t in record.attacks()] == [("square", 0)]
+    assert all("robvit.load opens" in row[-1] for row in record.tables[0].rows)
 
 
 def test_the_command_refuses_a_file_that_is_not_there_at_once(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data", "__init__"},
     "pushing": BASE | {"backbones", "defenses"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
-    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
+    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation", "training"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},
