@@ -36,11 +36,26 @@ def part_of(progress: Advance, share: float, label: str = "") -> Advance:
     return advance
 
 
+@contextmanager
+def whole(progress: Advance) -> Iterator[Advance]:
+    """The progress of one whole: whatever was planned and not needed is told as done at the end."""
+    done = 0.0
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        nonlocal done
+        done += amount
+        progress(amount, note=note)
+
+    yield advance
+    if done < 1:
+        progress(1 - done)
+
+
 @dataclass
 class BatchProgress:
     """The progress of a batch of `images`, pass by pass where the `passes` of an image are known.
 
-    They are those of an image that withstands; when others leave early, the end makes up for it.
+    They are those of an image that stays correct; when others leave early, the end makes up for it.
     """
 
     progress: Advance

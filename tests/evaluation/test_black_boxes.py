@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
+from robvit.checking import check
 from robvit.cli import app
 from robvit.data import open_data
 from robvit.errors import InputError, Unsupported
@@ -100,6 +101,14 @@ def test_weights_beside_an_onnx_file_are_part_of_its_identity(tmp_path: Path) ->
             open_classifier(external(tmp_path / "inner", outside, 1.0), normalise="none")
 
 
+def test_a_torchscript_file_that_unpacks_to_far_more_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.torchscript"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data/0", bytes(10**6))
+    with pytest.raises(InputError, match="far more than it holds"):
+        open_classifier(path, normalise="none")
+
+
 def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
     box, model = open_classifier(onnx), robvit.load("robvit-mini")
     x = open_data("sample", limit=4).tensors()[0]
@@ -138,6 +147,13 @@ def test_a_review_of_a_black_box_makes_no_white_box_claim(onnx: Path, tmp_path: 
     assert made.model_sha256 in text
     for name in ("review.md", "report.html", "junit.xml", "review.sarif"):
         assert str(onnx.parent) not in (tmp_path / "out" / name).read_text()
+
+
+def test_a_check_of_a_black_box_asks_for_answers_only(onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robvit.checking.BLACK_BOX", Protocol(**TINY))
+    record = check(onnx, "sample", limit=4)
+    assert [(t.attack, t.backward) for t in record.attacks()] == [("square", 0)]
+    assert all("robvit.load opens" in row[-1] for row in record.tables[0].rows)
 
 
 def test_the_command_refuses_a_file_that_is_not_there_at_once(tmp_path: Path) -> None:

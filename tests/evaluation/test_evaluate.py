@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import robvit
 from helpers.protocols import SHORT_PROTOCOL
 from robvit.attacks import run
+from robvit.autoattack import PARTS
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
 from robvit.errors import Busy, DataError, InputError
@@ -210,8 +211,11 @@ def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None
     info = json.loads((tmp_path / "info.json").read_text())
     assert info["clean_acc"] == f"{100 * sum(record.trials[0].correct) / 4:.2f}"
     assert (info["eps"], info["threat_model"], "autoattack_acc" in info) == ("8/255", "Linf", False)
-    parts = [replace(record.trials[1], attack=name) for name in ("apgd_ce", "apgd_t", "fab_t", "square")]
+    parts = [
+        replace(record.trials[1], attack=name, settings={"steps": steps}) for name, steps in PARTS.items()
+    ]
     whole = replace(record, trials=[record.trials[0], *parts])
+    assert "autoattack_acc" not in model_info(replace(whole, trials=whole.trials[:-1]))
     assert model_info(whole)["autoattack_acc"] == f"{100 * whole.robust_accuracy():.2f}"
     listed = CliRunner().invoke(app, ["evaluate", "--list"])
     assert "linf-8-standard@1" in listed.output
@@ -299,6 +303,13 @@ def test_progress_adds_up_to_one(tmp_path: Path) -> None:
 
     rules = Protocol.model_validate(SHORT_PROTOCOL)
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
+    assert sum(done) == pytest.approx(1)
+    done.clear()
+    attacks = [{"attack": name, "settings": {"steps": 4}} for name in ("pgd", "apgd_ce")]
+    large = {"survivors": True, "threat": {"norm": "linf", "eps": "128/255"}, "attacks": attacks}
+    rules = Protocol.model_validate(SHORT_PROTOCOL | large)
+    record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
+    assert record.headline().share == 0  # so that the second attack found no image left
     assert sum(done) == pytest.approx(1)
     done.clear()
     robvit.attack("robvit-mini", "sample", attack="fgsm", limit=4, batch=2, progress=advance)

@@ -65,11 +65,6 @@ class PatchDefense(nn.Module):
         return self.safe(self.asked(x), y)
 
     @torch.no_grad()
-    def certified_places(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Under which windows no patch can change the labels y (B,): (B M) bool."""
-        return self.safe_places(self.asked(x), y)
-
-    @torch.no_grad()
     def decide(self, answers: Answers) -> Defended:
         """The rule; pairs are asked only where the first round disagrees, and until someone disputes."""
         if bool((answers.label.diagonal(dim1=1, dim2=2) == UNKNOWN).any()):

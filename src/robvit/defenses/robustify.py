@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
@@ -99,11 +100,11 @@ def robustify(
 ) -> LearnedTokens:
     """Learn a few secret tokens, without labels, that make a frozen backbone's features survive attacks.
 
-    Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit: the folder keeps
+    Interrupted, the same call with the same `out` resumes to the same tokens, bit for bit: the folder keeps
     the secret they grow from. With a seed anybody can make them again, so they are none, and say so.
 
     model: a Model, or an alias, a timm name or a checkpoint's path
-    data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+    data: images (N 3 H W) in [0,1], an open dataset, a dataset's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
     out: the folder for tokens or pool, head, secret, state and record.json
     recipe: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe; it decides all
@@ -118,7 +119,7 @@ def robustify(
     pool: how many independent sets to learn
     seed: makes start and order repeatable, and so no secret; left out, they are drawn in secret, unless a
         TokenRecipe brings its seed
-    split, resize, limit: which part of a named data set, how images are made square, at most how many;
+    split, resize, limit: which part of a named dataset, how images are made square, at most how many;
         if left out half as many as the steps draw, since an attack that serves twice costs half
     img_size, arch: how a named model is loaded
     cache: where attacked images are kept; the user's cache if left out
@@ -163,7 +164,7 @@ def robustify(
 
 
 def open_model(
-    model: Model | str,
+    model: Model | nn.Module | str | Path,
     *,
     head: FeatureHead | str | Path | None,
     img_size: int | None,
@@ -171,11 +172,13 @@ def open_model(
     published: bool = False,
 ) -> Model:
     """A model that is open already, with the head if one is given, or the one that a name stands for."""
-    if isinstance(model, str):
+    if isinstance(model, str | Path):
         # The published tokens were trained with the positions of DINOv2's own code.
-        hub = published and "dinov2" in model
-        net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+        hub = published and "dinov2" in str(model)
+        net = load(str(model), img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
         return net.to(processes().device)
+    if not isinstance(model, Model):
+        model = load(model)  # a network of timm's, say; others are told to give mean and std
     if img_size is not None or arch is not None:
         raise InputError(f"{model.name} is loaded already; give its name to choose img_size or arch")
     if head is None:
@@ -205,7 +208,7 @@ def open_images(
                 raise
             return open_data(data, **options)
     if limit is not None:
-        raise InputError("limit goes with the name of a data set; give fewer images instead")
+        raise InputError("limit goes with the name of a dataset; give fewer images instead")
     if isinstance(data, ImageDataset):
         return data.resized(size, data.resize)
     check_images(data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from robvit.attacks import ATTACKS
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.autoattack import is_autoattack
+from robvit.evaluation.attackers import ATTACKERS, knows_all
 from robvit.evaluation.protocol import NO_TOKENS
 from robvit.record import LEVELS, Record, Table, Trial
 from robvit.statistics import share_of
@@ -20,6 +21,11 @@ def knowledge_of(trial: Trial) -> str:
     attacker = ATTACKERS.info(trial.attacker).gradients if trial.attacker in ATTACKERS else True
     attack = ATTACKS.info(trial.attack).gradients if trial.attack in ATTACKS else True
     return WHITE_BOX if attacker and attack else BLACK_BOX
+
+
+def judged_by_autoattack(record: Record) -> bool:
+    """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
+    return is_autoattack(t for t in record.attacks() if knows_all(t.attacker))
 
 
 def attacker_levels(record: Record) -> list[Table]:

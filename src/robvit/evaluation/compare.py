@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from string import ascii_uppercase
 from typing import NamedTuple
 
 from robvit.errors import InputError
-from robvit.record import Record
+from robvit.record import Record, Table
 from robvit.statistics import holm, mcnemar, paired_interval
 
 
@@ -70,6 +71,37 @@ def compare_all(records: Sequence[Record]) -> list[Contrast]:
     found = [(i, j, pair) for (i, a), (j, b) in combinations(enumerate(records), 2) for pair in compare(a, b)]
     adjusted = holm([pair.p for _, _, pair in found])
     return [Contrast(*one, p) for one, p in zip(found, adjusted, strict=True)]
+
+
+def comparison_table(records: Sequence[Record]) -> Table:
+    """What `compare_all` finds, for people; records are called A, B, C in their order."""
+    several = len(records) > 2
+    rows = []
+    for contrast in compare_all(records):
+        pair = contrast.pair
+        names = f"{ascii_uppercase[contrast.first]}, {ascii_uppercase[contrast.second]}"
+        rows.append(
+            [
+                pair.what,
+                *([names] if several else []),
+                f"{pair.a:.1%}",
+                f"{pair.b:.1%}",
+                pair.only_a,
+                pair.only_b,
+                f"{100 * pair.difference:+.1f}",
+                f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                f"{contrast.adjusted:.2g}",
+            ]
+        )
+    columns = ["", *(["pair"] if several else []), "A", "B", "only A", "only B", "A - B"]
+    which = ", corrected for all tests (Holm); A and B are the first and second of a pair" if several else ""
+    return Table(
+        "Paired comparison",
+        [*columns, "95 % interval", "p"],
+        rows,
+        note="only A: images that A alone gets right; A - B in points; p: exact McNemar test, two-sided"
+        + which,
+    )
 
 
 def differences(a: Record, b: Record) -> list[str]:

@@ -1,6 +1,6 @@
 """Judging a classifier by a protocol: every image's outcome under every attack, in one record.
 
-Each attack is a folder of shards, so that a run that was killed goes on, several processes share the work
+Each attack is a folder of shards, so that a run that was killed resumes, several processes share the work
 (`accelerate launch`), and only one batch is in memory at a time.
 """
 
@@ -31,7 +31,7 @@ from robvit.evaluation.runner import Runner
 from robvit.evaluation.subset import Data, judged_images, public_images
 from robvit.locks import kept_in
 from robvit.processes import processes
-from robvit.progress import Advance, Log, silent
+from robvit.progress import Advance, Log, silent, whole
 from robvit.record import Record
 
 QUICK, QUICK_BLACK_BOX = "quick@1", "quick-black-box@1"
@@ -59,7 +59,7 @@ def evaluate(
     data: an image set, or what `open_data` opens.
     protocol: a name with its version, a YAML file, or a `Protocol`; quick@1 if left out, or
         quick-black-box@1 for a file of which only answers can be had.
-    out: a folder for shards and record.json, from which an interrupted run goes on to the same record;
+    out: a folder for shards and record.json, from which an interrupted run resumes to the same record;
         without it nothing is left behind.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
@@ -91,7 +91,7 @@ def evaluate(
     if rules.learns:
         learned(1)  # refused now rather than after an hour
     plan = plan_of(rules, classifier.net, count=len(images), classes=classes)
-    with kept_in(out) as folder:
+    with kept_in(out) as folder, whole(progress) as advance:
         device = processes().device
         net = fitted(classifier.net, images).to(device)
         x = images.take(range(min(PROBED, batch, len(images)))).tensors()[0].to(device)
@@ -109,7 +109,7 @@ def evaluate(
             batch=batch,
             precision=compute.precision,
             keeps=out is not None,
-            progress=progress,
+            progress=advance,
             log=log,
         )
         with compute.in_use():

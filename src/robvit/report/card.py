@@ -5,19 +5,18 @@ Nothing here is a new measurement: every number comes from a record, and what no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+from robvit.budget import Budget
 from robvit.errors import InputError
+from robvit.evaluation.claims import judged_by_autoattack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
 from robvit.texts import Markdown, markdown_code, markdown_text
 
 TUNED = "tuned fingerprint"
-# The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
-AUTO_ATTACK = {"apgd_ce": 100, "apgd_t": 100, "fab_t": 100, "square": 5000}
 
 
 def model_card(records: Sequence[Record], *, name: str = "") -> str:
@@ -127,7 +126,7 @@ def _judged(records: list[Record], tuning: Record) -> str:
 def _limits(tuning: Record, records: list[Record]) -> list[str]:
     own = [r for r in records if not _is_original(r, tuning)]
     lines = []
-    if not any(_is_auto_attack(record) for record in own):
+    if not any(judged_by_autoattack(record) for record in own):
         lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
     sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
     lines.append(
@@ -144,17 +143,9 @@ def _objective(tuning: Record) -> str:
     return str(tuning.model["settings"].get("loss", "features"))
 
 
-def _is_auto_attack(record: Record) -> bool:
-    """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
-    whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
-    return whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
-
-
 def _percent(one: Share | None) -> str:
     return "" if one is None else f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
 def _eps(value: Any) -> str:
-    levels = 255 * float(value)
-    return f"{levels:g}/255" if abs(levels - round(levels, 3)) < 1e-6 else f"{value:g}"
+    return Budget("linf", float(value)).amount

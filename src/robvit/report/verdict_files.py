@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as XML
 
 from robvit.report.verdict import ORDER, Review
@@ -32,9 +34,9 @@ def markdown(review: Review) -> str:
         "",
     ]
     for one in review.findings:
-        lines.append(f"- **{one.status}**: {markdown_text(f'{one.title or one.check}. {one.evidence}')}")
+        lines.append(f"- **{one.status}**: {markdown_text(f'{one.title or one.check}: {one.evidence}')}")
         if one.remedy and one.status in ("red", "amber"):
-            lines.append(f"  Remedy: {markdown_text(one.remedy)}")
+            lines.append(f"  - Remedy: {markdown_text(one.remedy)}")
     lines += ["", "## Figures", "", "```", _figures(review), "```", ""]
     lines += [f"- {markdown_text(note)}" for note in review.evaluation.notes]
     lines += ["", "## Terms", "", "| catalogue | identifier | name |", "|---|---|---|"]
@@ -62,8 +64,15 @@ def junit(review: Review) -> str:
         name="robvit review",
         tests=str(len(review.findings)),
         failures=str(counts["red"]),
+        errors="0",
         skipped=str(counts["skipped"]),
     )
+    about = XML.SubElement(suite, "properties")
+    facts = {"model": review.name, "model file sha-256": review.model_sha256}
+    facts |= {identifier: f"{catalogue}: {name}" for catalogue, identifier, name in review.terms}
+    for name, value in facts.items():
+        if value:
+            XML.SubElement(about, "property", name=name, value=_plain(value))
     for one in review.findings:
         case = XML.SubElement(suite, "testcase", classname="robvit", name=_plain(one.title or one.check))
         if one.status == "red":
@@ -76,31 +85,41 @@ def junit(review: Review) -> str:
 
 
 def sarif(review: Review) -> str:
-    """SARIF 2.1.0: a rule for each check, a result for each red or amber one."""
+    """SARIF 2.1.0: a rule for each check, a result for each red or amber one.
+
+    Dashboards show a result only where a file is; that is review.md, which lies beside it.
+    """
     levels = {"red": "error", "amber": "warning"}
     rules = [
-        {
-            "id": one.check,
-            "shortDescription": {"text": one.title or one.check},
-            "help": {"text": one.remedy or "none"},
-        }
+        {"id": one.check, "shortDescription": {"text": one.title or one.check}}
+        | ({"help": {"text": one.remedy}} if one.remedy else {})
         for one in review.findings
     ]
+    place = {
+        "physicalLocation": {"artifactLocation": {"uri": "review.md"}, "region": {"startLine": 1}},
+        "logicalLocations": [{"name": review.name, "kind": "module"}],
+    }
     results = [
         {
             "ruleId": one.check,
+            "ruleIndex": number,
             "level": levels[one.status],
             "message": {"text": one.evidence},
-            "locations": [{"logicalLocations": [{"name": review.name, "kind": "module"}]}],
+            "locations": [place],
         }
-        for one in review.findings
+        for number, one in enumerate(review.findings)
         if one.status in levels
     ]
     driver = {"name": "robvit", "version": review.evaluation.versions.get("robvit", ""), "rules": rules}
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    run["properties"] = {"terms": [" ".join(term) for term in review.terms]}
+    if review.model_sha256:
+        model = {"location": {"uri": quote(review.name)}, "hashes": {"sha-256": review.model_sha256}}
+        run["artifacts"] = [model]
     content = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [run],
     }
     return json.dumps(content, indent=2) + "\n"
 
