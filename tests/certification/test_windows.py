@@ -71,7 +71,7 @@ def test_dinov2_at_112_pixels_has_the_windows_that_one_expects() -> None:
     found = cover((112, 112), (14, 14), 14, 4)
     assert len(found.windows) == 16
     assert {len(window) for window in found.windows} == {9}
-    assert len(found.pairs) == 136
+    assert len(found.pairs) == 120
     assert found.kept() == list(range(64))
     assert len(found.kept(0)) == 55
 

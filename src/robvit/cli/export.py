@@ -55,6 +55,13 @@ def export(
     trade_off: Annotated[
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
     ] = None,
+    patch: Annotated[
+        str | None,
+        typer.Option(help="Logits that no patch of so many pixels (14) or share (2%) changes; onnx, torch."),
+    ] = None,
+    windows: Annotated[
+        str, typer.Option(help="With --patch, windows along each side (3), or rows x columns (1x7).")
+    ] = "3",
     data: Annotated[
         str, typer.Option(help="Images on which the file is compared with the model.")
     ] = "sample",
@@ -70,7 +77,8 @@ def export(
 
     ONNX and torch files take pixels (batch 3 H W) in [0,1] in batches of any size, normalise inside, and
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
-    features within 1e-4 of their length and the same predictions on real images, or it is not kept.
+    features within 1e-4 of their length and the same predictions on real images, or it is not kept. With
+    --patch the file answers with the logits of the defended inference alone, and asks all pairs of windows.
     """
     named = Path(model.partition(":")[2] or model).stem
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
@@ -78,6 +86,7 @@ def export(
     check_data(data)
     from robvit.backbones import weights
     from robvit.backbones.trained_on import fitting
+    from robvit.certification.patches import open_defense
     from robvit.data import open_data
     from robvit.exporting import export as write
     from robvit.loading import load
@@ -88,7 +97,13 @@ def export(
     tell_device(net)
     images, _ = open_data(data, size=net.input_size[0], resize=fitting(net, resize), limit=limit).tensors()
     parity = write(
-        net, place, format, images=images, with_secret=with_secret, arch=weights.architecture(model, arch)
+        net,
+        place,
+        format,
+        images=images,
+        with_secret=with_secret,
+        arch=weights.architecture(model, arch),
+        defense=None if patch is None else open_defense(net, patch, windows).exportable(),
     )
     _tell(place, format, parity, secret=tokens is not None)
 

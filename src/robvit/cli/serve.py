@@ -115,13 +115,9 @@ def serve(
         )
     defense = None
     if patch is not None:
-        from robvit.certification.patches import defend_patches
-        from robvit.certification.windows import patch_side, window_counts
+        from robvit.certification.patches import open_defense
 
-        if not net.classes:
-            raise InputError(f"{model} has no classes that a patch could change; serve it with a head")
-        side = patch_side(patch, net.input_size)
-        defense = defend_patches(net, side, windows=window_counts(windows))
+        defense = open_defense(net, patch, windows)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
         Predictor(net, resize, defense),
@@ -138,7 +134,7 @@ def serve(
             f"warning: whoever can reach {host} may ask {who} and learn from the answers; "
             "put a proxy with TLS in front"
         )
-    masked = f", defended against patches of {side}x{side} pixels" if defense else ""
+    masked = f", defended against patches of {defense.cover.patch} pixels a side" if defense else ""
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
     typer.echo(
         f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}{masked}) at {at} "
