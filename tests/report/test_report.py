@@ -36,6 +36,21 @@ def small_record() -> Record:
     return Record("evaluate", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
 
 
+def test_a_certificate_is_told_as_a_guarantee_and_not_as_an_attack(tmp_path: Path) -> None:
+    trials = [
+        replace(trial("clean", "none", [True, True, True, False]), scenario="defended"),
+        replace(trial("certificate", "patch 14", [True, False, True, False]), scenario="defended"),
+    ]
+    record = Record("certify", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
+    write_report(record, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "A guarantee for this share of the images" in page
+    assert "certified accuracy" in page
+    assert "clean accuracy, defended" in page
+    for word in ("upper bound", "attack: certificate", "<h2>Cost</h2>", "<h2>Attack after attack</h2>"):
+        assert word not in page
+
+
 def test_the_attacker_levels_stand_on_the_page_once(tmp_path: Path) -> None:
     record = rich_record()
     record.tables += claims.attacker_levels(record)

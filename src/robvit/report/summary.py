@@ -157,6 +157,11 @@ def headlines(record: Record, summaries: list[AttackerSummary]) -> list[Headline
 
 def claim(record: Record, attackers: Sequence[AttackerSummary]) -> str:
     """What may be said of the accuracy under these attackers' attacks, in a sentence or two."""
+    if record.kind == "certify":
+        return (
+            "A guarantee for this share of the images, in the terms below: no attacker within this budget, "
+            "known or not yet, changes the defended model's label."
+        )
     trials = [trial for summary in attackers for trial in summary.trials]
     if all(trial.surrogate for trial in trials):
         return "Transfer only: nobody attacked this very model, so this is no claim of robustness."
