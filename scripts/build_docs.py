@@ -31,9 +31,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Every page below docs/, in the order of the navigation, with its name there.
 NAVIGATION = {
     "Tutorials": {
+        "tutorials/first-look": "A first look",
         "tutorials/deploy": "Deploy a frozen ViT",
         "tutorials/research": "Train and compare",
         "tutorials/review": "Review a model",
+        "tutorials/black-box": "Judge a black box",
     },
     "Guides": {
         "threat-model": "Threat models",
@@ -52,6 +54,7 @@ NAVIGATION = {
         "huggingface": "Hugging Face",
         "app": "The playground",
         "robust-runs": "Interruptions and untrusted files",
+        "security": "Security",
     },
     "Extending": {
         "extending/attack": "Add an attack",
@@ -143,14 +146,16 @@ SETTINGS: dict[str, Any] = {
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "html_copy_source": False,
+    "html_use_index": False,  # the search finds names
     "html_css_files": ["site.css"],
-    "html_js_files": ["copy.js"],
+    "html_js_files": ["site.js"],
+    "html_favicon": "_static/icon.svg",
     "html_static_path": ["_static"],
     "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
     "myst_heading_anchors": 3,
     "highlight_language": "bash",
-    "pygments_style": "friendly",
-    "pygments_dark_style": "github-dark",
+    "pygments_style": "a11y-light",
+    "pygments_dark_style": "a11y-dark",
     "default_role": "code",  # docstrings say `name`, as in Markdown
     "autodoc_member_order": "bysource",
     "autodoc_typehints_format": "short",
@@ -161,50 +166,6 @@ SETTINGS: dict[str, Any] = {
     "toc_object_entries_show_parents": "hide",
     "maximum_signature_line_length": 90,
 }
-
-STYLE = """
-/* Wide tables scroll by themselves, so that a page never does. */
-table.docutils { font-size: 0.9em; }
-table.docutils td:first-child code { white-space: nowrap; }
-table.docutils td, table.docutils th { padding: 0.25rem 0.6rem; }
-/* Commands wrap, so that a phone shows all of them; a wrapped line hangs. */
-.highlight-bash pre, .highlight-none pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-.highlight { position: relative; }
-.highlight .copy {
-  position: absolute; top: 0.35rem; right: 0.35rem;
-  padding: 0.1rem 0.5rem; font-size: 0.75rem; cursor: pointer;
-  color: var(--color-foreground-secondary); background: var(--color-background-primary);
-  border: 1px solid var(--color-background-border); border-radius: 4px; opacity: 0.75;
-}
-.highlight .copy:hover, .highlight .copy:focus-visible { opacity: 1; }
-.highlight-bash pre, .highlight-none pre, .highlight-python pre { padding-right: 4rem; }
-article img { border-radius: 6px; }
-/* The theme's own colours for plain code: a command has none of its own and must be read in the dark too. */
-.highlight pre { background: var(--color-code-background); color: var(--color-code-foreground); }
-"""
-
-COPY = """
-// A button on every block of code that puts its text on the clipboard.
-document.addEventListener("DOMContentLoaded", () => {
-  for (const block of document.querySelectorAll("div.highlight")) {
-    const button = Object.assign(document.createElement("button"), { type: "button", className: "copy" });
-    const label = (text) => { button.textContent = text; };
-    label("Copy");
-    button.addEventListener("click", async () => {
-      const code = block.querySelector("pre");
-      try {
-        await navigator.clipboard.writeText(code.textContent.trimEnd() + "\\n");
-        label("Copied");
-      } catch {
-        getSelection().selectAllChildren(code);
-        label("Selected");
-      }
-      setTimeout(() => label("Copy"), 1500);
-    });
-    block.append(button);
-  }
-});
-"""
 
 PAGE = re.compile(r"docs/([\w-]+)\.md")
 # A line of a parameter list: one name or several, a colon, what it is.
@@ -263,8 +224,6 @@ def made_pages() -> dict[str, str]:
     """The pages that nobody writes by hand, by their place below docs/."""
     pages = {
         "conf.py": "".join(f"{name} = {value!r}\n" for name, value in SETTINGS.items()),
-        "_static/site.css": STYLE,
-        "_static/copy.js": COPY,
         "reference/python.md": _python(),
         "reference/recipes.md": _recipes(),
         "reference/studies.md": _studies(),

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from robvit.attacks import ATTACKS
+from robvit.attacks.losses import LOSSES as ATTACK_LOSSES
 from robvit.backbones.heads import HEADS
 from robvit.data import CORRUPTIONS, DATASETS
 from robvit.data.opening import dataset_options
@@ -28,6 +29,7 @@ REGISTRIES: dict[Registry[Any, Any], tuple[str, ...]] = {
     CORRUPTIONS: (),
     DATASETS: ("about", "example", "splits"),
     HEADS: (),
+    ATTACK_LOSSES: (),
     STUDIES: ("paper", "title", "defaults"),
     LOSSES: (),
 }

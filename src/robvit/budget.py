@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 from robvit.errors import InputError
 
@@ -31,10 +30,10 @@ class Budget:
 
     @property
     def amount(self) -> str:
-        """eps for people: whole grey levels as a fraction, "8/255", anything else as a number."""
+        """eps for people: grey levels as a fraction, "8/255" or "0.5/255", anything else as a number."""
         levels = self.eps * 255
-        whole = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels)) < 1e-6
-        return f"{round(levels)}/255" if whole else f"{self.eps:g}"
+        short = self.norm == "linf" and math.isfinite(levels) and abs(levels - round(levels, 3)) < 1e-6
+        return f"{round(levels, 3):g}/255" if short else f"{self.eps:g}"
 
     def __str__(self) -> str:
         text = f"{self.norm} {self.amount}"
@@ -77,12 +76,15 @@ def checked_budget(norm: str, eps: float, psnr: float | None = None) -> Budget:
 
 
 def parse_number(text: str | float) -> float:
-    """A number from text: "8/255", "0.03", "1e-3" or "inf"."""
+    """A number from text: "8/255", "0.5/255", "0.03", "1e-3" or "inf"."""
     try:
         return float(text)
     except (ValueError, TypeError, OverflowError):
         pass
     try:
-        return float(Fraction(str(text).replace(" ", "")))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise InputError(f"expected a number such as 8/255 or 0.03, got {text!r}") from None
+        above, below = (float(part) for part in str(text).split("/"))
+        if math.isfinite(above) and math.isfinite(below):
+            return above / below
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise InputError(f"expected a number such as 8/255 or 0.03, got {text!r}")

@@ -21,25 +21,32 @@ from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.progress import Advance, Log, silent
 from robvit.record import Record, Table
+from robvit.training.expectation import expected
+from robvit.training.tuning import Tuning
 
 TIMED = 8  # images in a pass whose time is taken, and passes
-# A defence: what it stands against, what it costs, and the command that makes it.
+PROTOCOL, BLACK_BOX = "check@1", "quick-black-box@1"  # for a network, and for a file of which answers are had
+# A defence: what it buys, what it costs, and the command that makes it.
 DEFENCES = {
-    "robustness tokens": ("attacks made on the public model", "minutes, no labels", "robvit robustify {}"),
     "LoRA tuning": (
-        "small budgets in the white box",
+        "accuracy in the white box at small budgets",
         "15 minutes, no labels, nothing at inference",
-        "robvit robustify {} --method lora --minutes 15",
+        "robvit robustify {model} {data} {options} --method lora --minutes 15",
+    ),
+    "robustness tokens": (
+        "accuracy under attacks made on the public model, none in the white box",
+        "minutes, no labels",
+        "robvit robustify {model} {data} {options}",
     ),
     "TORA adapters": (
-        "a trade-off that can be moved",
+        "a trade-off of accuracy and robustness that can be moved",
         "training with labels",
-        "robvit train tora --model {}",
+        "robvit train tora --model {model} --data {data}",
     ),
     "patch certificate": (
-        "any small square patch, proven",
+        "a proof against any small square patch",
         "no training, several passes an image",
-        "robvit certify {} --patch 2%",
+        "robvit certify {model} {data} {options} --patch 2%",
     ),
 }
 
@@ -56,6 +63,8 @@ def check(
     log: Log = silent,
     progress: Advance = silent,
     command: str = "",
+    name: str = "",
+    options: str = "",
 ) -> Record:
     """Say how vulnerable a model is, how long it takes for an image, and which defences fit it.
 
@@ -70,12 +79,14 @@ def check(
     log: takes a forecast of the cost in words.
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
+    name: how the commands that are offered name the model; the name it has if left out.
+    options: what else they need to open it, such as "--img-size 112".
     """
     classifier = open_classifier(model)
     record = evaluate(
         classifier,
         data,
-        protocol="check@1",
+        protocol=BLACK_BOX if classifier.black_box else PROTOCOL,
         out=out,
         split=split,
         resize=resize,
@@ -88,7 +99,9 @@ def check(
     images = judged_images(data, Subset(count=TIMED), split=split, limit=limit)
     images = images.resized(classifier.size or images.size, fitting(classifier.net, resize))
     record.metrics["seconds an image"] = seconds_an_image(classifier, images)
-    record.tables.append(defences_table(classifier))
+    record.notes.insert(0, vulnerability(record))
+    spec = str(data) if isinstance(data, str | Path) else "DATA"
+    record.tables.append(defences_table(classifier, name, spec, options))
     if out is not None:
         record.save(Path(out) / "record.json")
     return record
@@ -106,14 +119,33 @@ def seconds_an_image(classifier: Classifier, images: ImageDataset) -> float:
     return min(times)
 
 
-def defences_table(classifier: Classifier) -> Table:
-    """Which defences the model can take; where not, why."""
+def vulnerability(record: Record) -> str:
+    """How vulnerable the model is, in a sentence: at which budget half of its accuracy is gone."""
+    clean = record.clean()
+    right = 0.0 if clean is None else clean.accuracy
+    fallen = [trial for trial in record.attacks() if trial.accuracy < right / 2]
+    if not fallen:
+        largest = record.attacks()[-1].strength
+        return f"Half of the clean accuracy is left at {largest}, but these attacks are short."
+    first = fallen[0]
+    return (
+        f"Vulnerable: at {first.strength}, which nobody sees, accuracy falls from {right:.1%} to "
+        f"{first.accuracy:.1%}."
+    )
+
+
+def defences_table(classifier: Classifier, name: str = "", data: str = "DATA", options: str = "") -> Table:
+    """Which defences the model can take and what they buy; where not, why. What was recorded is the note."""
     net = classifier.net
+    words = {"model": shlex.quote(name or classifier.name), "data": shlex.quote(data), "options": options}
     rows: list[list[Any]] = []
-    for name, (against, costs, command) in DEFENCES.items():
-        reason = _why_not(name, net)
-        rows.append([name, against, costs, reason or command.format(shlex.quote(classifier.name))])
-    return Table("Defences that fit", ["defence", "stands against", "costs", "next, or why not"], rows)
+    for defence, (buys, costs, command) in DEFENCES.items():
+        reason = _why_not(defence, net)
+        rows.append([defence, buys, costs, reason or " ".join(command.format(**words).split())])
+    recorded = expected(net, Tuning()) if isinstance(net, Model) else ""
+    columns = ["defence", "what it buys", "costs", "next, or why not"]
+    note = f"LoRA tuning: {recorded}." if recorded else ""
+    return Table("Defences that fit", columns, rows, note, lead=True)
 
 
 def _why_not(defence: str, net: torch.nn.Module) -> str:

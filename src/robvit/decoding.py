@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,8 +183,11 @@ def _middle(image: Image.Image, most: int) -> Image.Image:
 
 
 def _bytes(path: Path) -> bytes:
-    if (size := path.stat().st_size) > MAX_BYTES:
-        raise ImageError(f"the file has {size:,} bytes, at most {MAX_BYTES:,} are read")
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):  # a pipe or a device, say, whose end may never come
+        raise ImageError("not a regular file")
+    if about.st_size > MAX_BYTES:
+        raise ImageError(f"the file has {about.st_size:,} bytes, at most {MAX_BYTES:,} are read")
     return path.read_bytes()
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from robvit.errors import CannotFetch
 from robvit.progress import progress
+from robvit.texts import printable
 
 CONNECT_SECONDS = 6
 PACKAGE_SECONDS = 1800.0  # a hundred megabytes over a slow line
@@ -52,7 +53,7 @@ PIP = (
 
 def tell(text: str) -> None:
     """Say something to the user at once, beside the progress."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @cache

@@ -320,8 +320,3 @@ def tensors_sha256(tensors: Mapping[str, torch.Tensor], salt: str = "") -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def spreadsheet_cell(value: Any) -> Any:
-    """A cell of a CSV file; text that a spreadsheet would run as a formula is marked as text."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from robvit.backbones.heads import FeatureHead, LinearHead
 from robvit.backbones.model import Model
@@ -59,7 +60,7 @@ class Hardening:
 
 
 def robustify(
-    model: Model | str,
+    model: Model | nn.Module | str | Path,
     data: Data,
     *,
     method: Literal["tokens", "lora", "full"] = "tokens",
@@ -105,7 +106,7 @@ def robustify(
     Interrupted, the same call with the same `out` goes on to the same bits. Options that the method does not
     have are refused.
 
-    model: a Model, or an alias, a timm name or a checkpoint's path
+    model: a Model, an alias, a timm name, a checkpoint's path, or a network of timm's
     data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
     method: "tokens", a secret against attacks on the public model; "lora" or "full", factors beside the

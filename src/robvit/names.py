@@ -25,6 +25,7 @@ ROOMS = {
     "corruption": "data",
     "data set": "data",
     "head": "backbones",
+    "loss": "attacks",
     "study": "studies",
     "training loss": "training",
 }

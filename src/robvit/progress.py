@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from robvit.texts import printable
+
 QUIET_SECONDS = 10.0  # between two lines where nobody watches live
 ALMOST = 0.99  # of a batch is all that passes may show before it is done
 
@@ -32,6 +34,21 @@ def part_of(progress: Advance, share: float, label: str = "") -> Advance:
         progress(amount * share, note=" ".join(filter(None, (label, note))))
 
     return advance
+
+
+@contextmanager
+def whole(progress: Advance) -> Iterator[Advance]:
+    """The progress of one whole: whatever was planned and not needed is told as done at the end."""
+    done = 0.0
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        nonlocal done
+        done += amount
+        progress(amount, note=note)
+
+    yield advance
+    if done < 1:
+        progress(1 - done)
 
 
 @dataclass
@@ -91,7 +108,7 @@ def _live(label: str, total: float | None, unit: str) -> Iterator[Advance]:
         def advance(amount: float = 1, note: str = "") -> None:
             bar.update(task, advance=amount)
             if note:
-                bar.update(task, note=note)
+                bar.update(task, note=printable(note))
 
         yield advance
 
@@ -110,6 +127,6 @@ def _lines(label: str, total: float | None, unit: str) -> Advance:
         last = now
         share = f"{done / total:4.0%}" if total else f"{done:g} {unit}".rstrip()
         left = f", {(now - start) * max(0.0, total - done) / done:.0f} s left" if total and done else ""
-        print(f"{label}: {share}{left} {note}".rstrip(), file=sys.stderr, flush=True)
+        print(printable(f"{label}: {share}{left} {note}".rstrip()), file=sys.stderr, flush=True)
 
     return advance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -38,12 +37,6 @@ KINDS: dict[str, Any] = {
 }
 # What a run leaves, in the order in which it is looked for; its state and its secret are never passed on.
 RESULTS = ("lora", "pool", "tokens", "adapters", "head")
-
-
-def check_repository(name: str) -> None:
-    """Refuse what can be no repository's name."""
-    if not re.fullmatch(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", name):
-        raise InputError(f"a repository is OWNER/NAME, got {name[:80]!r}")
 
 
 def opened_result(place: Path) -> Shareable | None:

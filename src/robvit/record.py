@@ -72,6 +72,11 @@ class Trial:
         return "clean" if self.attack == "clean" else "attack"
 
     @property
+    def is_certificate(self) -> bool:
+        """Whether outcomes are proven for every attack within the budget, rather than tried by one."""
+        return self.attack == "certificate"
+
+    @property
     def not_attacked(self) -> set[int]:
         """The images that the attack did not see."""
         return {*self.skipped, *self.unseen}

@@ -29,6 +29,12 @@ CONFIG, CARD = "config.json", "README.md"
 CONFIG_BYTES = 2**22
 
 
+def check_repository(name: str) -> None:
+    """Refuse what can be no repository's name."""
+    if not re.fullmatch(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", name):
+        raise InputError(f"a repository is OWNER/NAME, got {name[:80]!r}")
+
+
 class Shareable:
     """What can be saved into a folder with its config and card, pushed to the hub, and opened again.
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from robvit.texts import code_line, markdown_text
 from robvit.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def card_of(
     kind: str, facts: dict[str, Any], records: Sequence[Record], name: str = "", warning: str = ""
 ) -> str:
     """The card; `facts` are what its config tells."""
-    title = name or f"robvit {kind}"
+    title = code_line(name or f"robvit {kind}")
     told = {key: value for key, value in facts.items() if value not in ("", [], {}, None)}
     rows = [(key.replace("_", " "), _text(value)) for key, value in told.items()]
     parts = [
         metadata(kind),
-        f"# {title}",
+        f"# {markdown_text(title)}",
         WHAT[kind],
         *([f"**Warning: {warning}; whoever has this folder has them.**"] if warning else []),
         table(("", ""), rows) if rows else "",
@@ -51,7 +52,7 @@ def card_of(
         "## How it was judged",
         judged(records),
         "## Limits",
-        "\n".join(f"- {line}" for line in limits(records)),
+        "\n".join(f"- {markdown_text(line)}" for line in limits(records)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -108,9 +109,9 @@ def _text(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown, of text or of what is Markdown already."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
 
     return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])

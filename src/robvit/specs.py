@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from robvit import plugins
-from robvit.errors import DataError
+from robvit.errors import DataError, InputError
 from robvit.files import given_path
 from robvit.registry import unknown
 
@@ -26,6 +26,7 @@ PARTS = ("learn", "held-out")  # of a folder without splits
 SPLITS = {"test": ("test", "testing"), "val": ("val", "validation", "valid"), "train": ("train", "training")}
 CORRUPTION = "corruption"  # the option that every dataset has
 FOLDER = "folder"  # the dataset that a bare path means
+SEVERITIES = (1, 2, 3, 4, 5)  # of a corruption
 
 
 class Spec(NamedTuple):
@@ -53,6 +54,14 @@ def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return Spec(FOLDER, text, {})
     raise unknown("data set", name, list(known), "Or give a folder of images, or module:function.")
+
+
+def split_corruption(text: str) -> tuple[str, int]:
+    """The name and the severity in "fog:3"."""
+    name, _, severity = text.partition(":")
+    if severity not in map(str, SEVERITIES):
+        raise InputError(f"expected a corruption as {name}:3, with a severity of 1 to 5, got {text!r}")
+    return name, int(severity)
 
 
 def check_split(name: str, split: str, splits: Collection[str]) -> None:

@@ -101,6 +101,9 @@ def test_a_plane_out_of_reach_is_approached_as_far_as_the_box_allows():
 
 def test_text_and_bad_values():
     assert str(Threat.parse("linf", "8/255")) == "linf 8/255"
+    assert str(Threat.parse("linf", "0.5/255")) == "linf 0.5/255"
+    assert str(Threat.parse("linf", "0.031372")) == "linf 0.031372"
+    assert str(Threat.parse("l2", "0.5")) == "l2 0.5"
     assert str(Threat("l2", 0.5, psnr=40)) == "l2 0.5, PSNR >= 40 dB"
     assert parse_number("inf") == math.inf
     for norm, eps in (("l7", "1"), ("linf", "-1"), ("linf", "nan"), ("linf", "8/0")):
@@ -113,6 +116,6 @@ def test_text_and_bad_values():
         assert Threat(norm, eps).eps == eps, "fab and cw_l2 search without a bound"
     assert Threat("linf", 0.75).times(2).eps == 1
     assert Threat("l1", 12).times(3).eps == 36
-    for strange in (None, [8], "9" * 400 + "/1", 10**400):
+    for strange in (None, [8], "9" * 400 + "/1", 10**400, "1/2/3", "inf/2", "/255"):
         with pytest.raises(InputError, match="expected a number"):
             parse_number(strange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -183,6 +184,14 @@ def test_what_is_not_a_image_is_refused_by_name(tmp_path: Path) -> None:
         read_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError):
         read_image(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ImageError, match="not a regular file"):
+            read_image(path)
 
 
 def test_a_decompression_bomb_is_refused_before_decoding() -> None:

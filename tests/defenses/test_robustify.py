@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -198,6 +199,15 @@ def test_the_public_door_and_its_refusals(model: Model, images: TensorImages, tm
     model = model.replace(tokens=tokens.values)
     with pytest.raises(InputError, match="token-free"):
         train_tokens(model, images, QUICK, cache=tmp_path)
+
+
+def test_a_network_of_timms_is_hardened_as_it_is(tmp_path: Path) -> None:
+    net = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3)
+    x = torch.randint(0, 256, (2, 3, 32, 32)) / 255
+    quick = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "cache": tmp_path}
+    assert robvit.robustify(net, x, **quick).model(x).shape == (2, 3)
+    with pytest.raises(InputError, match="nothing tells how Flatten wants its pixels normalised"):
+        robvit.robustify(torch.nn.Flatten(), x, **quick)
 
 
 def test_without_labels_or_parts_every_image_of_a_folder_is_learned_from(

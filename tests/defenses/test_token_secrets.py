@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +21,18 @@ from helpers.networks import small_net
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.attack_cache import AttackCache, AttackSetting, TensorImages
-from robvit.defenses.batches import order
+from robvit.defenses.batches import TokenBatches, order
 from robvit.defenses.pool import load_tokens
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.robustify import robustify
+from robvit.defenses.rotate import rotate
 from robvit.defenses.secret import TokenSecret, normal, permutation, stretched, uniform
+from robvit.defenses.token_trainer import TokenTrainer
 from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import FORMAT, RobustTokens, SearchableTokens
-from robvit.errors import InputError
+from robvit.errors import Diverged, InputError
 from robvit.files import tensors_sha256
+from robvit.progress import silent
 from robvit.record import Record
 from robvit.threat import Threat
 
@@ -135,6 +140,36 @@ def test_the_same_small_key_is_not_found_from_the_record_as_it_is_now(
     assert made.tokens.key_id == name  # the owner, who has the salt, finds it again
 
 
+def figures_in(value: Any) -> list[float]:
+    """Every number with a fraction, inside others too."""
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        return [one for part in inside for one in figures_in(part)]
+    return [value] if isinstance(value, float) else []
+
+
+def test_no_figure_that_is_told_of_secret_tokens_has_more_than_two_decimals(
+    small: Model, images: TensorImages, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(cache))
+    notes: list[str] = []
+
+    def progress(amount: float = 1, note: str = "") -> None:
+        notes.append(note)
+
+    quick = {"count": 2, "steps": 20, "batch": 2, "attack_steps": 1}
+    made = robustify(small, images.x[:8], progress=progress, **quick)
+    data = open_data("sample", split="train", limit=10)
+    turned = rotate(made.tokens, small, data, steps=1, judge=2, bound=-1.0, progress=progress)
+    for record in (made.record, turned.record):
+        told = asdict(record)
+        found = figures_in([told["metrics"], told["curves"], told["tables"]])
+        assert len(found) > 3
+        assert all(one == round(one, 2) for one in found)
+    assert any("attacked" in note for note in notes)
+    assert not [line for line in (*notes, *turned.record.notes) if re.search(r"\.\d{3}", line)]
+
+
 def test_no_checksum_in_a_record_confirms_a_guess_of_the_tokens(model: Model) -> None:
     values = torch.randn(1, 2, model.width)
     secret = RobustTokens(values, model.fingerprint(), origin="secret", salt="ab" * 16)
@@ -155,6 +190,42 @@ def test_start_and_order_grow_from_secrets_of_their_own() -> None:
     assert order(50, RECIPE, one) == order(50, RECIPE, mixed) != order(50, RECIPE, other)
     sets = [one.member(number) for number in range(3)]
     assert len({part for s in (one, *sets) for part in (s.start, s.order, s.name)}) == 12
+
+
+def test_secrets_are_all_of_the_system_s_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def drawn(size: int) -> bytes:
+        asked.append(size)
+        return bytes([len(asked)]) * size
+
+    monkeypatch.setattr("robvit.defenses.secret.secrets.token_bytes", drawn)
+    secret = TokenSecret.draw()
+    assert asked == [32, 32, 32]
+    assert (secret.start, secret.order, secret.name) == (b"\1" * 32, b"\2" * 32, b"\3" * 32)
+
+
+def test_every_bit_of_a_secret_decides_the_start_of_the_tokens(
+    small: Model, images: TensorImages, cache: Path
+) -> None:
+    batches = TokenBatches(small, images, RECIPE, cache, reduced(0))
+    firsts = [replace(reduced(0), start=bytes(place) + b"\1" + bytes(31 - place)) for place in (0, 16, 31)]
+    starts = [TokenTrainer(small, batches, RECIPE, None, secret).tokens for secret in firsts]
+    assert len({tuple(start.flatten().tolist()) for start in starts}) == 3
+
+
+def test_a_training_that_ends_in_an_error_tells_no_step(
+    small: Model, images: TensorImages, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = TokenBatches(small, images, RECIPE, cache, reduced(0))
+    trainer = TokenTrainer(small, batches, RECIPE, None, reduced(0))
+    for kept, shards in batches.missing():
+        kept.fill(shards, silent)
+    lost = torch.full_like(trainer.tokens, math.nan)
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_: [lost])
+    with pytest.raises(Diverged, match="step 0") as told:
+        trainer.advance()
+    assert not re.search(r"\d\.\d{3}", str(told.value).partition("lr")[0])
 
 
 def test_all_bits_of_a_secret_count_as_those_of_a_seed_do_not() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
+from robvit.checking import check
 from robvit.cli import app
 from robvit.data import open_data
 from robvit.errors import InputError, Unsupported
@@ -64,6 +65,42 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def external(folder: Path, location: str, weight: float) -> Path:
+    """An ONNX file whose weights lie in another one."""
+    onnx = pytest.importorskip("onnx")
+    held = onnx.TensorProto(name="w", data_type=1, dims=[3, 10], data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", "120")):
+        held.external_data.add(key=key, value=value)
+    numbers = torch.arange(30) * weight
+    (folder / location).write_bytes(numbers.float().numpy().tobytes())
+    make, nodes = onnx.helper, (("GlobalAveragePool", "x", "p"), ("Flatten", "p", "f"))
+    graph = make.make_graph(
+        [
+            *(make.make_node(kind, [given], [out]) for kind, given, out in nodes),
+            make.make_node("MatMul", ["f", "w"], ["logits"]),
+        ],
+        "net",
+        [make.make_tensor_value_info("x", 1, ["b", 3, 32, 32])],
+        [make.make_tensor_value_info("logits", 1, ["b", 10])],
+        [held],
+    )
+    path = folder / "net.onnx"
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_weights_beside_an_onnx_file_are_part_of_its_identity(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    one = open_classifier(external(tmp_path / "inner", "w.bin", 1.0), normalise="none")
+    other = open_classifier(external(tmp_path / "inner", "w.bin", -1.0), normalise="none")
+    assert one.file_sha256 == other.file_sha256
+    assert one.identity != other.identity
+    for outside in ("../w.bin", str(tmp_path / "w.bin")):
+        with pytest.raises(InputError, match="onnxruntime cannot open"):
+            open_classifier(external(tmp_path / "inner", outside, 1.0), normalise="none")
+
+
 def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
     box, model = open_classifier(onnx), robvit.load("robvit-mini")
     x = open_data("sample", limit=4).tensors()[0]
@@ -102,6 +139,13 @@ def test_a_review_of_a_black_box_makes_no_white_box_claim(onnx: Path, tmp_path: 
     assert made.model_sha256 in text
     for name in ("review.md", "report.html", "junit.xml", "review.sarif"):
         assert str(onnx.parent) not in (tmp_path / "out" / name).read_text()
+
+
+def test_a_check_of_a_black_box_asks_for_answers_only(onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robvit.checking.BLACK_BOX", Protocol(**TINY))
+    record = check(onnx, "sample", limit=4)
+    assert [(t.attack, t.backward) for t in record.attacks()] == [("square", 0)]
+    assert all("robvit.load opens" in row[-1] for row in record.tables[0].rows)
 
 
 def test_the_command_refuses_a_file_that_is_not_there_at_once(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def record(*outcomes: str, names: str = "abcdef") -> Record:
         )
         for title, text in zip(titles, outcomes, strict=False)
     ]
-    data = {"count": 6, "names": list(names), "labels": [0] * 6, "digest": names}
+    data = {"count": 6, "names": list(names), "labels": [0] * 6, "digest": names, "pixels": names}
     return Record("evaluate", {"name": "m"}, data, trials)
 
 
@@ -69,6 +69,8 @@ def test_records_are_compared_image_by_image() -> None:
     worst = pairs["worst case"]  # a: RRR..., b: none at all, though no attack breaks all
     assert (worst.a, worst.b, worst.only_a, worst.only_b) == (0.5, 0.0, 3, 0)
     assert differences(a, b) == []
+    silent = replace(b, data=b.data | {"pixels": ""})
+    assert differences(a, silent) == ["not both records carry a digest of their pixels, so these may differ"]
     skipping = replace(a, trials=[*a.trials[:2], replace(a.trials[2], skipped=[4, 5])])
     assert "survivors" in differences(skipping, b)[0]
 

@@ -301,5 +301,12 @@ def test_progress_adds_up_to_one(tmp_path: Path) -> None:
     robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
     assert sum(done) == pytest.approx(1)
     done.clear()
+    attacks = [{"attack": name, "settings": {"steps": 4}} for name in ("pgd", "apgd_ce")]
+    large = {"survivors": True, "threat": {"norm": "linf", "eps": "128/255"}, "attacks": attacks}
+    rules = Protocol.model_validate(SHORT_PROTOCOL | large)
+    record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=4, batch=2, progress=advance)
+    assert record.headline().share == 0  # so that the second attack found no image left
+    assert sum(done) == pytest.approx(1)
+    done.clear()
     robvit.attack("robvit-mini", "sample", attack="fgsm", limit=4, batch=2, progress=advance)
     assert sum(done) == pytest.approx(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from typer.testing import CliRunner, Result
 import robvit
 from robvit.cli import app
 from robvit.errors import InputError
-from robvit.evaluation.protocol import find
+from robvit.evaluation.protocol import Protocol, find
+from robvit.evaluation.verify_rules import Verification, check_protocol
 from robvit.files import read_tensors
-from robvit.record import Record
+from robvit.record import Record, Trial
+from robvit.threat import Threat
 
 MODEL = "robvit-mini"
 RULES = """
@@ -123,9 +126,36 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda r: (r["data"].update(labels=None), r["trials"][1].update(correct=[True] * 6)),
         "outcomes agree with predictions and labels",
     ),
+    "no digest": (
+        lambda r: (r["protocol"].pop("digest"), r["protocol"].update(name="linf-8-standard@1")),
+        "protocol linf-8-standard@1",
+    ),
+    "digest": (lambda r: r["protocol"].update(digest="0" * 64), "its rules are not those of its digest"),
+    "hash": (lambda r: r["trials"][1].update(shards_sha256="0" * 64), "not the files that the record names"),
+    "not counted": (lambda r: r["trials"][1].update(control=True), "no trial that counts"),
+    "no attack": (lambda r: r["trials"].pop(), "no trial that counts"),
+    "another budget": (lambda r: other_budget(r), "the protocol wants linf 8/255, the record has linf 4/255"),
+    "rounded budget": (lambda r: r["trials"][1]["threat"].update(eps=0.0156), "the budget is linf 0.0156"),
+    "no number": (lambda r: r["trials"][1].update(distance=[float("nan")] * 6), "nan is claimed"),
+    "preprocessing": (lambda r: r["data"].update(resize="crop", pixels=""), "budget: image"),
+    "size": (lambda r: r["data"].update(size=28, pixels=""), "28 pixels a side, robvit-mini takes 32"),
+    "model file": (lambda r: r["model"].update(file_sha256="abc"), "another file than the record names"),
+    "code in the rules": (
+        lambda r: r["protocol"].update(
+            name="quick@1", attacks=[{"attack": "antigravity:attack", "settings": {}}]
+        ),
+        "the bundled protocol has no attack antigravity:attack",
+    ),
     "left out as wrong": (lambda r: left_out(r, "skipped"), "no trial before says so"),
     "left out as correct": (lambda r: left_out(r, "unseen"), "has no audit by this attack"),
 }
+
+
+def other_budget(record: dict[str, Any]) -> None:
+    """Say of an attack within 4/255 that it was one of a protocol for 8/255."""
+    record["protocol"]["threat"]["eps"] = 8 / 255
+    held = {key: value for key, value in record["protocol"].items() if key in Protocol.model_fields}
+    record["protocol"]["digest"] = Protocol(**held).digest()
 
 
 def left_out(record: dict[str, Any], how: str) -> None:
@@ -155,6 +185,81 @@ def test_other_images_in_the_shards_are_found_out(copy: Path) -> None:
     assert done.exit_code == 1
     assert "not the files that the record names" in done.output
     assert "away, the budget is" in done.output
+
+
+def test_another_model_and_other_images_are_found_out(copy: Path) -> None:
+    done = robvit_("verify", copy, "robvit-mini-robust")
+    assert done.exit_code == 1
+    assert "BROKEN: robvit-mini-robust is the judged model: the record names" in done.output
+    other = robvit_("verify", copy, MODEL, "--data", "sample?corruption=fog:3")
+    assert other.exit_code == 1
+    assert "BROKEN: the images are those of the record" in other.output
+
+
+def test_fewer_or_more_images_than_outcomes(copy: Path) -> None:
+    shard = sorted(copy.rglob("shards/*pgd*/shard-*.safetensors"))[-1]
+    shard.unlink()
+    done = robvit_("verify", copy, MODEL)
+    assert done.exit_code == 1
+    assert "counts: 4 images for 6 outcomes" in done.output
+    forged(copy, lambda r: r["data"].update(count=5))
+    assert "must have 5 entries, got 6" in str(robvit_("verify", copy, MODEL).exception)
+
+
+STRANGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "names": lambda r: r["data"].update(names=5),
+    "classes": lambda r: r["data"].update(classes=5),
+    "a giant side": lambda r: r["data"].update(size=10**6),
+    "a side in words": lambda r: r["data"].update(size="large"),
+    "a way to resize": lambda r: r["data"].update(resize=[1]),
+    "rules": lambda r: r["protocol"].update(attacks={"a": 1}),
+    "a network place": lambda r: r["data"].update(spec="//host/images"),
+    "a folder's name": lambda r: r["trials"][1].update(shards="a\0b"),
+    "no budget": lambda r: r["trials"][1].update(threat=None),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_strange_values_are_told_in_words(what: str, copy: Path) -> None:
+    forged(copy, STRANGE[what])
+    done = robvit_("verify", copy)
+    assert done.exception is None or isinstance(done.exception, SystemExit | InputError), done.exception
+    assert what == "classes" or done.exit_code or "not checked: distances" in done.output, done.output
+
+
+@pytest.mark.parametrize("where", ["data", "protocol"])
+def test_a_record_makes_nobody_run_code(where: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever checks a stranger's folder may well stand in it, where its modules would be found."""
+    (copy / "evil.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.chdir(copy)
+    monkeypatch.syspath_prepend(str(copy))
+    if where == "data":
+        forged(copy, lambda r: r["data"].update(spec="evil:images"))
+    else:
+        forged(copy, lambda r: r["protocol"].update(attacks=[{"attack": "evil:attack", "settings": {}}]))
+    done = robvit_("verify", copy, MODEL)
+    assert "does not make anyone run" in done.output
+    assert "it ran" not in done.output
+    reported = robvit_("report", copy)
+    assert reported.exit_code == 0, reported.output
+    assert "it ran" not in reported.output
+
+
+@pytest.mark.parametrize("unseen", [[3, 4], [2, 3, 4]])
+def test_an_audit_tries_as_many_as_the_protocol_says(unseen: list[int]) -> None:
+    """Five survivors, of which the protocol has three tried."""
+    attacks = [{"attack": "pgd"}, {"attack": "square", "audited": True}]
+    rules = Protocol(
+        name="mine@1", about="", threat={"norm": "linf", "eps": 0.1}, attacks=attacks, survivors=True, audit=3
+    )
+    budget, outcome = Threat("linf", 0.1).budget, ([True] * 5, [0] * 5, [0.0] * 5)
+    first = Trial("pgd", budget, {}, *outcome, attacker="white-box")
+    audited = replace(first, attack="square", unseen=unseen)
+    held = {**rules.model_dump(mode="json"), "digest": rules.digest()}
+    found = Verification()
+    check_protocol(Record("evaluate", {}, {}, [first, audited], protocol=held), found)
+    wrong = ["square tried 2 of 5 survivors, the protocol wants 3"] if len(unseen) == 3 else []
+    assert [line.rpartition(": ")[2] for line in found.broken] == wrong
 
 
 def test_a_signature_is_of_the_content_and_of_one_key(copy: Path) -> None:

@@ -23,7 +23,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
-LANGUAGES = ("python", "yaml", "text")  # text is what nobody runs: a drawing, an output
+LANGUAGES = ("python", "yaml", "toml", "sh", "text")  # sh is not run here; text is a drawing or an output
 STARTS = ("robvit", "python", "make", "pip", "curl")
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?$')
 INLINE = re.compile(rf"`((?:{'|'.join(STARTS)}|accelerate launch -m robvit)\s[^`]+)`")

@@ -29,6 +29,7 @@ from robvit.data.decoder import Decoder
 from robvit.decoding import FORMATS, NETWORK_FORMATS, ImageError
 from robvit.errors import RobvitError
 from robvit.evaluation.compare import compare, differences, open_record
+from robvit.evaluation.verify import verify
 from robvit.loading import load
 from robvit.report.html import write_report
 from robvit.serve.predictor import Predictor
@@ -84,6 +85,8 @@ def _record(folder: Path) -> Target:
         compare(record, record)
         differences(record, record)
         record.table()
+        record.card(name="x")
+        verify(path)
 
     return Target("record, values", ("values",), lambda kind, rng: content, feed)
 

@@ -30,7 +30,7 @@ BASE = {"budget", "errors", "registry", "threat", "files", "fetch", "progress", 
 BASE |= {"decoding", "decode_worker"}
 BASE |= {"audit", "record", "record_checks", "statistics", "verdict", "names", "plugins", "settings"}
 BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
-BASE |= {"sharing_card"}
+BASE |= {"sharing_card", "texts"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {
@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "serve": BASE | {"backbones", "data", "__init__"},
     "pushing": BASE | {"backbones", "defenses"},
     "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
-    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation"},
+    "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation", "training"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},
     "diagnosis": BASE | {"attacks", "data", "backbones", "evaluation", "loading"},

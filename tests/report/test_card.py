@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from robvit.defenses.lora import LoRA
 from robvit.errors import InputError
 from robvit.record import Record, Trial
 from robvit.report.card import model_card
+from robvit.report.tables import formatted
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,27 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
     named_so.protocol["name"] = "unaudited@1"  # a name is no attack
     assert "AutoAttack has not judged" in model_card([tuning, named_so])
     assert "nothing is claimed" in model_card([tuning])
+
+
+def test_no_name_or_note_writes_markdown_of_its_own(tuning: Record) -> None:
+    """Whose record it is decides what a card says, not how it looks or what a reader's browser fetches."""
+    hostile = "x\n\n## Judged <img src=//evil.example> ![a](//evil.example) `<b>` | 99 %\x1b[31m"
+    record = judged(tuning, pgd=1)
+    record.notes, record.data["spec"], record.model["name"] = [hostile], hostile, hostile
+    record.protocol["name"], record.trials[1] = hostile, replace(record.trials[1], scenario=hostile)
+    made = replace(tuning, model=tuning.model | {"name": hostile}, command=hostile)
+    cards = [
+        model_card([made, record]),
+        record.card(name=hostile),
+        formatted([record], "markdown"),
+    ]
+    for card in cards:
+        assert "## Judged" not in card.split("\n")
+        assert not [line for line in card.splitlines() if line.startswith("## Judged")]
+        assert "\x1b" not in card
+        outside = re.sub(r"(?<!\\)`[^`]*`", "", re.sub(r"```.*?```", "", card, flags=re.DOTALL))
+        assert not re.search(r"(?<!\\)(<img|<b>|!\[)", outside), outside
+        assert r"\<img src=//evil.example>" in card
 
 
 def test_records_of_other_weights_or_without_a_tuning_are_refused(tuning: Record, tmp_path: Path) -> None:

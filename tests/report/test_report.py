@@ -36,21 +36,6 @@ def small_record() -> Record:
     return Record("evaluate", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
 
 
-def test_a_certificate_is_told_as_a_guarantee_and_not_as_an_attack(tmp_path: Path) -> None:
-    trials = [
-        replace(trial("clean", "none", [True, True, True, False]), scenario="defended"),
-        replace(trial("certificate", "patch 14", [True, False, True, False]), scenario="defended"),
-    ]
-    record = Record("certify", {"name": "small"}, {"spec": "sample", "count": 4}, trials)
-    write_report(record, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "A guarantee for this share of the images" in page
-    assert "certified accuracy" in page
-    assert "clean accuracy, defended" in page
-    for word in ("upper bound", "attack: certificate", "<h2>Cost</h2>", "<h2>Attack after attack</h2>"):
-        assert word not in page
-
-
 def test_the_attacker_levels_stand_on_the_page_once(tmp_path: Path) -> None:
     record = rich_record()
     record.tables += claims.attacker_levels(record)
@@ -236,6 +221,42 @@ def test_a_set_of_records_stands_side_by_side(tmp_path: Path) -> None:
     page = Page(path)
     assert page.tags.count("article") == 2
     assert {"#r0", "#r1"} <= set(page.addresses)
+
+
+def test_models_on_the_same_images_get_a_paired_test(tmp_path: Path) -> None:
+    weaker = rich_record("two")
+    weaker.trials[0] = replace(weaker.trials[0], correct=[False] * 60, predicted=[9] * 60)
+    write_report([rich_record("one"), weaker], tmp_path / "set.html")
+    text = Page(tmp_path / "set.html").text
+    assert "Paired comparison" in text
+    assert "exact McNemar test" in text
+    weaker.data["names"] = [f"other {i}" for i in range(60)]
+    write_report([rich_record("one"), weaker], tmp_path / "others.html")
+    assert "Paired comparison" not in Page(tmp_path / "others.html").text
+
+
+def test_a_certified_share_is_a_lower_bound(tmp_path: Path) -> None:
+    trials = [
+        trial("clean", "none", [True, True, True, False], "defended"),
+        trial("certificate", "patch 4", [True, True, False, False], "defended"),
+    ]
+    proven = Record("certify", {"name": "m"}, {"spec": "sample", "count": 4}, trials)
+    write_report(proven, tmp_path / "proven.html")
+    text = Page(tmp_path / "proven.html").text
+    assert "certified accuracy, defended" in text
+    assert "A lower bound: no attack within this budget" in text
+    assert "upper bound" not in text
+    assert "attack: certificate" not in text
+    write_report([proven, small_record()], tmp_path / "both.html")
+    assert "at least" in Page(tmp_path / "both.html").text
+
+
+def test_half_a_grey_level_reads_as_one(tmp_path: Path) -> None:
+    tuned = Record(
+        "robustify", {"name": "m", "settings": {"eps": 0.5 / 255, "norm": "linf"}}, {"count": 1}, []
+    )
+    write_report(tuned, tmp_path / "tuned.html")
+    assert "eps=0.5/255" in Page(tmp_path / "tuned.html").text
 
 
 def test_bare_records_have_a_page_too(tmp_path: Path) -> None:

@@ -18,13 +18,19 @@ from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.claims import claims, knowledge_of, near_chance
 from robvit.evaluation.protocol import Protocol
-from robvit.record import Finding, Record, Trial
+from robvit.record import Finding, Record, Table, Trial
 from robvit.report.places import command_without_places, without_places
 from robvit.report.verdict import Review
 from robvit.report.verdict_files import junit, markdown, sarif
 
 
-def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classes: int = 5) -> Review:
+def review(
+    robust: str,
+    clean: str = "RRRRRRRRRR",
+    status: str = "green",
+    classes: int = 5,
+    attack: str = "autoattack",
+) -> Review:
     """A review of ten images whose outcomes are given by letters, R for right."""
     labels = [i % classes for i in range(10)]
 
@@ -33,7 +39,7 @@ def review(robust: str, clean: str = "RRRRRRRRRR", status: str = "green", classe
         pred = [y if ok else (y + 1) % classes for y, ok in zip(labels, correct, strict=True)]
         return Trial(attack, threat, {}, correct, pred, [0.0] * 10)
 
-    trials = [trial("clean", clean, None), trial("apgd_ce", robust, Budget("linf", 4 / 255))]
+    trials = [trial("clean", clean, None), trial(attack, robust, Budget("linf", 4 / 255))]
     data = {"count": 10, "spec": "sample", "labels": labels, "names": [str(i) for i in range(10)]}
     judged = Record("evaluate", {"name": "net"}, data, trials, protocol={"name": "linf-4-audited@1"})
     finding = Finding(
@@ -55,6 +61,15 @@ def test_a_model_of_no_robustness_is_never_all_green() -> None:
 def test_terms_are_those_of_the_attacks_that_were_tried() -> None:
     identifiers = [identifier for _, identifier, _ in review("RRRRR.....").terms]
     assert identifiers == ["NISTAML.022", "AML.T0015", "AML.T0043.000"]
+    asked = review("RRRRR.....", attack="square")
+    assert [one for _, one, _ in asked.terms] == ["NISTAML.025", "AML.T0015", "AML.T0043.001"]
+    moved = [
+        replace(trial, surrogate="other" * (trial.kind == "attack")) for trial in asked.evaluation.trials
+    ]
+    carried = replace(asked, evaluation=replace(asked.evaluation, trials=moved))
+    assert [one for _, one, _ in carried.terms] == ["NISTAML.025", "AML.T0015", "AML.T0043.002"]
+    for text in (markdown(carried), sarif(carried), junit(carried)):
+        assert "AML.T0043.002" in text
 
 
 def test_who_needs_no_gradients_had_no_white_box(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +107,24 @@ def test_records_are_passed_on_without_local_places() -> None:
     assert (cut.model["name"], cut.data["spec"]) == ("net.pt", "photos")
 
 
+def test_sentences_and_offered_commands_are_passed_on_without_local_places() -> None:
+    told = "no image at /home/me/a b/c.png under linf 4/255; 1/2 of them"
+    table = Table(
+        "t", ["", "next"], [["x", "robvit certify /home/me/net.pt '/data/my photos' --patch 2%"], [1, None]]
+    )
+    record = replace(
+        review("R" * 10).evaluation,
+        notes=["made from ~/photos/x, at 4/255"],
+        findings=[Finding("c", "skipped", told, remedy="see /opt/x/y")],
+        tables=[table],
+    )
+    cut = without_places(record)
+    assert cut.notes == ["made from x, at 4/255"]
+    assert cut.findings[0].evidence == "no image at a b/c.png under linf 4/255; 1/2 of them"
+    assert cut.findings[0].remedy == "see y"
+    assert cut.tables[0].rows == [["x", "robvit certify net.pt 'my photos' --patch 2%"], [1, None]]
+
+
 def test_what_the_doctor_refuses_is_on_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Record:
         raise InputError("nothing to examine")
@@ -120,19 +153,59 @@ def test_a_red_check_says_that_the_figure_is_too_high() -> None:
 
 def test_what_may_be_written_has_everything_a_reader_needs() -> None:
     text = review("RRRRR.....").to_paste()
-    for part in ("50.0%", "23.7% to 76.3%", "10 images of sample", "apgd_ce", "linf 4/255", "100.0%", "abab"):
+    for part in (
+        "50.0%",
+        "23.7% to 76.3%",
+        "10 images of sample",
+        "autoattack",
+        "linf 4/255",
+        "100.0%",
+        "abab",
+    ):
         assert part in text
     assert "> " + text in markdown(review("RRRRR....."))
+
+
+def test_short_attacks_give_a_first_look_and_nothing_to_quote() -> None:
+    short = review("RRRRR.....", status="amber", attack="pgd")
+    assert short.believable.startswith("As a first look only")
+    assert "1 finding is amber" in short.believable
+    assert "longer ones may leave less" in short.to_paste()
+    assert "longer ones" not in review("RRRRR.....").to_paste()
+    assert review("." * 10, attack="pgd").believable.startswith("Yes")  # it cannot be lower
 
 
 def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
     suite = XML.fromstring(junit(review("RRRRR.....", status="red")))  # noqa: S314  our own
     assert (suite.get("failures"), suite.get("tests")) == ("1", "1")
-    assert suite[0][0].get("message") == "an [31mevidence"
+    (failure,) = suite.iter("failure")
+    assert failure.get("message") == "an [31mevidence"
+    told = {one.get("name"): one.get("value") for one in suite[0].iter("property")}  # properties come first
+    assert told["model"] == "net"
+    assert told["model file sha-256"] == "ab" * 32
+    assert told["AML.T0015"] == "MITRE ATLAS: Evade AI Model"
     content = json.loads(sarif(review("RRRRR.....", status="amber")))
     (result,) = content["runs"][0]["results"]
     assert (result["ruleId"], result["level"]) == ("masking", "warning")
+
+
+def test_sarif_has_what_its_schema_and_dashboards_require() -> None:
+    content = json.loads(sarif(review("." * 10, status="amber")))
     assert content["version"] == "2.1.0"
+    (run,) = content["runs"]
+    driver = run["tool"]["driver"]
+    rules = [rule["id"] for rule in driver["rules"]]
+    assert (driver["name"], rules) == ("robvit", ["robust_accuracy", "masking"])
+    assert all(rule["shortDescription"]["text"] for rule in driver["rules"])
+    for result in run["results"]:
+        assert result["ruleId"] == rules[result["ruleIndex"]]
+        assert result["level"] in ("error", "warning")
+        assert result["message"]["text"]
+        place = result["locations"][0]["physicalLocation"]  # dashboards pass over results without one
+        assert place["artifactLocation"]["uri"] == "review.md"
+        assert place["region"]["startLine"] == 1
+    assert run["artifacts"] == [{"location": {"uri": "net"}, "hashes": {"sha-256": "ab" * 32}}]
+    assert "MITRE ATLAS AML.T0015 Evade AI Model" in run["properties"]["terms"]
 
 
 @pytest.mark.slow

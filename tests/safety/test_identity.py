@@ -77,6 +77,14 @@ def test_an_attack_on_changed_pixels_is_not_taken_up_and_not_compared(folder: Pa
         compare(first, robvit.attack(Foreign(), folder, **PGD))
 
 
+def test_a_budget_with_other_digits_is_another_budget(folder: Path, tmp_path: Path) -> None:
+    near = [PGD | {"threat": robvit.Threat("linf", eps)} for eps in (0.01234567, 0.01234568)]
+    assert len({str(one["threat"]) for one in near}) == 1  # to people they are the same
+    robvit.attack(Foreign(), folder, out=tmp_path / "out", **near[0])
+    with pytest.raises(InputError, match="another run: threat"):
+        robvit.attack(Foreign(), folder, out=tmp_path / "out", **near[1])
+
+
 def test_changed_code_of_a_foreign_model_is_another_model(folder: Path, tmp_path: Path) -> None:
     robvit.attack(Foreign(), folder, out=tmp_path / "out", **PGD)
     with pytest.raises(InputError, match="another run: model changed"):

@@ -97,7 +97,8 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("robvit.studies.aas.training.FIT", 4)  # images that scales are fitted on
-    small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 2, "queries": 2}
+    monkeypatch.setattr("robvit.studies.aas.training_effort.PAPER_STEPS", 2)  # what steps=0 stands for
+    small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 0, "queries": 2}
     small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1)}
     record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["pgd-at", "aas-pgd-at"]

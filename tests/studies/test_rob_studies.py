@@ -23,8 +23,10 @@ from robvit.errors import DataError, InputError
 from robvit.explanation.figures.activations import largest_activations
 from robvit.studies import StudyContext
 from robvit.studies.rob.effort import TokenEffort
+from robvit.studies.rob.figures import DIRECTIONS
 from robvit.threat import Threat
 
+DOCS = Path(__file__).parents[2] / "docs"
 # The published code's recipe, with its own number of attack steps written out.
 REFERENCE_RECIPE = replace(REFERENCE, attack=replace(REFERENCE.attack, settings={"steps": 30}))
 QUICK: dict[str, Any] = {"model": "robvit-mini", "steps": 2, "learn": 16}
@@ -176,6 +178,15 @@ def test_the_largest_activation_leaves_extra_tokens_out() -> None:
     assert torch.equal(bare[:, 3], seen.residual[3].abs().amax(dim=(1, 2)))
     huge = model.replace(tokens=1e4 * torch.ones(1, 2, model.width))
     assert float(largest_activations(huge, x).max()) < 1e4
+
+
+def test_the_page_says_which_way_the_paper_saw_activations_move() -> None:
+    without_tokens = {name: ways[0] for name, ways in DIRECTIONS.items()}
+    assert without_tokens == {"dinov2": "lower", "openclip": "lower", "deit3": "higher"}
+    page = " ".join((DOCS / "robustness-tokens.md").read_text(encoding="utf-8").split())
+    told = page.partition("**Fig. 6.**")[2].partition("<!--")[0]
+    assert "of DINOv2 and OpenCLIP to much lower values, and raise them only in DeiT-III's" in told
+    assert "every direction of the paper" not in page
 
 
 def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from robvit.app.visitors import Visitors
 from robvit.errors import InputError
 from robvit.serve.hosts import host_name
+
+if TYPE_CHECKING:
+    from robvit.app.visitors import Visitors
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

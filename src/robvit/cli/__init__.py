@@ -45,6 +45,7 @@ from robvit.cli import (
 )
 from robvit.cli.commands import Command, Group
 from robvit.errors import RobvitError
+from robvit.texts import printable
 
 app = typer.Typer(
     name="robvit",
@@ -106,7 +107,7 @@ def _options(
 
 def _warning(message: Warning | str, *_: object, **__: object) -> str:
     """A warning as people read it: no place in the code, no line of it."""
-    return f"warning: {' '.join(str(message).split())}\n"
+    return f"warning: {printable(' '.join(str(message).split()))}\n"
 
 
 def main() -> None:
@@ -115,10 +116,10 @@ def main() -> None:
     try:
         app()
     except RobvitError as error:
-        print(f"robvit: {error}", file=sys.stderr)
+        print(printable(f"robvit: {error}"), file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # the disk, a folder that may not be written: no fault of robvit's
-        print(f"robvit: {error}", file=sys.stderr)
+        print(printable(f"robvit: {error}"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("robvit: interrupted; run the same command again to resume", file=sys.stderr)

@@ -38,7 +38,7 @@ from robvit.cli.options import (
     Tokens,
 )
 from robvit.cli.shell import tell_device, tell_next, typed
-from robvit.cli.tables import show_table
+from robvit.cli.tables import console, show_table
 from robvit.names import facts
 from robvit.plugins import offered
 from robvit.settings import parse_settings
@@ -161,7 +161,6 @@ def _tell(record: Record, out: Path) -> None:
 
 def attacks() -> None:
     """List the attacks, the norms they work in, and their settings."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -172,5 +171,5 @@ def attacks() -> None:
         table.add_row(name, " ".join(about["norms"]), about["paper"], settings)
     for name in offered("attack"):
         table.add_row(name, "", "", "of an installed package")
-    Console().print(table)
+    console().print(table)
     typer.echo("\nnext: robvit attack robvit-mini-robust sample --attack apgd_ce --set steps=20")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_record, free_place
+from robvit.cli.checks import free_place, read_record
 from robvit.cli.options import Force
 
 
@@ -28,14 +28,13 @@ def card(
 
     Every number comes from a record. Records of other weights are refused.
     """
-    paths = [check_record(path) for path in records]
+    loaded = [read_record(path) for path in records]
     if out is not None:
         free_place(out, force)
     from robvit.files import written_whole
-    from robvit.record import Record
     from robvit.report.card import model_card
 
-    text = model_card([Record.load(path) for path in paths], name=name)
+    text = model_card(loaded, name=name)
     if out is None:
         typer.echo(text, nl=False)
         return

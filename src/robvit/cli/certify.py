@@ -9,6 +9,7 @@ import typer
 
 from robvit.certification.windows import patch_sides, window_counts
 from robvit.cli.checks import check_data, check_model, check_out
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 
 def certify(
+    context: typer.Context,
     model: OwnModel,
     data: DataSpec = "sample",
     patch: Annotated[
@@ -80,6 +82,15 @@ def certify(
     """
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
+    if l2 is not None:
+        refuse_given(context, "is for --patch", "windows", "maps")
+    else:
+        refuse_given(context, "is for --l2", "embedding", "sigma", "samples", "alpha")
+    counts = window_counts(windows)
+    if sigma is not None and not sigma > 0:
+        raise InputError(f"--sigma must be above 0, got {sigma:g}")
+    if not 0 < alpha < 1:
+        raise InputError(f"--alpha must be a chance between 0 and 1, got {alpha:g}")
     if patch is not None and min(patch_sides(patch, (224, 224))) < 1:
         raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     if l2 is not None and not l2 > 0:
@@ -99,7 +110,7 @@ def certify(
             net,
             data,
             patch=None if patch is None else patch_sides(patch, net.input_size),
-            windows=window_counts(windows),
+            windows=counts,
             maps=maps,
             l2=l2,
             embedding=embedding,

@@ -27,7 +27,7 @@ from robvit.cli.options import (
 )
 from robvit.cli.shell import typed
 from robvit.cli.tables import show_table
-from robvit.plugins import is_spec
+from robvit.plugins import check_there, is_spec
 
 
 def challenge(
@@ -67,9 +67,10 @@ def challenge(
     """
     if not is_spec(defence):
         raise typer.BadParameter(f"give module:function, got {defence!r}", param_hint="--defence")
-    check_threat(norm, eps)
+    check_there(defence)
+    check_threat(norm, eps, usable=True)
     check_model(model, arch, head=head, lora=lora)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.challenging import challenge as run
     from robvit.evaluation.classifiers import open_classifier

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out
+from robvit.cli.checks import check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -17,13 +18,14 @@ from robvit.cli.options import (
     Limit,
     Lora,
     ModelName,
+    Normalise,
     Resize,
     ShardFolder,
     Split,
     Threads,
     Tokens,
 )
-from robvit.cli.shell import command_line, typed
+from robvit.cli.shell import command_line, options_of, tell_next, typed
 from robvit.cli.tables import show_table
 
 
@@ -36,6 +38,7 @@ def check(
     head: Head = None,
     split: Split = None,
     img_size: ImageSize = None,
+    normalise: Normalise = None,
     resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
@@ -43,15 +46,22 @@ def check(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Tell in a few minutes how vulnerable a model is, how fast, and which defences fit it."""
-    check_model(model, arch, head=head, tokens=tokens, lora=lora)
+    """Tell in a few minutes how vulnerable a model is, how fast, and which defences fit it.
+
+    Of an ONNX or TorchScript file only answers are used.
+    """
+    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora)
     check_data(data, split)
+    statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.checking import check as run
     from robvit.evaluation.classifiers import open_classifier
     from robvit.progress import progress
 
-    classifier = open_classifier(model, arch=arch, img_size=img_size, tokens=tokens, lora=lora, head=head)
+    classifier = open_classifier(
+        model, arch=arch, img_size=img_size, normalise=statistics, tokens=tokens, lora=lora, head=head
+    )
+    own = {"head": head, "img_size": img_size, "arch": arch}
     with progress(f"checking {model}", total=1) as advance:
         record = run(
             classifier,
@@ -64,11 +74,20 @@ def check(
             log=typer.echo,
             progress=advance,
             command=typed(),
+            name=model,
+            options=options_of(**own),
         )
-    typer.echo("\n" + record.table() + "\n")
-    typer.echo(f"an image takes {1000 * record.metrics['seconds an image']:.1f} ms\n")
-    for table in record.tables:
-        show_table(table)
-    typer.echo(f"written: {out}/record.json")
-    own = {"head": head, "tokens": tokens, "lora": lora, "img_size": img_size, "arch": arch}
-    typer.echo(f"next: {command_line('review', model, data, **own)} for a verdict that may be quoted")
+    typer.echo(f"\n{record.notes[0]}\n\n{record.table()}\n")
+    typer.echo(f"Latency: {1000 * record.metrics['seconds an image']:.1f} ms an image\n")
+    (table,) = record.tables
+    commands = {row[0]: row[-1] for row in table.rows if row[-1].startswith("robvit ")}
+    rows = [[*row[:-1], "yes" if row[0] in commands else f"no: {row[-1]}"] for row in table.rows]
+    show_table(replace(table, columns=[*table.columns[:-1], "fits"], rows=rows))
+    for defence, line in commands.items():  # in a table they would be cut
+        typer.echo(f"{defence}: {line}")
+    typer.echo(f"\nwritten: {out}/record.json")
+    own |= {"lora": lora, "split": split, "normalise": normalise, "resize": resize}
+    if tokens is not None:
+        tell_next("evaluate", model, data, **own, tokens=tokens, protocol="rob-tokens@2")
+    else:
+        typer.echo(f"next: {command_line('review', model, data, **own)} for a verdict that may be quoted")

@@ -9,7 +9,7 @@ import math
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robvit import names, plugins
 from robvit.backbones import zoo
@@ -18,9 +18,13 @@ from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
 from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
+from robvit.record import Record
 from robvit.registry import unknown
 from robvit.settings import check_like, check_setting, parse_settings
-from robvit.specs import CORRUPTION, FOLDER, PARTS, SPLITS, check_split, parse_spec
+from robvit.specs import CORRUPTION, FOLDER, PARTS, SPLITS, check_split, parse_spec, split_corruption
+
+if TYPE_CHECKING:
+    from robvit.training.recipe import Recipe
 
 MAKERS = {
     "head": "`robvit train head` makes one",
@@ -84,6 +88,11 @@ def check_record(place: Path) -> Path:
     return path
 
 
+def read_record(place: Path) -> Record:
+    """The record in a folder or file; what is none is refused."""
+    return Record.load(check_record(place))
+
+
 def check_out(folder: Path | None) -> None:
     """Refuse a file where a folder shall be."""
     if folder is not None and given_path(folder).exists() and not folder.is_dir():
@@ -129,6 +138,7 @@ def check_corruption(text: str) -> None:
     """Refuse a corruption that nobody knows in text such as fog:3."""
     if text:
         names.check_name("corruption", text.partition(":")[0])
+        split_corruption(text)
 
 
 def check_image(spec: str) -> None:
@@ -144,9 +154,9 @@ def check_image(spec: str) -> None:
     check_data(data)
 
 
-def check_threat(norm: str, eps: str) -> None:
-    """Refuse a budget that is no number, negative, or meant in grey levels."""
-    check_budget(norm, parse_number(eps))
+def check_threat(norm: str, eps: str, *, usable: bool = False) -> None:
+    """Refuse a budget that is no number, negative, or meant in grey levels; with `usable` zero too."""
+    check_budget(norm, parse_number(eps), usable=usable)
 
 
 def check_figures(figures: list[str] | None) -> None:
@@ -169,6 +179,8 @@ def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = 
         raise InputError(f"{attack} needs a finite eps, got {eps}; fab and cw_l2 search without one")
     for name, value in parse_settings(settings or [], facts["defaults"], attack).items():
         check_setting(name, value, facts["defaults"][name])
+        if name == "loss":
+            names.check_name("loss", value)
 
 
 def check_compiler(name: str | None) -> None:
@@ -203,6 +215,16 @@ def check_protocol(protocol: str) -> None:
         _check_protocol_file(Path(protocol))
 
 
+def check_robustbench(place: Path | None, protocol: str | None) -> None:
+    """Refuse to write RobustBench's form of a protocol that attacks nothing."""
+    if place is None or protocol is None:
+        return
+    known = protocol in names.files_named("evaluation/protocols")
+    path = names.PACKAGE / "evaluation" / "protocols" / f"{protocol}.yaml" if known else Path(protocol)
+    if not parse_yaml(read_text(path, "a protocol", YAML_BYTES), path).get("attacks"):
+        raise InputError(f"RobustBench's form wants attacks, {protocol} has none; leave --robustbench out")
+
+
 def _check_protocol_file(path: Path) -> None:
     """Refuse keys nobody knows, a budget that is none, unknown attacks and settings they do not have."""
     content = parse_yaml(read_text(path, "a protocol", YAML_BYTES), path)
@@ -227,17 +249,21 @@ def _check_protocol_file(path: Path) -> None:
                 check_setting(key, value, known[key])
 
 
-def check_recipe(recipe: str, settings: list[str] | None) -> None:
-    """Refuse an unknown recipe, keys that recipes do not have and values that they cannot have."""
+def check_recipe(recipe: str, settings: list[str] | None) -> Recipe:
+    """The recipe with its changes; an unknown one, unknown keys and impossible values are refused."""
     known = names.files_named("training/recipes")
     if recipe not in known and not recipe.endswith((".yaml", ".yml")):
         raise unknown("recipe", recipe, known, "Or give the path of a .yaml file.")
     if recipe not in known:
         check_file(Path(recipe), "recipe")
     _check_keys(settings, list(names.facts("key of a recipe")), recipe)
-    from robvit.training.recipe import changes_of, load_recipe
+    from robvit.training.recipe import ASCENT, changes_of, load_recipe
 
-    names.check_name("training loss", load_recipe(recipe, **changes_of(settings or [])).loss)
+    chosen = load_recipe(recipe, **changes_of(settings or []))
+    names.check_name("training loss", chosen.loss)
+    if chosen.inner.attack != ASCENT:
+        names.check_name("attack", chosen.inner.attack, "(see `robvit attacks`)")
+    return chosen
 
 
 def check_tuning(settings: list[str] | None) -> None:

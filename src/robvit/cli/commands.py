@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from robvit.texts import printable
+
+
+class PlainText:
+    """A stream of text in which what steers a terminal is written out: names come from strangers' files."""
+
+    def __init__(self, beneath: Any) -> None:
+        self.beneath = beneath
+
+    def write(self, text: str) -> int:
+        return int(self.beneath.write(printable(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.beneath, name)
+
+
+@contextmanager
+def plain_output() -> Iterator[None]:
+    """While a command runs, what it prints steers no terminal; help and progress are drawn elsewhere."""
+    before = sys.stdout
+    sys.stdout = PlainText(before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
@@ -20,6 +49,10 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        with plain_output():
+            return super().invoke(ctx)
 
 
 class Group(TyperGroup):

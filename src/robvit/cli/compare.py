@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from robvit.cli.checks import check_record
+from robvit.cli.tables import console, plain, show_table
 
 
 def compare(
@@ -36,37 +37,14 @@ def compare(
         raise typer.BadParameter(f"give two records or more, at most 26, got {len(records)}")
     for place in records:
         check_record(place)
-    from rich.console import Console
-    from rich.table import Table
-
-    from robvit.evaluation.compare import compare_all, differences, open_record
+    from robvit.evaluation.compare import comparison_table, differences, open_record
 
     opened = [open_record(place) for place in records]
-    several = len(opened) > 2
-    table = Table(box=None, pad_edge=False)
-    pairs = ["pair"] if several else []
-    for column in ("", *pairs, "A", "B", "only A", "only B", "A - B", "95 % interval", "p"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
-    for contrast in compare_all(opened):
-        pair = contrast.pair
-        names = f"{ascii_uppercase[contrast.first]}, {ascii_uppercase[contrast.second]}"
-        table.add_row(
-            pair.what,
-            *([names] if several else []),
-            f"{pair.a:.1%}",
-            f"{pair.b:.1%}",
-            str(pair.only_a),
-            str(pair.only_b),
-            f"{100 * pair.difference:+.1f}",
-            f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
-            f"{contrast.adjusted:.2g}",
-        )
+    table = comparison_table(opened)
     for name, place, record in zip(ascii_uppercase, records, opened, strict=False):
         typer.echo(f"{name}: {record.model.get('name')} ({place})")
     typer.echo(f"{opened[0].data['count']} images\n")
-    Console().print(table)
-    which = ", corrected for all tests (Holm); A and B are the first and second of a pair" if several else ""
-    typer.echo(f"\nonly A: images that A alone gets right; p: exact McNemar test, two-sided{which}")
+    show_table(table)
     for line in dict.fromkeys(line for other in opened[1:] for line in differences(opened[0], other)):
         typer.echo(f"note: {line}")
 
@@ -75,7 +53,6 @@ def _compare_seeds(first: list[Path], second: list[Path]) -> None:
     """Two settings, each with the spread over its seeds."""
     for place in (*first, *second):
         check_record(place)
-    from rich.console import Console
     from rich.table import Table
 
     from robvit.evaluation.compare import open_record
@@ -87,7 +64,7 @@ def _compare_seeds(first: list[Path], second: list[Path]) -> None:
         table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
     for one in compare_seeds(a, b):
         table.add_row(
-            " ".join(part for part in one.a.line if part and part != "none"),
+            plain(" ".join(part for part in one.a.line if part and part != "none")),
             *(f"{100 * side.mean:.1f} ± {100 * side.deviation:.1f}" for side in (one.a, one.b)),
             f"{100 * one.difference:+.1f}",
             f"{100 * one.low:+.1f} to {100 * one.high:+.1f}",
@@ -96,7 +73,7 @@ def _compare_seeds(first: list[Path], second: list[Path]) -> None:
     for name, places in (("A", first), ("B", second)):
         typer.echo(f"{name}: {len(places)} seeds ({', '.join(map(str, places))})")
     typer.echo(f"{a[0].data['count']} images\n")
-    Console().print(table)
+    console().print(table)
     typer.echo(
         "\nmean ± standard deviation over seeds, in per cent; p: Welch's test over seeds, two-sided, "
         "corrected for all tests (Holm); it speaks of other seeds on these images"

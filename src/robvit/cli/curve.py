@@ -84,7 +84,7 @@ def curve(
     for budget in budgets or []:
         check_threat(norm, budget)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
-    check_data(data)
+    check_data(data, split)
     check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.evaluation.classifiers import open_classifier

@@ -10,6 +10,7 @@ import typer
 from robvit.cli.checks import check_corruption, check_data
 from robvit.cli.commands import Command, Group
 from robvit.cli.shell import tell_next
+from robvit.cli.tables import console, plain
 from robvit.names import facts
 from robvit.plugins import offered
 
@@ -29,7 +30,6 @@ OutFolder = Annotated[
 @app.command("list", cls=Command)
 def list_sets() -> None:
     """Show every kind of data set, and how to ask for it."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("ask for", "what it is", box=None, pad_edge=False)
@@ -37,8 +37,7 @@ def list_sets() -> None:
         table.add_row(about["example"], about["about"])
     for name in offered("data set"):
         table.add_row(name, "of an installed package")
-    console = Console()
-    console.print(table, markup=False)
+    console().print(table, markup=False)
     typer.echo()
     tell_next("data", "show", "sample", out="sheet.png")
 
@@ -92,7 +91,6 @@ def show(
     check_corruption(corruption)
     import warnings
 
-    from rich.console import Console
     from rich.table import Table
 
     from robvit.data import SkippedImages, open_data
@@ -104,19 +102,18 @@ def show(
         images = open_data(spec, split=split, limit=limit, subset=subset, seed=seed, corruption=corruption)
     table = Table(show_header=False, box=None, pad_edge=False)
     for fact, value in describe(images):
-        table.add_row(fact, value)
-    console = Console()
-    console.print(table, markup=False, highlight=False)
+        table.add_row(fact, plain(value))
+    console().print(table)
     for name, reason in images.skipped.items():
-        console.print(f"  skipped {name}: {reason}", markup=False, highlight=False)
+        typer.echo(f"  skipped {name}: {reason}")
     if corruptions and out is not None:
         count = corruption_sheet(images, out)
-        console.print(f"{count} corruptions at 5 severities are on {out}", markup=False, highlight=False)
+        typer.echo(f"{count} corruptions at 5 severities are on {out}")
     elif out is not None:
         count = contact_sheet(images, out)
-        console.print(f"{count} of the images are on {out}", markup=False, highlight=False)
+        typer.echo(f"{count} of the images are on {out}")
     else:
-        console.print("Next: the same with --out sheet.png to see them", markup=False, highlight=False)
+        typer.echo("Next: the same with --out sheet.png to see them")
 
 
 def _get(name: str, out: Path | None) -> None:

@@ -37,7 +37,7 @@ def demo(
 
     Under five minutes on two cores; interrupted, the same command resumes.
     """
-    check_threat("linf", eps)
+    check_threat("linf", eps, usable=True)
     check_model(model)
     check_out(out)
     _announce(model, out)

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robvit.budget import check_budget, parse_number
-from robvit.cli.checks import check_data, check_model, check_out, check_protocol, parse_normalise
+from robvit.cli.checks import (
+    check_data,
+    check_model,
+    check_out,
+    check_protocol,
+    check_robustbench,
+    check_threat,
+    parse_normalise,
+)
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -30,13 +38,17 @@ from robvit.cli.options import (
     protocol_option,
 )
 from robvit.cli.shell import command_line, typed
-from robvit.cli.tables import show_table
+from robvit.cli.tables import console, show_table
 
 if TYPE_CHECKING:
     from robvit.record import Record
 
+OF_RETRIEVAL = ("gallery", "gallery_limit", "eps")
+OF_CLASSES = ("protocol", "adapters", "head", "public", "normalise", "precision", "robustbench")
+
 
 def evaluate(
+    context: typer.Context,
     model: OptionalModel = None,
     data: DataSpec = "sample",
     protocol: Annotated[
@@ -88,18 +100,20 @@ def evaluate(
             raise typer.BadParameter("name a MODEL to judge", param_hint="MODEL")
         return
     if task == "retrieval":
+        refuse_given(context, "is for --task classes; retrieval has no classifier", *OF_CLASSES)
         own = {"arch": arch, "img_size": img_size, "tokens": tokens, "lora": lora}
         images = {"split": split, "resize": resize, "limit": limit, "gallery_limit": gallery_limit}
         _retrieval(model, data, gallery, eps, out, own, batch=batch, **images)
         return
+    refuse_given(context, "is for --task retrieval; a protocol says what is attacked", *OF_RETRIEVAL)
     if protocol is not None:
         check_protocol(protocol)
+    check_robustbench(robustbench, protocol)
     check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data, split)
     statistics = parse_normalise(normalise)
     check_data(public)
     check_out(out)
-    from robvit.errors import InputError
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.evaluate import evaluate as judge
     from robvit.evaluation.evaluate import quick_rules
@@ -108,8 +122,6 @@ def evaluate(
     from robvit.progress import progress, silent
 
     given = None if protocol is None else find(protocol)
-    if robustbench is not None and given is not None and not given.attacks:
-        raise InputError(f"RobustBench's form wants attacks, {given.name} has none; leave --robustbench out")
     classifier = open_classifier(
         model,
         arch=arch,
@@ -158,7 +170,7 @@ def _retrieval(
     check_data(data, settings["split"])
     check_data(gallery)
     check_out(out)
-    check_budget("linf", parse_number(eps), usable=True)
+    check_threat("linf", eps, usable=True)
     from robvit.evaluation.retrieval import evaluate_retrieval
     from robvit.loading import load
     from robvit.progress import progress
@@ -184,7 +196,6 @@ def _show(record: Record) -> None:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from robvit.evaluation.protocol import find, names
@@ -195,5 +206,5 @@ def _list() -> None:
     for name in names():
         rules = find(name)
         table.add_row(name, str(rules.threat.threat()) if rules.threat else "", rules.about)
-    Console().print(table)
+    console().print(table)
     typer.echo("\nnext: robvit evaluate robvit-mini-robust sample --protocol quick@1")

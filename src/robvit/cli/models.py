@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from robvit.cli.tables import console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -49,26 +51,24 @@ def models(
 
 
 def _overview() -> None:
-    from rich.console import Console
-
     from robvit.backbones import zoo
 
-    console = Console()
+    shown = console()
     names = _table("Friendly names", "name", "timm's name", "parameters")
     for known in zoo.TABLE:
         names.add_row(known.alias, known.timm_name, f"{known.params:,.1f} M")
-    console.print(names, "")
+    shown.print(names, "")
 
     table = _table("Families", "family", "for example", "scales", "tokens")
     for row in FAMILIES:
         table.add_row(row.family, row.example, "yes", "yes" if row.tokens else "no")
-    console.print(table, "")
-    console.print(
+    shown.print(table, "")
+    shown.print(
         "Any timm model of these families loads by its name. Attacks and training work for all;",
         "scales: attention can be rescaled before its softmax; tokens: extra tokens can harden it,",
         "which needs one sequence from start to end. Other timm models load for attacks and features.",
     )
-    console.print(
+    shown.print(
         "\nnext: `robvit weights list` tells where weights come from, `robvit models xcit` lists timm's names"
     )
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_record
+from robvit.cli.checks import read_record
+from robvit.errors import InputError
+from robvit.sharing import check_repository
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -47,16 +49,14 @@ def push(
     The card tells threat, number of images, intervals and limits; what no record says is not claimed. Only
     safetensors and JSON are written. Who is logged in by `hf auth login` needs no token.
     """
-    from robvit.errors import InputError
-    from robvit.pushing import check_repository, opened_result, push_folder
-    from robvit.record import Record
-
     check_repository(repo)
     if not result.exists():
         raise InputError(f"nothing at {result}; give the file or folder of a result")
-    records = [Record.load(check_record(path)) for path in record or []]
+    records = [read_record(path) for path in record or []]
     if result.is_dir() and (own := result / "record.json").is_file() and not records:
-        records = [Record.load(own)]
+        records = [read_record(own)]
+    from robvit.pushing import opened_result, push_folder
+
     held = opened_result(result)
     if held is None:  # a network's folder, which is passed on file by file
         told = push_folder(result, repo, records, to=folder, private=private, publish_secret=publish_secret)

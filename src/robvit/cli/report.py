@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_record
+from robvit.cli.checks import check_data, check_record, read_record
 
 
 def report(
@@ -31,11 +31,10 @@ def report(
     """
     check_data(images)
     paths = [check_record(path) for path in records]
-    from robvit.record import Record
+    loaded = [read_record(path) for path in paths]
     from robvit.report.adversarial_images import images_beside
     from robvit.report.html import write_report
 
-    loaded = [Record.load(path) for path in paths]
     shown = [
         images_beside(record, path.parent, images, log=partial(typer.echo, err=True))
         for record, path in zip(loaded, paths, strict=True)

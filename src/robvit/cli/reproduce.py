@@ -10,7 +10,7 @@ import typer
 from robvit.cli.checks import check_data, check_model, check_out, check_study
 from robvit.cli.options import Device, ImageSize, Resize, Seed, Threads
 from robvit.cli.shell import typed
-from robvit.cli.tables import console, show_table
+from robvit.cli.tables import WIDE, console, show_table
 from robvit.names import facts
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _list() -> None:
         for name, about in studies:
             settings = ", ".join(f"{k}={_plainly(k, v)}" for k, v in about["defaults"].items())
             table.add_row(f"  {name}", about["title"], f"[dim]{escape(settings)}[/dim]")
-        console().print(f"[bold]{paper}[/bold]", table, "")
+        console(WIDE).print(f"[bold]{paper}[/bold]", table, "")
     typer.echo("next: robvit reproduce STUDY, such as robvit reproduce rob-table2 --images 32 --set steps=40")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tuning
 from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Architecture,
     DataSpec,
@@ -22,6 +23,7 @@ from robvit.cli.options import (
     choice,
 )
 from robvit.cli.shell import tell_device, tell_next, typed
+from robvit.errors import InputError
 from robvit.names import facts
 from robvit.settings import parse_layers
 
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from robvit.hardening import Hardening
 
 BEYOND = "Beyond the paper"
+OF_TOKENS = (
+    *("preset", "count", "start", "layers", "attack", "attack_steps", "psnr"),
+    *("adaptive", "adaptive_share", "task", "pool"),
+)
+OF_TUNING = ("rank", "lora", "minutes", "loss", "setting")
 
 Text = str | None
 Whole = int | None
@@ -70,6 +77,7 @@ Seed = Annotated[
 
 
 def robustify(
+    context: typer.Context,
     model: OwnModel,
     data: DataSpec = "sample",
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/robustify"),
@@ -143,17 +151,26 @@ def robustify(
     check_tuning(setting)
     if layers is not None:
         parse_layers(layers)
+    _check_numbers(lr=lr, start=start, psnr=psnr)
     if method != "tokens":
-        _refuse("tokens", method, count=count, attack_steps=attack_steps, psnr=psnr, layers=layers)
-        _refuse("tokens", method, start=start, attack=attack, adaptive=adaptive or None, task=task or None)
-        _refuse("tokens", method, pool=None if pool == 1 else pool)
+        refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
+        if method == "full":
+            refuse_given(context, "is for lora, the method is full", "rank", "lora")
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
         place |= {"img_size": img_size, "arch": arch, "lora": lora}
         tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
         return
-    _refuse("lora and full", method, rank=rank, lora=lora, minutes=minutes, loss=loss, set=setting)
+    refuse_given(context, "is for lora and full, the method is tokens", *OF_TUNING)
+    if not adaptive:
+        refuse_given(context, "goes with --adaptive", "inner_steps", "adaptive_share")
+    elif not 0 < adaptive_share <= 1:
+        raise InputError(f"--adaptive-share must be above 0 and at most 1, got {adaptive_share:g}")
+    if not 0 <= task <= 1:
+        raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
+    if pool > 1 and task:
+        raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress
@@ -193,10 +210,13 @@ def robustify(
     _tell(hardening, out, img_size, arch)
 
 
-def _refuse(owner: str, method: str, **options: object) -> None:
-    """Refuse options that the chosen method does not have, rather than ignore them."""
-    if wrong := [name for name, value in options.items() if value is not None]:
-        raise typer.BadParameter(f"--{wrong[0].replace('_', '-')} is for {owner}, the method is {method}")
+def _check_numbers(lr: float | None, start: float | None, psnr: float | None) -> None:
+    if lr is not None and not lr > 0:
+        raise InputError(f"--lr must be above 0, such as 1e-3, got {lr:g}")
+    if start is not None and not start >= 0:
+        raise InputError(f"--start must be 0 or more, got {start:g}")
+    if psnr is not None and not psnr >= 0:
+        raise InputError(f"--psnr must be decibels, 0 for none, got {psnr:g}")
 
 
 def _command() -> str:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from robvit.certification.windows import patch_side, window_counts
 from robvit.cli.checks import check_file, check_model
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -23,6 +25,7 @@ from robvit.cli.options import (
 
 
 def serve(
+    context: typer.Context,
     model: OwnModel,
     tokens: Annotated[
         Path | None,
@@ -93,6 +96,11 @@ def serve(
 
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
+    window_counts(windows)  # refuse a slip before torch is loaded
+    if patch is None:
+        refuse_given(context, "goes with --patch", "windows")
+    elif patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     key = _key(bearer_file) if bearer_file else ""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise Unsupported(

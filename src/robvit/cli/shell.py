@@ -16,11 +16,17 @@ def typed() -> str:
 
 def command_line(*words: object, **options: Any) -> str:
     """A command of robvit's, quoted; options that are None or empty are left out."""
-    given = [str(word) for word in words]
+    given = options_of(**options)
+    return " ".join(filter(None, (shlex.join(["robvit", *map(str, words)]), given)))
+
+
+def options_of(**options: Any) -> str:
+    """Options as they are typed, quoted; those that are None or empty are left out."""
+    given: list[str] = []
     for name, value in options.items():
         if value not in (None, "", False):
             given += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(["robvit", *given])
+    return shlex.join(given)
 
 
 def tell_next(*words: object, **options: Any) -> None:
@@ -35,8 +41,3 @@ def tell_device(net: Any = None) -> None:
     if processes().is_main_process:
         where = None if net is None else next(net.parameters()).device
         typer.echo(f"device: {device_name(where)}", err=True)
-
-
-def printable(text: str) -> str:
-    """Text from a file as it may be shown: whatever steers a terminal is written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

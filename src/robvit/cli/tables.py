@@ -7,17 +7,34 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from robvit.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from robvit.record import Table
 
+WIDE = 140  # enough for pages that quote tables
 
-def console() -> Console:
-    """Where tables are printed: as wide as the terminal, or wide enough for pages that quote them."""
+
+def console(elsewhere: int | None = None) -> Console:
+    """Where tables are printed: as wide as the terminal, or `elsewhere` so wide where there is none.
+
+    It writes beneath the stream that writes out what steers a terminal, for its own colours are meant: text
+    from elsewhere goes through `plain`.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    beneath = getattr(sys.stdout, "beneath", sys.stdout)
+    return Console(file=beneath, width=None if beneath.isatty() else elsewhere, highlight=False)
+
+
+def plain(text: object) -> Text:
+    """Text from elsewhere for a console: no colours, and nothing that steers a terminal."""
+    from rich.text import Text
+
+    return Text(printable(str(text)))
 
 
 def _is_figure(text: str) -> bool:
@@ -33,10 +50,10 @@ def show_table(table: Table) -> None:
     shown = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(table.columns):
         figures = all(_is_figure(table.cell(row[place])) for row in table.rows)
-        shown.add_column(column, justify="right" if place and figures else "left")
+        shown.add_column(plain(column), justify="right" if place and figures else "left")
     for row in table.rows:
-        shown.add_row(*(table.cell(value) for value in row))
-    console().print(table.title, style="bold")
-    console().print(shown)
+        shown.add_row(*(plain(table.cell(value)) for value in row))
+    console(WIDE).print(plain(table.title), style="bold")
+    console(WIDE).print(shown)
     if table.note:
         typer.echo(f"{table.note}\n")

@@ -24,7 +24,7 @@ from robvit.cli.options import (
     WithSecret,
     choice,
 )
-from robvit.cli.shell import printable, tell_device, typed
+from robvit.cli.shell import tell_device, typed
 from robvit.errors import InputError
 
 app = typer.Typer(
@@ -68,10 +68,10 @@ def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a poo
     sets = found.sets if isinstance(found, TokenPool) else (found,)
     for tokens in sets:
         typer.echo(str(tokens))
-    typer.echo(printable(f"weights: {sets[0].fingerprint[:16] or 'not named'}"))
+    typer.echo(f"weights: {sets[0].fingerprint[:16] or 'not named'}")
     for name, value in sets[0].settings.items():
         if name != "seed":
-            typer.echo(printable(f"{name}: {value}"))
+            typer.echo(f"{name}: {value}")
 
 
 @app.command(cls=Command)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from robvit.certification.windows import window_counts
 from robvit.cli.checks import check_data, check_file, check_model, check_out, check_recipe, free_place
 from robvit.cli.commands import Command, Group
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -26,11 +28,13 @@ from robvit.cli.options import (
     TrainSplit,
 )
 from robvit.cli.shell import tell_device, tell_next, typed
+from robvit.errors import InputError
 from robvit.names import check_name
 
 if TYPE_CHECKING:
     from robvit.record import Record
     from robvit.training.job import Job
+    from robvit.training.recipe import Recipe
 
 
 class _RecipeOrCommand(Group):
@@ -103,15 +107,14 @@ def recipe(
     processes or GPUs share every batch.
     """
     setting = [*(setting or []), *([] if loss is None else [f"loss={loss}"])]
-    check_recipe(name, setting)
+    chosen = check_recipe(name, setting)
+    _check_extra(chosen, extra)
     check_model(model, arch)
     check_data(data, split)
     check_data(extra)
     check_out(out)
     from robvit.training.job import job_of
-    from robvit.training.recipe import changes_of, load_recipe
 
-    chosen = load_recipe(name, **changes_of(setting))
     job = job_of(
         chosen,
         model,
@@ -126,6 +129,15 @@ def recipe(
         _forecast(job)
         return
     _train(job, name, out or Path("runs") / Path(name).stem)
+
+
+def _check_extra(recipe: Recipe, extra: str | None) -> None:
+    """Refuse extra images of which no batch takes any, and a share of them without images."""
+    if extra is not None and recipe.adapters is not None:
+        raise InputError("adapters learn from the data alone; leave --extra out")
+    if (extra is None) != (recipe.extra_share == 0):
+        got = f"got --extra {extra} and extra_share={recipe.extra_share:g}"
+        raise InputError(f"--extra and --set extra_share=0.5, say, go together; {got}")
 
 
 def _train(job: Job, name: str, out: Path) -> None:
@@ -185,6 +197,7 @@ def _forecast(job: Job) -> None:
 
 @app.command(cls=Command)
 def head(
+    context: typer.Context,
     model: OwnModel,
     data: DataSpec,
     out: Annotated[Path, typer.Option(help="Where the head is written.")] = Path("head.safetensors"),
@@ -208,6 +221,9 @@ def head(
     threads: Threads = None,
 ) -> None:
     """Train a head on a frozen backbone's features and tell how good it is on other images."""
+    if patch is None:
+        refuse_given(context, "goes with --patch", "windows", "draws")
+    counts = window_counts(windows)
     if patch is not None and kind != "linear":
         raise typer.BadParameter(
             f"only a linear head learns dropped tokens, got {kind}", param_hint="--patch"
@@ -219,7 +235,6 @@ def head(
     check_data(data, split)
     check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head
-    from robvit.certification.windows import window_counts
     from robvit.loading import load
     from robvit.processes import processes
     from robvit.progress import progress
@@ -227,7 +242,6 @@ def head(
 
     fit = None
     if patch is not None:
-        counts = window_counts(windows)
         fit = partial(fit_dropped_head, patch=patch, windows=counts, draws=draws, batch=batch)
     net = load(model, img_size=img_size, arch=arch, tokens=tokens).to(processes().device)
     tell_device(net)

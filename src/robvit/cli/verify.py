@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_file, check_model, check_record, parse_normalise
+from robvit.cli.checks import check_data, check_file, check_model, check_record, parse_normalise, read_record
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -55,7 +55,7 @@ def verify(
     Checked are the protocol's rules, hashes of files, the model's identity, the images' pixels, every
     image's distance and every prediction. What cannot be checked is listed, not passed over.
     """
-    check_record(record)
+    read_record(record)
     statistics = parse_normalise(normalise)
     if key is not None:
         check_file(key, "key")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from robvit.backbones import download, zoo
 from robvit.backbones.zoo import Known
 from robvit.cli.commands import Command, Group
 from robvit.cli.shell import tell_next
+from robvit.cli.tables import console
+from robvit.texts import printable
 
 app = typer.Typer(
     cls=Group,
@@ -21,7 +22,6 @@ app = typer.Typer(
     "a file inside a package of the package registry, which is converted once and checked. "
     "No other model is ever taken instead.",
 )
-out = Console(highlight=False)
 
 Name = Annotated[
     str, typer.Argument(help="A name from `robvit weights list`, or any timm name.", show_default=False)
@@ -36,13 +36,13 @@ def list_() -> None:
     HF_HUB_OFFLINE=1 keeps the hub out. NAME@COMMIT takes a model's
     weights from that commit of its repository on the hub.
     """
-    out.print(f"[bold]{'name':<20}{'parameters':>11}  {'licence':<12}{'comes from':<23}here[/bold]")
+    console().print(f"[bold]{'name':<20}{'parameters':>11}  {'licence':<12}{'comes from':<23}here[/bold]")
     for known in zoo.TABLE:
         here = download.on_disk(known) or "-"
         size = f"{known.params:.1f} M"
-        out.print(f"{known.alias:<20}{size:>11}  {known.licence:<12}{_comes_from(known):<23}{here}")
-        out.print(f"  timm: {known.timm_name}{_options(known)}", style="dim")
-    out.print("\nAny other timm name works too. Next: robvit weights get dinov2-small")
+        console().print(f"{known.alias:<20}{size:>11}  {known.licence:<12}{_comes_from(known):<23}{here}")
+        console().print(f"  timm: {known.timm_name}{_options(known)}", style="dim")
+    console().print("\nAny other timm name works too. Next: robvit weights get dinov2-small")
 
 
 @app.command(cls=Command)
@@ -53,7 +53,8 @@ def get(name: Name) -> None:
 
     tensors, origin = weights.state_dict(name)
     count = sum(tensor.numel() for tensor in tensors.values()) / 1e6
-    out.print(f"[bold]{escape(origin.name)}[/bold]: {count:.1f} million numbers in {len(tensors)} tensors")
+    shown = escape(printable(origin.name))
+    console().print(f"[bold]{shown}[/bold]: {count:.1f} million numbers in {len(tensors)} tensors")
     cached = "robvit's cache, once taken from " if origin.kind == "cache" else ""
     facts = {
         "from": cached + origin.source,
@@ -62,7 +63,7 @@ def get(name: Name) -> None:
         "file": origin.path,
     }
     for what, value in facts.items():
-        out.print(f"  {what:<8} {escape(str(value))}", soft_wrap=True)
+        console().print(f"  {what:<8} {escape(printable(str(value)))}", soft_wrap=True)
     if origin.kind != "local":
         tell_next("weights", "verify", origin.name)
 
@@ -86,21 +87,21 @@ def verify(
     models = [zoo.resolve(name)] if name else [known for known in zoo.TABLE if download.on_disk(known)]
     wrong = []
     for known in models:
-        out.print(f"[bold]{known.alias}[/bold]")
+        console().print(f"[bold]{known.alias}[/bold]")
         for check in weights.verify(known):
             word = "[green]ok   [/green]" if check.passed else "[red]WRONG[/red]"
-            out.print(f"  {word} {check.what}: {escape(check.detail)}", soft_wrap=True)
+            console().print(f"  {word} {check.what}: {escape(printable(check.detail))}", soft_wrap=True)
             if not check.passed and known.alias not in wrong:
                 wrong.append(known.alias)
     if wrong:
-        out.print(
+        console().print(
             f"Not to be trusted: {', '.join(wrong)}. `robvit weights get NAME` fetches a wrong copy again."
         )
         raise typer.Exit(1)
     if not models:
-        out.print("No weights are on this machine. Next: robvit weights get dinov2-small")
+        console().print("No weights are on this machine. Next: robvit weights get dinov2-small")
         return
-    out.print(f'All right. Use it in Python: robvit.load("{models[0].alias}")')
+    console().print(f'All right. Use it in Python: robvit.load("{models[0].alias}")')
 
 
 def _comes_from(known: Known) -> str:

@@ -37,6 +37,8 @@ from robvit.data.filters import (
 from robvit.data.textures import clouds, frost_on_glass
 from robvit.errors import InputError, check_images
 from robvit.registry import Registry
+from robvit.specs import SEVERITIES as SEVERITIES
+from robvit.specs import split_corruption
 
 Change = Callable[[torch.Tensor, Any, float, torch.Generator], torch.Tensor]
 
@@ -51,7 +53,6 @@ class CorruptionInfo:
 
 
 CORRUPTIONS: Registry[Change, CorruptionInfo] = Registry("corruption", CorruptionInfo)
-SEVERITIES = (1, 2, 3, 4, 5)
 
 _SIDES = {"small": 32, "large": 224}  # pixels the two tables were made for
 
@@ -79,11 +80,9 @@ def corrupt(x: torch.Tensor, name: str, severity: int, seed: int = 0) -> torch.T
 
 def parse_corruption(text: str) -> tuple[str, int]:
     """The name and the severity in "fog:3"."""
-    name, _, severity = text.partition(":")
+    name = text.partition(":")[0]
     CORRUPTIONS.entry(name)
-    if severity not in map(str, SEVERITIES):
-        raise InputError(f"expected a corruption as {name}:3, with a severity of 1 to 5, got {text!r}")
-    return name, int(severity)
+    return split_corruption(text)
 
 
 @CORRUPTIONS.add(group="noise", small=(0.04, 0.06, 0.08, 0.09, 0.10), large=(0.08, 0.12, 0.18, 0.26, 0.38))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from robvit.data import imagenet
 from robvit.data.arrays import from_arrays, from_items
 from robvit.data.catalog import DATASETS
 from robvit.data.dataset import ImageDataset, Listing
+from robvit.data.decode import RESIZE_MODES
 from robvit.data.folders import NoSplits
 from robvit.data.sampling import balanced_order
 from robvit.data.shapes import Scenes
@@ -35,6 +36,8 @@ from robvit.specs import CORRUPTION, PARTS, parse_spec
 
 LEARN, HELD_OUT = PARTS
 HELD_SHARE = 0.2
+MOST_SIDE = 4096  # of images that a record may have anyone make
+HUB = "hf"  # the data set that is fetched from the hub
 
 
 class SkippedImages(UserWarning):
@@ -87,6 +90,47 @@ def open_data(
     chosen = _select(images, names=_subset_names(subset), limit=limit, seed=seed, check=check)
     chosen = replace(chosen, spec=str(spec), split=split or "")
     return chosen.resized(size, resize).corrupted(corruption)
+
+
+def recorded_images(
+    data: Mapping[str, Any], place: str | None = None, size: int | None = None
+) -> ImageDataset:
+    """The images that a record names in its `data`, of a side of `size` or as it says, from `place` if given.
+
+    The record may be a stranger's: whatever stands there, they are opened or refused in words.
+    """
+    names, side = data.get("names"), data.get("size")
+    resize = data.get("resize") or "squash"
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError("the record does not name its images")
+    if not (side is None or (type(side) is int and 0 < side <= MOST_SIDE)) or resize not in RESIZE_MODES:
+        raise DataError(f"the record says that images were made square by {resize!r} to {side!r} pixels")
+    return open_data(
+        place or recorded_spec(data.get("spec")),
+        split=str(data.get("split") or "") or None,
+        size=size or side,
+        resize=resize,
+        subset=names,
+        check=False,
+    )
+
+
+def recorded_spec(spec: object) -> str:
+    """Where a record says that its images are, if looking there runs no code and asks no network.
+
+    A record may be a stranger's, and module:function is looked for in the working folder too.
+    """
+    text = str(spec or "")
+    head = text.partition("?")[0]
+    name, _, place = head.partition(":")
+    known = name in DATASETS.names or plugins.is_offered(DATASETS.kind, name)
+    if plugins.is_spec(head) and not known:
+        raise DataError(f"a record does not make anyone run code, and {head} is a function of somebody's")
+    if name == HUB:
+        raise DataError("a record does not make anyone fetch images from the hub")
+    if any(path.startswith(("//", "\\\\")) for path in (head, place)):
+        raise DataError("a record does not make anyone ask another machine for images")
+    return text
 
 
 def _adopt(name: str, function: Callable[..., Any]) -> None:

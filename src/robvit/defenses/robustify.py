@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
@@ -163,7 +164,7 @@ def robustify(
 
 
 def open_model(
-    model: Model | str,
+    model: Model | nn.Module | str | Path,
     *,
     head: FeatureHead | str | Path | None,
     img_size: int | None,
@@ -171,11 +172,13 @@ def open_model(
     published: bool = False,
 ) -> Model:
     """A model that is open already, with the head if one is given, or the one that a name stands for."""
-    if isinstance(model, str):
+    if isinstance(model, str | Path):
         # The published tokens were trained with the positions of DINOv2's own code.
-        hub = published and "dinov2" in model
-        net = load(model, img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+        hub = published and "dinov2" in str(model)
+        net = load(str(model), img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
         return net.to(processes().device)
+    if not isinstance(model, Model):
+        model = load(model)  # a network of timm's, say; others are told to give mean and std
     if img_size is not None or arch is not None:
         raise InputError(f"{model.name} is loaded already; give its name to choose img_size or arch")
     if head is None:

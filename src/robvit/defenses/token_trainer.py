@@ -92,8 +92,10 @@ class TokenTrainer:
         if not all(math.isfinite(v) for v in (*seen, loss.item())) or not all(
             bool(gradient.isfinite().all()) for gradient in gradients
         ):
+            # No values: a step's own cosines tell which images it took.
             raise Diverged(
-                f"step {self.step}: the cosines are {seen}; lower lr ({self.recipe.lr}) and run again, "
+                f"step {self.step}: cosines and gradients must be finite, some are not any more; "
+                f"lower lr ({self.recipe.lr}) and run again, "
                 f"the last good state is kept{f' in {self.path}' if self.path else ''}"
             )
         for parameter, gradient in zip(self.learned.values(), gradients, strict=True):

@@ -22,6 +22,7 @@ from robvit.attacks.compiled import check_compiler
 from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
 from robvit.backbones.model import Model
+from robvit.budget import parse_number
 from robvit.data import ImageDataset
 from robvit.errors import DataError, check_batch
 from robvit.evaluation.masks import MaskScore, pixel_counts, score_of
@@ -114,7 +115,7 @@ class AttackJob:
             "source": None if self.source is None else key_of(_held_facts(self.source)),
             "features": self.original is not None,
             "attack": self.attack,
-            "threat": str(self.threat),
+            "threat": _exact(self.threat),
             "settings": self.settings,
             "model": self.identity,
             "batch": self.batch,
@@ -283,6 +284,13 @@ def _claim(folder: Path, job: AttackJob) -> None:
         write_json(mark, {"facts": job.facts()})
     else:
         check_unchanged(folder, _held_facts(folder), job.facts())
+
+
+def _exact(threat: Threat | None) -> str:
+    """The threat in words, with all digits of its budget where the words leave some out."""
+    if threat is None or parse_number(threat.budget.amount) == threat.eps:
+        return str(threat)
+    return f"{threat} (eps {threat.eps!r})"
 
 
 def _held_facts(folder: Path) -> Any:

@@ -233,7 +233,9 @@ def _ours(model: Model) -> Classifier:
 
 def _program(path: Path, size: int | None, normalise: str | Statistics | None) -> Classifier:
     net, size, digest = open_black_box(path, img_size=size, normalise=normalise)
-    return Classifier(net, path.name, f"file {digest} normalised {net.statistics()}", size, digest)
+    # An ONNX file may keep its weights in other files, which its answers tell of.
+    identity = f"file {digest} normalised {net.statistics()} answers {answers_digest(net, size)}"
+    return Classifier(net, path.name, identity, size, digest)
 
 
 def _normalised(

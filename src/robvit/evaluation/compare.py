@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from string import ascii_uppercase
 from typing import NamedTuple
 
 from robvit.errors import InputError
-from robvit.record import Record
+from robvit.record import Record, Table
 from robvit.statistics import holm, mcnemar, paired_interval
 
 
@@ -72,6 +73,37 @@ def compare_all(records: Sequence[Record]) -> list[Contrast]:
     return [Contrast(*one, p) for one, p in zip(found, adjusted, strict=True)]
 
 
+def comparison_table(records: Sequence[Record]) -> Table:
+    """What `compare_all` finds, for people; records are called A, B, C in their order."""
+    several = len(records) > 2
+    rows = []
+    for contrast in compare_all(records):
+        pair = contrast.pair
+        names = f"{ascii_uppercase[contrast.first]}, {ascii_uppercase[contrast.second]}"
+        rows.append(
+            [
+                pair.what,
+                *([names] if several else []),
+                f"{pair.a:.1%}",
+                f"{pair.b:.1%}",
+                pair.only_a,
+                pair.only_b,
+                f"{100 * pair.difference:+.1f}",
+                f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                f"{contrast.adjusted:.2g}",
+            ]
+        )
+    columns = ["", *(["pair"] if several else []), "A", "B", "only A", "only B", "A - B"]
+    which = ", corrected for all tests (Holm); A and B are the first and second of a pair" if several else ""
+    return Table(
+        "Paired comparison",
+        [*columns, "95 % interval", "p"],
+        rows,
+        note="only A: images that A alone gets right; A - B in points; p: exact McNemar test, two-sided"
+        + which,
+    )
+
+
 def differences(a: Record, b: Record) -> list[str]:
     """What else than the model differs, and so may explain a difference."""
     found = []
@@ -83,6 +115,8 @@ def differences(a: Record, b: Record) -> list[str]:
         found.append("the worst cases are of different attacks and are not compared")
     if any(trial.skipped for record in (a, b) for trial in record.trials):
         found.append("attacks ran on survivors, so a line counts what it and the attacks before it left")
+    if not all(record.data.get("pixels") for record in (a, b)):
+        found.append("not both records carry a digest of their pixels, so these may differ")
     for field in ("size", "resize"):
         if a.data.get(field) != b.data.get(field):
             found.append(f"images: {field} {a.data.get(field)} and {b.data.get(field)}")

@@ -27,12 +27,13 @@ from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
 from robvit.evaluation.classifiers import Judged, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
-from robvit.files import spreadsheet_cell, written_whole
+from robvit.files import written_whole
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Curve, Record, Table, Trial
 from robvit.statistics import interval
+from robvit.texts import spreadsheet_cell
 from robvit.threat import Threat
 
 LINF = tuple(level / 255 for level in (0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16))

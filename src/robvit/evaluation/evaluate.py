@@ -31,7 +31,7 @@ from robvit.evaluation.runner import Runner
 from robvit.evaluation.subset import Data, judged_images, public_images
 from robvit.locks import kept_in
 from robvit.processes import processes
-from robvit.progress import Advance, Log, silent
+from robvit.progress import Advance, Log, silent, whole
 from robvit.record import Record
 
 QUICK, QUICK_BLACK_BOX = "quick@1", "quick-black-box@1"
@@ -91,7 +91,7 @@ def evaluate(
     if rules.learns:
         learned(1)  # refused now rather than after an hour
     plan = plan_of(rules, classifier.net, count=len(images), classes=classes)
-    with kept_in(out) as folder:
+    with kept_in(out) as folder, whole(progress) as advance:
         device = processes().device
         net = fitted(classifier.net, images).to(device)
         x = images.take(range(min(PROBED, batch, len(images)))).tensors()[0].to(device)
@@ -109,7 +109,7 @@ def evaluate(
             batch=batch,
             precision=compute.precision,
             keeps=out is not None,
-            progress=progress,
+            progress=advance,
             log=log,
         )
         with compute.in_use():

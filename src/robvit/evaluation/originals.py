@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from robvit.attacks.pixels import levels
-from robvit.data import open_data
+from robvit.data.opening import recorded_images
 from robvit.drawing.images import Pixels
 from robvit.errors import RobvitError
 from robvit.progress import Log
@@ -22,16 +22,7 @@ def originals_of(
     """
     data = record.data
     try:
-        if not images and str(data.get("spec")).startswith("hf:"):
-            raise RobvitError("a record does not make anyone fetch images from the hub")
-        found = open_data(
-            images or str(data.get("spec")),
-            split=str(data.get("split") or "") or None,
-            size=side,
-            resize=str(data.get("resize") or "squash"),
-            subset=[str(name) for name in data.get("names") or []],
-            check=False,
-        )
+        found = recorded_images(data, images, side)
         if found.digest() != data.get("digest"):
             raise RobvitError("their names and labels are not those of the record")
     except RobvitError as error:

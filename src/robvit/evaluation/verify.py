@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from robvit.attacks import frozen
-from robvit.data import ImageDataset, open_data
+from robvit.data import ImageDataset
+from robvit.data.opening import recorded_images
 from robvit.errors import InputError, RobvitError
-from robvit.evaluation.classifiers import Classifier, fitted
-from robvit.evaluation.protocol import Protocol, find
+from robvit.evaluation.classifiers import Classifier, aligned, fitted
 from robvit.evaluation.shards import folder_sha256, shard_files
-from robvit.files import read_tensors
+from robvit.evaluation.verify_rules import Verification, check_protocol, left_out_flaw
+from robvit.files import given_path, read_tensors
 from robvit.progress import Advance, silent
 from robvit.record import Record, Trial
 from robvit.record_checks import check_outcomes
 from robvit.threat import Threat
 
-
-@dataclass
-class Verification:
-    """What was checked: claims that hold, those that do not, and what could not be checked."""
-
-    holds: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-
-    @property
-    def good(self) -> bool:
-        """Whether something was checked, and all of it holds."""
-        return bool(self.holds) and not self.broken
-
-    def note(self, claim: str, why_not: str = "") -> None:
-        """File a claim as one that holds, or with the reason why it does not."""
-        if why_not:
-            self.broken.append(f"{claim}: {why_not}")
-        else:
-            self.holds.append(claim)
+BESIDE = ("metrics", "tables", "curves", "findings", "claims", "notes")  # what no kept image shows
 
 
 def verify(
@@ -60,15 +42,17 @@ def verify(
     """
     place = Path(path) / "record.json" if Path(path).is_dir() else Path(path)
     record, found = Record.load(place), Verification()
-    rules = _check_protocol(record, found)
+    rules = check_protocol(record, found)
     if classifier is not None:
         _check_model(record, classifier, found)
     images = _images(record, data, classifier, found)
     _check_outcomes(record, images, place, found)
+    if beside := [name for name in BESIDE if getattr(record, name)]:
+        found.unchecked.append(f"{', '.join(beside)}: no kept image shows them")
     for number, trial in enumerate(record.trials):
         label = f"trial {number} ({' '.join(filter(None, (trial.attack, trial.strength, trial.scenario)))})"
         if trial.not_attacked:
-            why_not = _left_out_flaw(trial, record.trials[:number], rules)
+            why_not = left_out_flaw(trial, record.trials[:number], rules)
             found.note(f"{label}: images that were not attacked", why_not)
         _check_trial(place.parent, trial, label, classifier, images, batch, found)
         progress(1 / len(record.trials), note=label)
@@ -88,45 +72,6 @@ def _check_outcomes(record: Record, images: ImageDataset | None, place: Path, fo
         found.note("outcomes agree with predictions and labels", str(error).removeprefix(f"{place}: "))
 
 
-def _left_out_flaw(trial: Trial, before: list[Trial], rules: Protocol | None) -> str:
-    """Why images that an attack did not see may not count as they do, or nothing."""
-    earlier = [t for t in before if t.scenario == trial.scenario and not t.control]
-    for i in trial.skipped:
-        if trial.correct[i] or all(t.correct[i] or i in t.not_attacked for t in earlier):
-            return f"image {i} is said to have been wrong before, and no trial before says so"
-    audited = [entry.attack for entry in rules.attacks if entry.audited] if rules else []
-    if trial.unseen and trial.attack not in audited:
-        return (
-            f"{len(trial.unseen)} correct images were left out, and the protocol has no audit by this attack"
-        )
-    return ""
-
-
-def _check_protocol(record: Record, found: Verification) -> Protocol | None:
-    """The rules are those of the digest, a bundled name stands for the bundled rules, and all attacks ran."""
-    name, digest = record.protocol.get("name"), record.protocol.get("digest")
-    if not name:
-        return None
-    if not digest:
-        found.unchecked.append(f"protocol {name}: the record does not carry its digest")
-        return None
-    held = {key: value for key, value in record.protocol.items() if key in Protocol.model_fields}
-    try:
-        rules = find(Protocol(**held))
-    except (InputError, ValueError) as error:
-        found.note(f"protocol {name}", " ".join(str(error).split())[:200])
-        return None
-    same = rules.digest() == digest
-    found.note(f"protocol {name}", "" if same else "its rules are not those of its digest")
-    for entry in rules.attacks:
-        ran = [t for t in record.trials if t.attack == entry.attack and t.attacker == entry.attacker]
-        wanted = entry.ready(0).items()
-        whole = any(all(t.settings.get(k) == v for k, v in wanted if k != "seed") for t in ran)
-        claim = f"{entry.attack} of the {entry.attacker} attacker ran as the protocol says"
-        found.note(claim, "" if whole else "no trial has these settings")
-    return rules
-
-
 def _check_model(record: Record, classifier: Classifier, found: Verification) -> None:
     claimed, is_ = record.model.get("identity"), classifier.identity
     other = "" if claimed == is_ else f"the record names {claimed}, this one is {is_}"
@@ -142,28 +87,33 @@ def _images(
     """The very images that the record names, at the size it judged them."""
     held = record.data
     try:
-        images = open_data(
-            data or str(held.get("spec")),
-            split=str(held.get("split") or "") or None,
-            size=held.get("size"),
-            resize=str(held.get("resize") or "squash"),
-            subset=[str(name) for name in held.get("names") or []],
-            check=False,
-        )
+        images = recorded_images(held, data)
         if held.get("size") is None and classifier is not None and classifier.size:
             images = images.resized(classifier.size, images.resize)
-        known, own = held.get("classes") or [], images.classes
-        if own and known != own and {own[label] for label in images.labels} <= set(known):
-            order = [known.index(name) if name in known else 0 for name in own]
-            images = images.relabelled(order, known)  # a head's classes in their own order
+        if classifier is not None:  # whose classes have an order of their own, whatever the record says
+            images = aligned(classifier, images)
+        else:
+            images = _in_order_of(held.get("classes"), images)
     except RobvitError as error:
         found.unchecked.append(f"distances and clean answers: {error}; say where the images are with --data")
         return None
     wrong = "" if images.digest() == held.get("digest") else "names and labels are others"
     if held.get("pixels") and not wrong and images.pixels() != held["pixels"]:
         wrong = "their pixels are others"
+    if classifier is not None and images.size != (classifier.size or images.size):
+        wrong = f"they have {images.size} pixels a side, {classifier.name} takes {classifier.size}"
     found.note("the images are those of the record", wrong)
     return None if wrong else images
+
+
+def _in_order_of(known: Any, images: ImageDataset) -> ImageDataset:
+    """The images with their labels in the order of these classes, if they have all that are needed."""
+    own = images.classes
+    if not own or known == own or not isinstance(known, list) or not all(isinstance(n, str) for n in known):
+        return images
+    if not {own[label] for label in images.labels} <= set(known):
+        return images
+    return images.relabelled([known.index(name) if name in known else 0 for name in own], known)
 
 
 def _check_trial(
@@ -187,7 +137,10 @@ def _check_trial(
         else:
             found.unchecked.append(f"{label}: no images were kept")
         return
-    folder = root / trial.shards
+    if trial.threat is None:
+        found.note(f"{label}: kept images", "they have no budget that they could keep")
+        return
+    folder = given_path(root / trial.shards)
     if not folder.resolve().is_relative_to(root.resolve()) or not folder.is_dir():
         found.note(f"{label}: kept images", f"there is no folder {trial.shards} beside the record")
         return
@@ -217,7 +170,7 @@ def _check_trial(
 def _adversarial(path: Path) -> torch.Tensor:
     """The images of a shard, uint8 (B 3 H W)."""
     adv = read_tensors(path, "a shard")[0].get("adv")
-    if adv is None or adv.dtype != torch.uint8 or adv.ndim != 4:
+    if adv is None or adv.dtype != torch.uint8 or adv.ndim != 4 or adv.shape[1] != 3:
         raise InputError(f"{path.name} holds no images as bytes (B 3 H W)")
     return adv
 
@@ -256,7 +209,7 @@ def _budget_flaw(trial: Trial, images: ImageDataset, parts: list[torch.Tensor], 
             claimed = trial.distance[alive[start + place]]
             if size > threat.eps + slack:
                 return f"image {alive[start + place]} is {size:.8g} away, the budget is {threat}"
-            if abs(size - claimed) > slack + 1e-5 * max(size, claimed):
+            if not abs(size - claimed) <= slack + 1e-5 * max(size, claimed):  # NaN is no distance either
                 return f"image {alive[start + place]} is {size:.8g} away, {claimed:.8g} is claimed"
         if bool((delta.flatten(1).norm(dim=1) > threat.radius(x) * (1 + 1e-6) + slack).any()):
             return f"an image does not keep a PSNR of {threat.psnr} dB"

@@ -5,18 +5,18 @@ Nothing here is a new measurement: every number comes from a record, and what no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+from robvit.budget import Budget
 from robvit.errors import InputError
+from robvit.evaluation.claims import is_auto_attack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
+from robvit.texts import Markdown, markdown_code, markdown_text
 
 TUNED = "tuned fingerprint"
-# The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
-AUTO_ATTACK = {"apgd_ce": 100, "apgd_t": 100, "fab_t": 100, "square": 5000}
 
 
 def model_card(records: Sequence[Record], *, name: str = "") -> str:
@@ -38,7 +38,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         _belongs(record, tuning)
     title = name or f"{tuning.model['name']}-robust"
     parts = [
-        f"# {title}",
+        f"# {markdown_text(title)}",
         _summary(tuning),
         "## How it was made",
         table(("", ""), _making(tuning)),
@@ -47,7 +47,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         "## What its held-out images said",
         table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
         "## Limits",
-        "\n".join(f"- {line}" for line in _limits(tuning, judged)),
+        "\n".join(f"- {markdown_text(line)}" for line in _limits(tuning, judged)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -69,8 +69,9 @@ def _is_original(record: Record, tuning: Record) -> bool:
 def _summary(tuning: Record) -> str:
     settings = tuning.model["settings"]
     labels = "with labels" if settings.get("loss", "features") != "features" else "without labels"
+    name = markdown_text(str(tuning.model["name"]))
     return (
-        f"{tuning.model['name']} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
+        f"{name} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
         f"({settings['norm']}) by someone who has all of it. Heads that were learned on the original's "
         "features fit. It is no secret."
     )
@@ -78,10 +79,10 @@ def _summary(tuning: Record) -> str:
 
 def _making(tuning: Record) -> list[tuple[str, str]]:
     settings, data, model = tuning.model["settings"], tuning.data, tuning.model
-    images = f"{data.get('spec') or 'in memory'}, {data['count']} images, digest `{str(data['digest'])[:12]}`"
+    images = _with_code(f"{data.get('spec') or 'in memory'}, {data['count']} images, digest", data["digest"])
     rows = [
-        ("backbone", f"{model['name']}, weights `{model['fingerprint'][:12]}`"),
-        ("result", f"{model['result']}, weights `{str(model.get(TUNED, ''))[:12]}`"),
+        ("backbone", _with_code(f"{model['name']}, weights", model["fingerprint"])),
+        ("result", _with_code(f"{model['result']}, weights", model.get(TUNED, ""))),
         ("image size", "x".join(map(str, model["input"]))),
         ("data", images),
         ("objective", _objective(tuning)),
@@ -91,7 +92,12 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
         ("made", tuning.created),
     ]
-    return [*rows, ("command", f"`{tuning.command}`")] if tuning.command else rows
+    return [*rows, ("command", Markdown(markdown_code(tuning.command)))] if tuning.command else rows
+
+
+def _with_code(text: str, checksum: object) -> Markdown:
+    """Text and the beginning of a checksum."""
+    return Markdown(f"{markdown_text(text)} {markdown_code(str(checksum)[:12])}")
 
 
 def _judged(records: list[Record], tuning: Record) -> str:
@@ -120,7 +126,7 @@ def _judged(records: list[Record], tuning: Record) -> str:
 def _limits(tuning: Record, records: list[Record]) -> list[str]:
     own = [r for r in records if not _is_original(r, tuning)]
     lines = []
-    if not any(_is_auto_attack(record) for record in own):
+    if not any(is_auto_attack(record) for record in own):
         lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
     sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
     lines.append(
@@ -137,17 +143,9 @@ def _objective(tuning: Record) -> str:
     return str(tuning.model["settings"].get("loss", "features"))
 
 
-def _is_auto_attack(record: Record) -> bool:
-    """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
-    whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
-    return whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
-
-
 def _percent(one: Share | None) -> str:
     return "" if one is None else f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
 def _eps(value: Any) -> str:
-    levels = 255 * float(value)
-    return f"{levels:g}/255" if abs(levels - round(levels, 3)) < 1e-6 else f"{value:g}"
+    return Budget("linf", float(value)).amount

@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 from robvit.budget import Budget
 from robvit.drawing.images import data_url
 from robvit.errors import InputError
+from robvit.evaluation.compare import comparison_table
 from robvit.files import written_whole
 from robvit.record import LEVELS, Curve, Finding, Record, Table
 from robvit.report import charts
@@ -76,12 +77,23 @@ def write_report(
     ]
     if (side_by_side := defence_table(records)) is not None:
         parts[0]["lead"].insert(0, side_by_side)
+    paired = paired_comparison(records)
     parts[0]["figures"] = [_figure(f"r0-{figure.name}", figure) for figure in figures]
     sheets = [_png(file) for file in images]
-    values = {"parts": parts, "outcomes": OUTCOMES, "sheets": sheets, "review": review}
+    values = {"parts": parts, "outcomes": OUTCOMES, "sheets": sheets, "review": review, "paired": paired}
     page = _environment().get_template("page.html").render(**values, style=_static("page.css"), **_script())
     with written_whole(path) as aside:
         aside.write_text(page, encoding="utf-8")
+
+
+def paired_comparison(records: Sequence[Record]) -> Table | None:
+    """Models against each other, image by image; None unless all were judged on the same images."""
+    if not 2 <= len(records) <= 26 or any(record.kind == "doctor" for record in records):
+        return None
+    try:
+        return comparison_table(records)
+    except InputError:  # other images, or no attack in common
+        return None
 
 
 def _part(key: str, record: Record, items: Iterable[GalleryItem], room: float) -> dict[str, Any]:
@@ -173,12 +185,20 @@ def metric(name: str, value: Any) -> Any:
 def facts(values: dict[str, Any]) -> dict[str, str]:
     """A mapping for people: long lists by their length, nothing left out but what is empty."""
     texts = {}
-    for name, value in values.items():
+    for name, value in _with_budgets(values).items():
         if isinstance(value, list) and len(value) > 8:
             texts[str(name)] = f"{len(value)} entries in the record"
         elif value not in (None, "", [], {}):
             texts[str(name)] = cell(value)
     return texts
+
+
+def _with_budgets(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose eps is in grey levels, as people write it."""
+    eps = values.get("eps")
+    if not isinstance(eps, float):
+        return values
+    return values | {"eps": Budget(str(values.get("norm", "linf")), eps).amount}
 
 
 def cell(value: Any) -> str:
@@ -190,7 +210,7 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{k}={cell(v)}" for k, v in value.items() if v is not None)
+        return ", ".join(f"{k}={cell(v)}" for k, v in _with_budgets(value).items() if v is not None)
     if isinstance(value, list | tuple):
         return ", ".join(cell(v) for v in value)
     return str(value)

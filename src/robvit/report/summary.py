@@ -64,6 +64,18 @@ class AttackerSummary:
     is_worst: bool = False
 
     @property
+    def certified(self) -> bool:
+        """Whether the share is proven, and so a lower bound, where attacks give an upper one."""
+        return all(trial.is_certificate for trial in self.trials)
+
+    @property
+    def label(self) -> str:
+        """What the share is, for people."""
+        if self.certified:
+            return ", ".join(filter(None, ("certified accuracy", self.scenario)))
+        return self.scenario or "accuracy under attack"
+
+    @property
     def attacker(self) -> str:
         """Whose attacks these are, by the names that protocols use; empty if the record does not say."""
         return ", ".join(dict.fromkeys(trial.attacker for trial in self.trials if trial.attacker))
@@ -78,6 +90,10 @@ class Headline:
     clean: Share | None
     attackers: list[AttackerSummary]
     claim: str
+
+    @property
+    def certified(self) -> bool:
+        return all(summary.certified for summary in self.attackers)
 
     @property
     def attacks(self) -> int:
@@ -157,12 +173,9 @@ def headlines(record: Record, summaries: list[AttackerSummary]) -> list[Headline
 
 def claim(record: Record, attackers: Sequence[AttackerSummary]) -> str:
     """What may be said of the accuracy under these attackers' attacks, in a sentence or two."""
-    if record.kind == "certify":
-        return (
-            "A guarantee for this share of the images, in the terms below: no attacker within this budget, "
-            "known or not yet, changes the defended model's label."
-        )
     trials = [trial for summary in attackers for trial in summary.trials]
+    if all(trial.is_certificate for trial in trials):
+        return "A lower bound: no attack within this budget leaves the defended model less on these images."
     if all(trial.surrogate for trial in trials):
         return "Transfer only: nobody attacked this very model, so this is no claim of robustness."
     if record.kind == "doctor":

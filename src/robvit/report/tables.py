@@ -9,8 +9,8 @@ from typing import Any
 
 from robvit.errors import InputError
 from robvit.evaluation.seeds import over_seeds
-from robvit.files import spreadsheet_cell
 from robvit.record import Record
+from robvit.texts import markdown_text, spreadsheet_cell
 
 FORMATS = ("text", "csv", "markdown", "latex")
 COLUMNS = ("model", "data", "images", "scenario", "attack", "threat", "accuracy", "low", "high")
@@ -94,7 +94,7 @@ def _csv(columns: list[str], rows: list[dict[str, Any]]) -> str:
 
 def _markdown(columns: list[str], cells: list[list[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *cells]
-    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    escaped = [[markdown_text(cell) for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 

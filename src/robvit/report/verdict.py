@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from robvit.evaluation.claims import CHANCE_REMEDY, knowledge_of, near_chance
+from robvit.evaluation.claims import CHANCE_REMEDY, is_auto_attack, knowledge_of, near_chance
 from robvit.record import Finding, Record, Row
 
 ORDER = ("red", "amber", "green", "skipped")
@@ -91,8 +91,18 @@ class Review:
                 "As an upper bound only: no attacker had the model itself, so no white-box claim can be "
                 "made. An attacker who has the model does better."
             )
-        if amber := sum(one.status == "amber" for one in self.findings):
-            return f"With care: {amber} {'finding is' if amber == 1 else 'findings are'} amber."
+        amber = sum(one.status == "amber" for one in self.findings)
+        doubts = (
+            f"With care: {amber} {'finding is' if amber == 1 else 'findings are'} amber." if amber else ""
+        )
+        if not is_auto_attack(self.evaluation):
+            first_look = (
+                "As a first look only: the attacks are shorter than AutoAttack's, and longer ones may leave "
+                "less. A protocol whose name ends in -audited@1 gives a figure to quote."
+            )
+            return f"{first_look} {doubts}".rstrip()
+        if doubts:
+            return doubts
         return "No check found a problem with the attacks. This is not evidence of robustness by itself."
 
     def to_paste(self) -> str:
@@ -101,9 +111,11 @@ class Review:
         file = f" (file SHA-256 {self.model_sha256[:16]}...)" if self.model_sha256 else ""
         before = f", and {clean.accuracy:.1%} without attack" if clean is not None else ""
         attacks = ", ".join(dict.fromkeys(t.attack for t in record.attacks()))
-        outside = (
+        limits = (
             "" if "white box" in self.knowledge else " No claim is made about attackers who have the model."
         )
+        if not limits and robust.share > 0 and not is_auto_attack(record):
+            limits = " The attacks are shorter than AutoAttack's; longer ones may leave less."
         attacker = "has the model" if "white box" in self.knowledge else "sees its answers only"
         reds = len(self.reds)
         return (
@@ -111,5 +123,5 @@ class Review:
             f"{robust.high:.1%}) of {len(record.still_correct())} images of "
             f"{record.data.get('spec') or 'its own data'} correctly under {attacks} within {robust.threat} "
             f"by an attacker who {attacker}{before} (protocol {record.protocol.get('name', 'of our own')}, "
-            f"robvit {record.versions.get('robvit', '')}; {reds} red finding{'s' * (reds != 1)}).{outside}"
+            f"robvit {record.versions.get('robvit', '')}; {reds} red finding{'s' * (reds != 1)}).{limits}"
         )

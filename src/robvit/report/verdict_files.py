@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as XML
 
 from robvit.report.verdict import ORDER, Review
+from robvit.texts import markdown_text, printable
 
 
 def markdown(review: Review) -> str:
@@ -14,16 +17,16 @@ def markdown(review: Review) -> str:
     images = len(review.evaluation.still_correct())
     before = "" if clean is None else f"; clean accuracy {clean.accuracy:.1%}"
     lines = [
-        f"# Review of {review.name}",
+        f"# Review of {markdown_text(review.name)}",
         "",
         f"**Robust accuracy {robust.share:.1%}** (95 % interval {robust.low:.1%} to {robust.high:.1%}) under "
         f"{robust.threat} on {images} images{before}.",
         "",
-        f"**Can it be believed?** {review.believable}",
+        f"**Can it be believed?** {markdown_text(review.believable)}",
         "",
         "**You may write:**",
         "",
-        f"> {review.to_paste()}",
+        f"> {markdown_text(review.to_paste())}",
         "",
         "## Findings",
         "",
@@ -31,15 +34,20 @@ def markdown(review: Review) -> str:
         "",
     ]
     for one in review.findings:
-        lines.append(f"- **{one.status}**: {one.title or one.check}. {one.evidence}")
+        lines.append(f"- **{one.status}**: {markdown_text(f'{one.title or one.check}: {one.evidence}')}")
         if one.remedy and one.status in ("red", "amber"):
-            lines.append(f"  Remedy: {one.remedy}")
-    lines += ["", "## Figures", "", "```", review.evaluation.table(), "```", ""]
-    lines += [f"- {note}" for note in review.evaluation.notes]
+            lines.append(f"  - Remedy: {markdown_text(one.remedy)}")
+    lines += ["", "## Figures", "", "```", _figures(review), "```", ""]
+    lines += [f"- {markdown_text(note)}" for note in review.evaluation.notes]
     lines += ["", "## Terms", "", "| catalogue | identifier | name |", "|---|---|---|"]
     lines += [f"| {' | '.join(term)} |" for term in review.terms]
     lines += ["", f"SHA-256 of the model's file: `{review.model_sha256}`"] if review.model_sha256 else []
     return "\n".join(lines) + "\n"
+
+
+def _figures(review: Review) -> str:
+    """The table as code, in which no name can end the code."""
+    return printable(review.evaluation.table().replace("`", "'"))
 
 
 def _tally(review: Review) -> str:
@@ -56,8 +64,15 @@ def junit(review: Review) -> str:
         name="robvit review",
         tests=str(len(review.findings)),
         failures=str(counts["red"]),
+        errors="0",
         skipped=str(counts["skipped"]),
     )
+    about = XML.SubElement(suite, "properties")
+    facts = {"model": review.name, "model file sha-256": review.model_sha256}
+    facts |= {identifier: f"{catalogue}: {name}" for catalogue, identifier, name in review.terms}
+    for name, value in facts.items():
+        if value:
+            XML.SubElement(about, "property", name=name, value=_plain(value))
     for one in review.findings:
         case = XML.SubElement(suite, "testcase", classname="robvit", name=_plain(one.title or one.check))
         if one.status == "red":
@@ -70,31 +85,41 @@ def junit(review: Review) -> str:
 
 
 def sarif(review: Review) -> str:
-    """SARIF 2.1.0: a rule for each check, a result for each red or amber one."""
+    """SARIF 2.1.0: a rule for each check, a result for each red or amber one.
+
+    Dashboards show a result only where a file is; that is review.md, which lies beside it.
+    """
     levels = {"red": "error", "amber": "warning"}
     rules = [
-        {
-            "id": one.check,
-            "shortDescription": {"text": one.title or one.check},
-            "help": {"text": one.remedy or "none"},
-        }
+        {"id": one.check, "shortDescription": {"text": one.title or one.check}}
+        | ({"help": {"text": one.remedy}} if one.remedy else {})
         for one in review.findings
     ]
+    place = {
+        "physicalLocation": {"artifactLocation": {"uri": "review.md"}, "region": {"startLine": 1}},
+        "logicalLocations": [{"name": review.name, "kind": "module"}],
+    }
     results = [
         {
             "ruleId": one.check,
+            "ruleIndex": number,
             "level": levels[one.status],
             "message": {"text": one.evidence},
-            "locations": [{"logicalLocations": [{"name": review.name, "kind": "module"}]}],
+            "locations": [place],
         }
-        for one in review.findings
+        for number, one in enumerate(review.findings)
         if one.status in levels
     ]
     driver = {"name": "robvit", "version": review.evaluation.versions.get("robvit", ""), "rules": rules}
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    run["properties"] = {"terms": [" ".join(term) for term in review.terms]}
+    if review.model_sha256:
+        model = {"location": {"uri": quote(review.name)}, "hashes": {"sha-256": review.model_sha256}}
+        run["artifacts"] = [model]
     content = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [run],
     }
     return json.dumps(content, indent=2) + "\n"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from robvit.backbones.model import Model
+from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.record import Record
 from robvit.training.tuning import Tuning
@@ -46,9 +47,10 @@ def expected(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) ->
             row = verdict.headline()
             kept.append(f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%}) at {row.threat}")
     settings, minutes = nearest.model["settings"], nearest.metrics["seconds"] / 60
+    eps = Budget("linf", settings["eps"]).amount
     return (
         f"recorded for {what}: after {minutes:.0f} minutes ({settings['steps']} steps of {settings['batch']} "
-        f"images, eps {255 * settings['eps']:g}/255) correct under every attack tried were {'; '.join(kept)}"
+        f"images, eps {eps}) correct under every attack tried were {'; '.join(kept)}"
     )
 
 

@@ -10,7 +10,7 @@ from robvit.attacks.core import ATTACKS, Model, frozen, gradient, per_image_unif
 from robvit.attacks.losses import Loss as AttackLoss
 from robvit.attacks.losses import objective_of
 from robvit.threat import Threat
-from robvit.training.recipe import Inner
+from robvit.training.recipe import ASCENT, Inner
 
 TINY = 1e-3  # TRADES and MART start from normal noise of this size
 
@@ -60,7 +60,7 @@ class InnerAttack:
         step_size = self.step_size * self.settings.steps / inner.steps if self.more else self.step_size
         if self.threat.eps == 0:
             return x.detach()
-        if inner.attack == "ascent":
+        if inner.attack == ASCENT:
             return ascend(
                 model,
                 x,

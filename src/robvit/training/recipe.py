@@ -29,6 +29,7 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+ASCENT = "ascent"  # the inner attack that is none of the library's
 Trades = Annotated[tuple[Number, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))]
 
 # What may change without making a run another run: where and how fast it runs, what is told of it.
@@ -49,7 +50,7 @@ class Inner(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    attack: str = "ascent"
+    attack: str = ASCENT
     norm: Literal["linf", "l2", "l1"] = "linf"
     eps: NotNegative = 8 / 255
     steps: Count = 10
