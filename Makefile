@@ -26,7 +26,7 @@ format: .venv/ready  ## put the style right
 docs: .venv/ready  ## the documentation as pages, into site/; a warning is an error
 	$(BIN)/python scripts/build_docs.py site
 
-lab: .venv/weights  ## go on with the studies of results/queue.yaml, one at a time; LAB="--jobs 2" for two
+lab: .venv/weights  ## resume the studies of results/queue.yaml, one at a time; LAB="--jobs 2" for two
 	$(BIN)/robvit data cifar10
 	$(BIN)/python scripts/lab.py $(LAB)
 

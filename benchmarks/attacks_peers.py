@@ -73,7 +73,7 @@ def arguments(about: str, count: int) -> argparse.Namespace:
     """The command line both benchmarks have."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--model", default="robvit-mini-robust", help="alias or path")
-    parser.add_argument("--data", default="sample", help="data set")
+    parser.add_argument("--data", default="sample", help="dataset")
     parser.add_argument("--count", type=int, default=count, help="images")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first")
     parser.add_argument("--norm", default="linf", choices=NAMES)

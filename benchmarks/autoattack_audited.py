@@ -40,7 +40,7 @@ COSTS = ("forward", "backward", "cpu", "seconds")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="alias, timm name or checkpoint")
-    parser.add_argument("data", help="data set or folder of images")
+    parser.add_argument("data", help="dataset or folder of images")
     parser.add_argument("--out", type=Path, required=True, help="folder for what is done so far")
     parser.add_argument("--head", type=Path, help="a head from robvit train head")
     parser.add_argument("--lora", type=Path, help="factors from robvit robustify --method lora")

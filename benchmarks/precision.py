@@ -32,7 +32,7 @@ from robvit.threat import Threat
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="alias, timm name or checkpoint")
-    parser.add_argument("data", help="data set or folder of images")
+    parser.add_argument("data", help="dataset or folder of images")
     parser.add_argument("--precision", default="bf16/plain", choices=PRECISIONS, help="beside fp32")
     parser.add_argument("--attack", default="apgd_ce", choices=list(ATTACKS.names))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="such as steps=20")

@@ -52,7 +52,7 @@ class Study:
     """One line of the queue; `{out}` in its command stands for the folder that the laboratory gives it.
 
     `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. `{data}` stands for
-    the folder $ROBVIT_LAB_DATA of data sets that cannot be fetched; without it such studies wait. Without a
+    the folder $ROBVIT_LAB_DATA of datasets that cannot be fetched; without it such studies wait. Without a
     `record` it only prepares what later ones need, such as a head. The files that it `keeps`, small ones that
     others start from, are put beside the record, and taken from there on another machine.
     """
@@ -99,7 +99,7 @@ class Study:
         return [sys.executable, *(["-m", "robvit"] if first == "robvit" else []), *rest]
 
     def lacks_data(self) -> bool:
-        """Whether it takes data sets that are not there."""
+        """Whether it takes datasets that are not there."""
         return "{data}" in self.command and not DATA
 
     def needs(self, other: Study) -> bool:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from robvit.hardening import Hardening as Hardening
     from robvit.hardening import robustify as robustify
     from robvit.loading import load as load
+    from robvit.pushing import push as push
     from robvit.record import Record as Record
     from robvit.record import Trial as Trial
     from robvit.report.verdict import Review as Review
@@ -87,6 +88,7 @@ _PUBLIC = {
     "export": ("robvit.exporting", "export"),
     "load": ("robvit.loading", "load"),
     "open_data": ("robvit.data.opening", "open_data"),
+    "push": ("robvit.pushing", "push"),
     "reproduce": ("robvit.studies", "reproduce"),
     "review": ("robvit.reviewing", "review"),
     "robustify": ("robvit.hardening", "robustify"),
@@ -127,6 +129,7 @@ __all__ = [
     "export",
     "load",
     "open_data",
+    "push",
     "reproduce",
     "review",
     "robustify",

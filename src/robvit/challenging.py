@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,8 @@ def challenge(
             record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
             _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
             record.metrics = _figures(record)
-            record.protocol = {"threat": str(threat), "steps": steps, "samples": samples, "queries": queries}
-            record.protocol |= {"seed": seed, "batch": batch}
+            effort = {"steps": steps, "samples": samples, "queries": queries}
+            record.protocol = {"threat": asdict(threat.budget), **effort, "seed": seed, "batch": batch}
             record.notes = [_meaning(record)]
             if out is not None:
                 record.save(folder / "record.json")

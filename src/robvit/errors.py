@@ -7,7 +7,7 @@
     |- WrongBackbone       tokens, a head or adapters made for other weights
     |- WeightsUnavailable  no source has the weights
     |- CannotFetch         a file from elsewhere that did not come, or is another one
-    |- DataError           a data set that is empty, broken or of another layout
+    |- DataError           a dataset that is empty, broken or of another layout
     |  |- ImageError       an image that cannot be decoded right (robvit.decoding)
     |  |- NoSplits         a folder without splits, of which one was asked for (robvit.data.folders)
     |- CannotShare         a folder that the model hub did not take or give
@@ -68,7 +68,7 @@ class CannotShare(RobvitError):
 
 
 class DataError(RobvitError):
-    """A data set that is empty, broken or of another layout."""
+    """A dataset that is empty, broken or of another layout."""
 
 
 class CannotWrite(RobvitError, OSError):
@@ -119,5 +119,5 @@ def check_labels(y: torch.Tensor, count: int, classes: int | None = None) -> Non
     if classes is not None and count and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(
             f"labels must lie in 0..{classes - 1}, the model's classes, got {int(y.min())}..{int(y.max())}; "
-            "check that the model was trained on this data set"
+            "check that the model was trained on this dataset"
         )

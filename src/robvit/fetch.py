@@ -21,7 +21,7 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-from robvit.errors import CannotFetch
+from robvit.errors import CannotFetch, WeightsUnavailable
 from robvit.progress import progress
 from robvit.texts import printable
 
@@ -180,3 +180,17 @@ def _largest(folder: Path) -> int:
         except OSError:  # the tool moved it meanwhile
             continue
     return max(sizes)
+
+
+def hub_file(repository: str, name: str, revision: str = "") -> Path | None:
+    """A file of the model hub, kept in the hub's own cache; None if the repository has no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, name, revision=revision or None))
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the client's errors have another base in every version
+        at = f" at {revision}" if revision else ""
+        raise WeightsUnavailable(f"the hub did not give {name} of {repository}{at}: {error}") from None

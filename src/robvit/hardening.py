@@ -103,11 +103,11 @@ def robustify(
 ) -> Hardening:
     """Make a model survive attacks; unless told otherwise, without labels.
 
-    Interrupted, the same call with the same `out` goes on to the same bits. Options that the method does not
+    Interrupted, the same call with the same `out` resumes to the same bits. Options that the method does not
     have are refused.
 
     model: a Model, an alias, a timm name, a checkpoint's path, or a network of timm's
-    data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+    data: images (N 3 H W) in [0,1], an open dataset, a dataset's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
     method: "tokens", a secret against attacks on the public model; "lora" or "full", factors beside the
         linear layers or all weights, tuned to stand when the attacker has them
@@ -138,7 +138,7 @@ def robustify(
     loss: lora, full: "features", without labels; "task" or "trades": the loss of the head or the model's own
         classifier on attacked images, or TRADES, which need labels
     minutes: lora, full: plan steps and batch for so long, by a probe of the model on this machine
-    split, resize, limit: which part of a named data set, how images are made square, at most how many
+    split, resize, limit: which part of a named dataset, how images are made square, at most how many
     img_size, arch: how a named model is loaded
     log: lora, full: told what each validation saw, line by line
     progress: told each share of the work, one in all, with a note

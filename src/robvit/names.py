@@ -23,7 +23,7 @@ ROOMS = {
     "attack": "attacks",
     "check": "diagnosis",
     "corruption": "data",
-    "data set": "data",
+    "dataset": "data",
     "head": "backbones",
     "loss": "attacks",
     "study": "studies",

@@ -17,7 +17,7 @@ from robvit.errors import InputError
 
 SPEC = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # What a registry holds: the group of entry points under which packages offer more of it.
-GROUPS = {"attack": "robvit.attacks", "training loss": "robvit.losses", "data set": "robvit.datasets"}
+GROUPS = {"attack": "robvit.attacks", "training loss": "robvit.losses", "dataset": "robvit.datasets"}
 
 
 def is_spec(text: str) -> bool:

@@ -55,7 +55,7 @@ def whole(progress: Advance) -> Iterator[Advance]:
 class BatchProgress:
     """The progress of a batch of `images`, pass by pass where the `passes` of an image are known.
 
-    They are those of an image that withstands; when others leave early, the end makes up for it.
+    They are those of an image that stays correct; when others leave early, the end makes up for it.
     """
 
     progress: Advance

@@ -23,10 +23,11 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import FORMAT as ADAPTERS
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import CannotShare, InputError
-from robvit.files import folder_written_whole
+from robvit.files import folder_written_whole, given_path
 from robvit.record import Record
-from robvit.sharing import CARD, Shareable
-from robvit.sharing_card import card_of
+from robvit.report.card import model_card
+from robvit.sharing import CARD, Shareable, check_repository
+from robvit.sharing_card import card_of, metadata
 
 KINDS: dict[str, Any] = {
     LORA: LoRA,
@@ -37,6 +38,51 @@ KINDS: dict[str, Any] = {
 }
 # What a run leaves, in the order in which it is looked for; its state and its secret are never passed on.
 RESULTS = ("lora", "pool", "tokens", "adapters", "head")
+
+
+def push(
+    result: str | Path,
+    repo: str,
+    *,
+    folder: str | Path | None = None,
+    records: Sequence[Record] = (),
+    private: bool = False,
+    publish_secret: bool = False,
+) -> str:
+    """Pass on a result with a config and a card from records; where it went.
+
+    result: a LoRA, head, token, adapter or record file, the folder of a run that left one, or a folder of
+        `robvit bake --layout huggingface`
+    repo: OWNER/NAME on the hub, and in the card
+    folder: written in place of the hub; no network is used
+    records: what the card tells; the run's own if left out
+    private: whether a new repository is for its owner only
+    publish_secret: whether secret tokens may go out, which ends their secrecy
+    """
+    check_repository(repo)
+    place, to = given_path(result), None if folder is None else Path(folder)
+    if not place.exists():
+        raise InputError(f"nothing at {result}; give the file or folder of a result")
+    if not records and (own := place / "record.json").is_file():
+        records = [Record.load(own)]
+    held = opened_result(place)
+    if held is None:  # a network's folder, which is passed on file by file
+        return push_folder(place, repo, records, to=to, private=private, publish_secret=publish_secret)
+    card = _card(held, repo, records)
+    if to is None:
+        return held.push_to_hub(
+            repo, records=records, card=card, private=private or None, publish_secret=publish_secret
+        )
+    held.save_pretrained(to, records=records, card=card, name=repo, publish_secret=publish_secret)
+    return str(to)
+
+
+def _card(held: Shareable, repo: str, records: Sequence[Record]) -> str:
+    """A tuning has a card of its own; others have the one that their kind makes."""
+    tunings = sum(one.kind == "robustify" and "settings" in one.model for one in records)
+    if tunings != 1 or held.shared_as != "lora":
+        return ""
+    return f"{metadata('lora')}\n\n{model_card(records, name=repo)}"
 
 
 def opened_result(place: Path) -> Shareable | None:

@@ -25,7 +25,7 @@ def key_of(facts: Any) -> str:
 
 
 def check_unchanged(path: str | Path, before: Any, now: Mapping[str, Any]) -> None:
-    """Refuse to go on at `path` where what decides the result, by name, is not what it was before."""
+    """Refuse to resume at `path` where what decides the result, by name, is not what it was before."""
     plain = json.loads(json.dumps(now))  # tuples as lists, as they were read
     if before == plain:
         return

@@ -52,7 +52,7 @@ def review(
     protocol: a name with its version, a YAML file, or a `Protocol`; linf-4-audited@1 if left out, or
         linf-4-black-box@1 for a file of which only answers can be had.
     out: a folder for both records, report.html, review.md, junit.xml and review.sarif; an interrupted review
-        goes on. Without it nothing is left behind. Only the records hold local paths.
+        resumes. Without it nothing is left behind. Only the records hold local paths.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.

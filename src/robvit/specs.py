@@ -53,7 +53,7 @@ def parse_spec(spec: str | Path, known: Mapping[str, Collection[str]]) -> Spec:
         return Spec(head, "", dict(parse_qsl(query, keep_blank_values=True)))
     if path.exists() or isinstance(spec, Path) or os.sep in text or text.startswith((".", "~")):
         return Spec(FOLDER, text, {})
-    raise unknown("data set", name, list(known), "Or give a folder of images, or module:function.")
+    raise unknown("dataset", name, list(known), "Or give a folder of images, or module:function.")
 
 
 def split_corruption(text: str) -> tuple[str, int]:

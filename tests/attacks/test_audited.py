@@ -123,7 +123,7 @@ def test_a_flip_in_the_audit_switches_to_the_standard_version(monkeypatch: pytes
     settings: dict[str, Any] = audited_settings(threat, **QUICK)
     settings["apgd"] = {"steps": 1, "loss": lambda output, _: 0 * output.sum(1)}  # leads nowhere
     settings["fab_t"]["steps"] = 50
-    monkeypatch.setattr("robvit.attacks.audited.FIRST", ("apgd",))
+    monkeypatch.setattr("robvit.attacks.audited.SCREENED", ("apgd",))
     adv, audit = autoattack_audited(model, x, y, threat, settings=settings, audit=4)
     assert audit.successes
     assert audit.switched == f"{len(audit.successes)} of {audit.audited} audited survivors fell"

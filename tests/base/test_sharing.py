@@ -185,6 +185,9 @@ def test_the_command_takes_files_runs_and_networks(
         "lora.safetensors",
     ]
     assert "# me/lora" in (tmp_path / "one" / "README.md").read_text()
+    assert robvit.push(run, "me/lora", folder=tmp_path / "same") == str(tmp_path / "same")
+    cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("one", "same")]
+    assert cards[0] == cards[1]
     done = push(run / "record.json", "me/record", "--folder", tmp_path / "two")
     assert done.exit_code == 0, done.output
     tokens(mini, "secret").save(tmp_path / "t.safetensors")

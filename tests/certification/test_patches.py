@@ -141,7 +141,7 @@ def test_an_image_is_certified_where_every_window_is_safe(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     defense, (x, y) = PatchDefense(mini, 5), images
-    places = defense.certified_places(x, y)
+    places = defense.safe_places(defense.asked(x), y)
     assert torch.equal(places.all(1), defense.certify(x, y))
     assert bool((places.any(1) & ~places.all(1)).any())  # safe in some places only
     row = int((~places.all(1) & places.any(1)).nonzero()[0, 0])

@@ -1,4 +1,4 @@
-"""Data sets: what is in them, in which order, under which labels, and what is refused."""
+"""Datasets: what is in them, in which order, under which labels, and what is refused."""
 
 from __future__ import annotations
 
@@ -488,7 +488,7 @@ class TestHub:
         with pytest.warns(SkippedImages, match="2 of 5"):
             found = open_data("hf:someone/pets")
         assert found.names == ["validation/00000000", "validation/00000001", "validation/00000002"]
-        assert found.skipped["validation/00000004"] == "the data set has no image in this row"
+        assert found.skipped["validation/00000004"] == "the dataset has no image in this row"
         assert found.labels == [0, 1, 0]
         assert found.classes == ["cat", "dog"]
         assert torch.allclose(found[2][0], torch.tensor(20 / 255))

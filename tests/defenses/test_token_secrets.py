@@ -212,6 +212,8 @@ def test_every_bit_of_a_secret_decides_the_start_of_the_tokens(
     firsts = [replace(reduced(0), start=bytes(place) + b"\1" + bytes(31 - place)) for place in (0, 16, 31)]
     starts = [TokenTrainer(small, batches, RECIPE, None, secret).tokens for secret in firsts]
     assert len({tuple(start.flatten().tolist()) for start in starts}) == 3
+    other = TokenBatches(small, images, RECIPE, cache, reduced(1))
+    assert other._inner_seed(3) != batches._inner_seed(3)  # nor do inner attacks start where the recipe says
 
 
 def test_a_training_that_ends_in_an_error_tells_no_step(

@@ -292,7 +292,7 @@ def test_the_verb_takes_names_and_leaves_a_record(tmp_path: Path) -> None:
     assert record.model["identity"]
     assert record.data["spec"] == "sample"
     assert record.data["count"] == 8
-    assert record.protocol["threat"] == "linf 8/255"
+    assert record.protocol["threat"] == {"norm": "linf", "eps": 8 / 255, "psnr": None}
     with pytest.raises(InputError, match="steps must be"):
         doctor("robvit-mini", "sample", steps=1, out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()

@@ -161,7 +161,9 @@ def test_a_whole_run_may_be_called_autoattacks() -> None:
     record = robvit.evaluate(Sturdy(10), airplanes(4), protocol=rules, batch=4)
     assert record.audits[0].audited == 4
     named = [replace(t, attack="apgd_ce") if t.attack == "apgd_t" else t for t in record.trials]
-    screened = replace(record, trials=[*named, replace(named[-1], attack="apgd_t")])
+    short = replace(record, trials=[*named, replace(named[-1], attack="apgd_t")])
+    assert "autoattack_acc" not in model_info(short)
+    screened = replace(record, trials=[replace(t, settings={"steps": 5000}) for t in short.trials])
     assert "autoattack_acc" in model_info(screened)
     part = replace(screened.audits[0], audited=2, bound=0.5)
     assert "autoattack_acc" not in model_info(replace(screened, audits=[part]))

@@ -101,6 +101,14 @@ def test_weights_beside_an_onnx_file_are_part_of_its_identity(tmp_path: Path) ->
             open_classifier(external(tmp_path / "inner", outside, 1.0), normalise="none")
 
 
+def test_a_torchscript_file_that_unpacks_to_far_more_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.torchscript"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data/0", bytes(10**6))
+    with pytest.raises(InputError, match="far more than it holds"):
+        open_classifier(path, normalise="none")
+
+
 def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
     box, model = open_classifier(onnx), robvit.load("robvit-mini")
     x = open_data("sample", limit=4).tensors()[0]

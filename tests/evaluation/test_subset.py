@@ -36,7 +36,7 @@ def test_of_a_folder_without_splits_attackers_have_the_last_to_learn_from(tmp_pa
     own = public_images(None, str(tmp_path), judged, split="held-out", taken=taken)(8)
     assert len(own) == 8
     assert not set(own.names) & (taken | set(open_data(tmp_path, split="held-out").names))
-    with pytest.raises(DataError, match="not in the data set"):  # which part an image is in, no list changes
+    with pytest.raises(DataError, match="not in the dataset"):  # which part an image is in, no list changes
         open_data(tmp_path, split="held-out", subset=own.names)
 
 

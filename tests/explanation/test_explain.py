@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 import robvit
 from helpers.networks import SMALL_NETS, small_net
 from robvit.attention import watch
-from robvit.attention.saturation import score_gaps
 from robvit.backbones.heads import SegmentationHead
 from robvit.cli import app
 from robvit.defenses.tokens import RobustTokens
@@ -31,6 +30,7 @@ from robvit.explanation.figures.landscape import loss_landscape, random_like
 from robvit.explanation.figures.massive import surface
 from robvit.explanation.inputs import Inputs, open_inputs
 from robvit.explanation.subject import FIGURES, Subject
+from robvit.measuring.saturation import score_gaps
 from robvit.record import Record
 from robvit.threat import Threat
 

@@ -186,6 +186,7 @@ def test_the_end_waits_for_no_decoder_and_answers_what_was_accepted(
             assert predictor._decoder is not None
             assert predictor._decoder._large._process is not None
             os.kill(predictor._decoder._large._process.pid, signal.SIGSTOP)
+            predictor._decoder._large._seconds = 60.0  # so long would it take if the end waited for it
             stuck = clients.submit(ask, f"{address}/predict", LARGE)
             honest = clients.submit(ask, f"{address}/predict", IMAGE)
             until(lambda: metric(address, "robvit_requests_in_flight") == 2)

@@ -433,7 +433,7 @@ def test_with_labels_the_heads_loss_is_learned(tmp_path: Path, mini: Model, meth
 
 
 def test_a_supervised_loss_needs_labels_and_their_classes(mini: Model) -> None:
-    with pytest.raises(InputError, match="needs a data set with labels, got none"):
+    with pytest.raises(InputError, match="needs a dataset with labels, got none"):
         finetune(mini, images(), **FEW, loss="task")
     with pytest.raises(InputError, match="data's 2 classes, robvit-mini has 10"):
         finetune(mini, images(labels=[0, 1] * 12), **FEW, loss="trades")

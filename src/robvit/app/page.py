@@ -40,7 +40,7 @@ TOOLTIPS = {
 
 
 def example_images(spec: str = SAMPLE) -> list[InputImage]:
-    """Images to choose from, class after class: of the bundled sample, or of any data set or folder."""
+    """Images to choose from, class after class: of the bundled sample, or of any dataset or folder."""
     bundled = spec == SAMPLE
     images = open_data(spec, limit=SHOWN, size=None if bundled else KEPT_SIDE, resize="crop")
     found = []

@@ -51,7 +51,7 @@ def opened(
 ) -> Iterator[str]:
     """Serve the playground while the block runs; its address. Beyond loopback it takes a password.
 
-    Visitors choose from `images`, a data set or a folder, or upload their own.
+    Visitors choose from `images`, a dataset or a folder, or upload their own.
     Uploads lie in a folder of the server's own, which is gone afterwards.
     """
     local = host in LOOPBACK

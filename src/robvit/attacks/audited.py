@@ -20,13 +20,13 @@ from robvit.attacks.losses import margin
 from robvit.attacks.pgd import pgd
 from robvit.attacks.sanity import RandomisedOutput, SoftmaxOutput, ZeroGradient, doubts
 from robvit.audit import Audit, bound, draw
+from robvit.autoattack import AUDITED, NAME, SCREENED, SCREENING, part_settings
 from robvit.errors import InputError
 from robvit.files import tensors_sha256
 from robvit.statistics import surely_above
 from robvit.threat import Threat
 
-SCREENING = 20  # steps on the margin before the long runs: what falls to them need not wait
-FIRST, REST = ("apgd", "apgd_ce", "apgd_t"), ("fab_t", "square")
+SCREENING_STEPS = 20  # steps on the margin before the long runs: what falls to them need not wait
 MASKING = (ZeroGradient, SoftmaxOutput, RandomisedOutput)  # warnings after which gradients prove little
 HUGE = 0.5  # a change of every value by so much can hide any image
 HUGE_STEPS, HUGE_LEFT = 20, 0.05  # of the attack with that budget, and the share that it may leave
@@ -36,19 +36,14 @@ Settings = dict[str, dict[str, Any]]
 
 def audited_settings(threat: Threat, steps: int, targets: int, queries: int) -> Settings:
     """The settings of each attack; draws are the standard version's, so the same images survive or fewer."""
-    aims = min(targets, 5) if threat.sparse else targets
-    return {
-        "apgd": {"loss": "margin", "steps": SCREENING},
-        "apgd_ce": {"steps": steps, "restarts": 5 if threat.sparse else 1},
-        "apgd_t": {"steps": steps, "targets": aims, "candidates": aims},
-        "fab_t": {"steps": steps, "targets": targets},
-        "square": {"steps": queries},
-    }
+    parts = part_settings(threat.sparse, steps, targets, queries)
+    parts["apgd_t"]["candidates"] = parts["apgd_t"]["targets"]
+    return {SCREENING: {"loss": "margin", "steps": SCREENING_STEPS}, **parts}
 
 
 def refuse_batches(attack: object, settings: Mapping[str, Any]) -> None:
     """Refuse the audited version where an attack sees a part of the images only: a sample is of all."""
-    if attack == "autoattack" and settings.get("version") == "audited":
+    if attack == NAME and settings.get("version") == "audited":
         raise InputError(
             "version audited draws its sample from all images at once, and these come in batches; judge by "
             "the protocol linf-8-audited@1 or its like, or pass all images with batch=len(x)"
@@ -73,7 +68,7 @@ def autoattack_audited(
     `settings` are those of each attack (`audited_settings`), `audit` is the size of the sample, `batch` how
     many images are attacked at once; the other settings are those of `autoattack`.
     """
-    labels, best = require_labels(y, "autoattack"), Best(x, early_stop or judge is not None)
+    labels, best = require_labels(y, NAME), Best(x, early_stop or judge is not None)
 
     def go_on(names: tuple[str, ...], places: torch.Tensor) -> None:
         """Attack what is still correct among these places; whatever breaks is kept."""
@@ -86,7 +81,7 @@ def autoattack_audited(
                 output = (judge or model)(adv)
                 best.offer(rows, adv, margin(output, labels[rows]), misclassified(output, labels[rows]))
 
-    go_on(FIRST, torch.arange(len(x), device=x.device))
+    go_on(SCREENED, torch.arange(len(x), device=x.device))
     left = (~best.success).nonzero()[:, 0]
     keys = [tensors_sha256({"x": image}) for image in x[left].cpu()]
     names = [f"{key} {place}" for key, place in zip(keys, _nth(keys), strict=True)]
@@ -94,13 +89,13 @@ def autoattack_audited(
     sample = left[torch.tensor([names.index(name) for name in drawn.names], dtype=torch.long)]
     doubt = distrust(judge or model, x[sample], labels[sample], threat)
     if not doubt:
-        go_on(REST, sample)
+        go_on(AUDITED, sample)
     successes = sample[best.success[sample]].sort().values.tolist()
     tried = 0 if doubt else len(sample)
-    found = Audit(list(REST), audit, seed, len(left), tried, successes, drawn.strata)
+    found = Audit(list(AUDITED), audit, seed, len(left), tried, successes, drawn.strata)
     found = concluded(found, doubt)
     if found.switched:
-        go_on(REST, left)
+        go_on(AUDITED, left)
     return best.adv, found
 
 

@@ -40,10 +40,6 @@ class AttackCheck:
     oracle: dict[str, Any] = field(default_factory=dict)
     tolerance: float | dict[str, float] = 0.05
 
-    def tolerance_in(self, norm: str) -> float:
-        """The tolerance of one norm."""
-        return self.tolerance[norm] if isinstance(self.tolerance, dict) else self.tolerance
-
 
 # Training images, so many in batches of so many: (B 3 H W) with labels (B,) or None.
 Train = Callable[[int, int], Iterable[tuple[torch.Tensor, torch.Tensor | None]]]
@@ -186,7 +182,7 @@ def prepared(name: str, model: Model, settings: dict[str, Any], train: Train) ->
 
 
 def refuse_targets(settings: dict[str, Any]) -> None:
-    """Refuse a targeted attack where all there is are the true labels of a data set."""
+    """Refuse a targeted attack where all there is are the true labels of a dataset."""
     if settings.get("targeted"):
         raise InputError(
             "a targeted attack needs the class wanted for each image, got true labels; say how it is chosen "

@@ -13,11 +13,9 @@ from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, misclassifi
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
 from robvit.audit import SIZE
+from robvit.autoattack import PARTS, QUERIES, RAND, STEPS, TARGETS, part_settings
 from robvit.errors import InputError
 from robvit.threat import NORMS, Threat
-
-STANDARD = ("apgd_ce", "apgd_t", "fab_t", "square")
-RAND = ("apgd_ce", "apgd_dlr")
 
 
 @attack(
@@ -70,9 +68,9 @@ def autoattack(
     threat: Threat,
     *,
     version: str = "standard",
-    steps: int = 100,
-    targets: int = 9,
-    queries: int = 5000,
+    steps: int = STEPS,
+    targets: int = TARGETS,
+    queries: int = QUERIES,
     audit: int = SIZE,
     averaged: int = 20,
     judgements: int = 100,
@@ -107,16 +105,11 @@ def autoattack(
             x,
             y,
             threat,
-            attacks=STANDARD,
+            attacks=tuple(PARTS),
             judge=judge,
             early_stop=early_stop,
             seed=seed,
-            settings={
-                "apgd_ce": {"steps": steps, "restarts": 5 if threat.sparse else 1},
-                "apgd_t": {"steps": steps, "targets": min(targets, 5) if threat.sparse else targets},
-                "fab_t": {"steps": steps, "targets": targets},
-                "square": {"steps": queries},
-            },
+            settings=part_settings(threat.sparse, steps, targets, queries),
         )
     if version == "rand":
         return worst_of(

@@ -1,8 +1,4 @@
-"""Attention: hooks that watch it, scale it and change its gradients; whether scaling helps an attack.
-
-The names below are for every room. `robvit.attention.saturation` and `robvit.attention.comparison` measure,
-with attacks, and are imported by those who need them.
-"""
+"""Attention: hooks that watch it, scale it and change its gradients; they are for every room."""
 
 from robvit.attention.gradients import attention_cut, token_gradients_levelled
 from robvit.attention.hooks import Recording, class_attention, watch

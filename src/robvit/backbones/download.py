@@ -114,16 +114,9 @@ def _from_hub(known: Known, revision: str) -> Path:
         other = _in_hub_cache(known, "") if revision else None
         held = f"; its cache holds another revision, {known.alias}@{commit_of(other)}" if other else ""
         raise WeightsUnavailable(problem + held)
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
     at = f" at {revision}" if revision else ""
     fetch.tell(f"{known.alias}: taking {known.hub}{at} from the model hub, licence {known.licence}")
     for name in HUB_FILES:
-        try:
-            return Path(hf_hub_download(known.hub, name, revision=revision or None))
-        except EntryNotFoundError:
-            continue
-        except Exception as error:  # see hub_problem
-            raise WeightsUnavailable(f"the hub did not give {known.hub}{at}: {error}") from None
+        if path := fetch.hub_file(known.hub, name, revision):
+            return path
     raise WeightsUnavailable(f"{known.hub}{at} on the hub has none of {', '.join(HUB_FILES)}")

@@ -124,8 +124,7 @@ def hub_folder(text: str) -> Path:
 
 def _fetched(repository: str, name: str, revision: str, *, needed: bool = True) -> Any:
     """Where a file of the hub lies; none if the hub has no such file and it is not needed."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(repository, name, revision=revision or None)
     if isinstance(cached, str):
@@ -136,14 +135,10 @@ def _fetched(repository: str, name: str, revision: str, *, needed: bool = True) 
         raise WeightsUnavailable(f"{repository} is not on this machine, and {problem}")
     if name == CONFIG:
         fetch.tell(f"taking {repository} from the model hub; its page says under which licence")
-    try:
-        return Path(hf_hub_download(repository, name, revision=revision or None))
-    except EntryNotFoundError:
-        if not needed:
-            return None
-        raise WeightsUnavailable(f"{repository} on the hub has no {name}") from None
-    except Exception as error:  # the client's errors have another base in every version
-        raise WeightsUnavailable(f"the hub did not give {name} of {repository}: {error}") from None
+    path = fetch.hub_file(repository, name, revision)
+    if path is None and needed:
+        raise WeightsUnavailable(f"{repository} on the hub has no {name}")
+    return path
 
 
 def _open_timm(folder: Path, told: Mapping[str, Any], side: int | None) -> Opened:

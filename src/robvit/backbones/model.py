@@ -97,6 +97,8 @@ class Model(nn.Module):
         adapters: Adapted | None = _KEEP,
         trade_off: float | None = None,
         name: str = _KEEP,
+        original: str = _KEEP,
+        usual_resize: str = _KEEP,
     ) -> Model:
         """A twin on the same weights, shared, with these parts in place of its own; what is left out stays.
 
@@ -106,6 +108,8 @@ class Model(nn.Module):
         adapters: trained parts between the blocks, or None
         trade_off: where the adapters stand, between accuracy (0) and robustness (1)
         name: what the twin is called
+        original: the fingerprint of the weights that these were tuned from, whose heads they take
+        usual_resize: how images become square where nothing that was trained says so
         """
         salt, learned_from = "", frozenset[str]()
         changed = {"tokens": tokens, "head": head, "adapters": adapters}
@@ -128,12 +132,12 @@ class Model(nn.Module):
             layers=layers,
             adapters=parts,
             input_size=self._input_size,
-            original=self.original_fingerprint,
+            original=self.original_fingerprint if original is _KEEP else original,
             salt=salt,
             revision=self.revision,
             learned_from=learned_from,
             names=self._names,
-            usual_resize=self.usual_resize,
+            usual_resize=self.usual_resize if usual_resize is _KEEP else usual_resize,
             resizes=kept,
         )
         return twin.train(self.training)

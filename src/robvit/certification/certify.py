@@ -57,7 +57,7 @@ def certify(
     embedding: with `l2`, bound the cosine of the class embedding in place of the label.
     sigma: the noise of the smoothing, in pixels; `usual_sigma` of the radius if left out.
     samples, alpha: noisy copies that certify an image, and the chance of error an image.
-    out: a folder for record.json and finished parts, from which an interrupted run goes on.
+    out: a folder for record.json and finished parts, from which an interrupted run resumes.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.

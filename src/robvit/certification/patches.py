@@ -68,11 +68,6 @@ class PatchDefense(nn.Module):
         return self.safe(self.asked(x), y)
 
     @torch.no_grad()
-    def certified_places(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Under which windows no patch can change the labels y (B,): (B M) bool."""
-        return self.safe_places(self.asked(x), y)
-
-    @torch.no_grad()
     def decide(self, answers: Answers) -> Defended:
         """The rule; beyond the pairs of the first window, others are asked only until they disagree."""
         if bool((answers.label[:, 0, 1:] == UNKNOWN).any()):

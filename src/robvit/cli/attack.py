@@ -1,4 +1,4 @@
-"""`robvit attack`: adversarial images from a data set, a record of what they did, and a sheet."""
+"""`robvit attack`: adversarial images from a dataset, a record of what they did, and a sheet."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def attack(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Attack every image of a data set and write images that still fool the model when read back.
+    """Attack every image of a dataset and write images that still fool the model when read back.
 
     Images with masks take a segmentation head and `--attack segpgd`; they are judged by mean IoU.
     Interrupted, the same command resumes where it stopped. Under `accelerate launch` several processes

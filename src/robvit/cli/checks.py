@@ -109,9 +109,9 @@ def free_place(path: Path, force: bool) -> Path:
 def check_data(spec: str | None, split: str | None = None) -> None:
     """Refuse a dataset that nobody knows, an option or split it does not have, and a folder not there."""
     head = (spec or "").partition("?")[0]
-    if spec is None or plugins.is_offered("data set", head.partition(":")[0]):
+    if spec is None or plugins.is_offered("dataset", head.partition(":")[0]):
         return  # of an installed package
-    known = names.facts("data set")
+    known = names.facts("dataset")
     name = spec.partition("?")[0].partition(":")[0]
     could_be = name not in known and re.fullmatch(r"[a-z][\w-]+", name)
     if could_be and names.mentioned(name, names.PACKAGE.joinpath("data").glob("*.py")):

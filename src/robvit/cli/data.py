@@ -1,4 +1,4 @@
-"""`robvit data`: what data sets there are, getting them, and looking at them."""
+"""`robvit data`: what datasets there are, getting them, and looking at them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from robvit.plugins import offered
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    help="List, get and look at data sets. Every command that takes data takes the names listed here, "
+    help="List, get and look at datasets. Every command that takes data takes the names listed here, "
     "or any folder of images.",
 )
 
@@ -29,13 +29,13 @@ OutFolder = Annotated[
 
 @app.command("list", cls=Command)
 def list_sets() -> None:
-    """Show every kind of data set, and how to ask for it."""
+    """Show every kind of dataset, and how to ask for it."""
     from rich.table import Table
 
     table = Table("ask for", "what it is", box=None, pad_edge=False)
-    for about in facts("data set").values():
+    for about in facts("dataset").values():
         table.add_row(about["example"], about["about"])
-    for name in offered("data set"):
+    for name in offered("dataset"):
         table.add_row(name, "of an installed package")
     console().print(table, markup=False)
     typer.echo()
@@ -86,7 +86,7 @@ def show(
         bool, typer.Option("--corruptions", help="Draw all 15 corruptions at 5 severities instead.")
     ] = False,
 ) -> None:
-    """Count a data set's images, classes, sizes and broken files, and draw a contact sheet."""
+    """Count a dataset's images, classes, sizes and broken files, and draw a contact sheet."""
     check_data(spec, split)
     check_corruption(corruption)
     import warnings

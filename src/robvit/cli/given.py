@@ -12,7 +12,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def refuse_given(context: typer.Context, why: str, *names: str) -> None:
-    """Refuse the first of these options that was typed; `why` goes on after its name."""
+    """Refuse the first of these options that was typed; `why` follows its name."""
     for parameter in context.command.params:
         if parameter.name in names and is_given(context, parameter.name):
             raise typer.BadParameter(f"{parameter.opts[0]} {why}")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from robvit.cli.checks import read_record
 from robvit.errors import InputError
 from robvit.sharing import check_repository
-
-if TYPE_CHECKING:
-    from robvit.record import Record
-    from robvit.sharing import Shareable
 
 
 def push(
@@ -53,40 +49,11 @@ def push(
     if not result.exists():
         raise InputError(f"nothing at {result}; give the file or folder of a result")
     records = [read_record(path) for path in record or []]
-    if result.is_dir() and (own := result / "record.json").is_file() and not records:
-        records = [read_record(own)]
-    from robvit.pushing import opened_result, push_folder
+    from robvit.pushing import push as pass_on
 
-    held = opened_result(result)
-    if held is None:  # a network's folder, which is passed on file by file
-        told = push_folder(result, repo, records, to=folder, private=private, publish_secret=publish_secret)
-    else:
-        told = _push(held, repo, records, folder, private=private, publish_secret=publish_secret)
-    typer.echo(f"written: {told}")
+    place = pass_on(
+        result, repo, folder=folder, records=records, private=private, publish_secret=publish_secret
+    )
+    typer.echo(f"written: {place}")
     if folder is not None:
         typer.echo(f"next: hf upload {repo} {folder}")
-
-
-def _push(
-    held: Shareable,
-    repo: str,
-    records: list[Record],
-    folder: Path | None,
-    *,
-    private: bool,
-    publish_secret: bool,
-) -> str:
-    """Write a result of robvit's; a tuning has a card of its own."""
-    from robvit.report.card import model_card
-    from robvit.sharing_card import metadata
-
-    tuned = sum(one.kind == "robustify" and "settings" in one.model for one in records) == 1
-    card = ""
-    if tuned and held.shared_as == "lora":
-        card = f"{metadata('lora')}\n\n{model_card(records, name=repo)}"
-    if folder is None:
-        return held.push_to_hub(
-            repo, records=records, card=card, private=private or None, publish_secret=publish_secret
-        )
-    held.save_pretrained(folder, records=records, card=card, name=repo, publish_secret=publish_secret)
-    return str(folder)

@@ -21,7 +21,7 @@ def report(
     images: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="The clean images (a folder or data set), if not where the record says."
+            metavar="DATA", help="The clean images (a folder or dataset), if not where the record says."
         ),
     ] = None,
 ) -> None:

@@ -76,7 +76,7 @@ def recipe(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A data set or a folder of images; the recipe's own if left out.")
+        str | None, typer.Option(help="A dataset or a folder of images; the recipe's own if left out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/RECIPE if left out.")] = None,
     setting: Annotated[

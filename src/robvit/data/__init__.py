@@ -4,7 +4,7 @@
     x, y = images[0]           # (3 224 224) in [0,1] and a label
     x, y = images.tensors()    # everything at once: (100 3 224 224), (100,)
 
-A data set is one function in `catalog.py`, a corruption one in `corruptions.py`.
+A dataset is one function in `catalog.py`, a corruption one in `corruptions.py`.
 """
 
 from robvit.data.arrays import from_arrays, from_items

@@ -20,7 +20,7 @@ Array = torch.Tensor | np.ndarray[Any, Any]
 def from_arrays(
     images: Array, labels: Array | None = None, *, classes: list[str] | None = None
 ) -> ImageDataset:
-    """Images (N 3 H W) or (N H W 3) with labels (N,) as a data set; kept at 8 bits, as files are.
+    """Images (N 3 H W) or (N H W 3) with labels (N,) as a dataset; kept at 8 bits, as files are.
 
     images: whole grey levels (uint8), or floats in [0,1], which are rounded to grey levels.
     labels: whole numbers from 0 on; None where there are none.

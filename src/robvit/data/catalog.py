@@ -1,6 +1,6 @@
-"""Every data set there is, by name.
+"""Every dataset there is, by name.
 
-To add a data set, add a function here: it takes what stands after the colon and the split, returns a
+To add a dataset, add a function here: it takes what stands after the colon and the split, returns a
 `Listing`, and its keyword arguments are the options that may follow a question mark. The command line
 and the documentation read this table.
 """
@@ -25,14 +25,14 @@ from robvit.specs import check_split
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a data set is, in words for people, a spec that opens it, and its splits if they are fixed."""
+    """What a dataset is, in words for people, a spec that opens it, and its splits if they are fixed."""
 
     about: str
     example: str
     splits: tuple[str, ...] = ()
 
 
-DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("data set", DatasetInfo)
+DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("dataset", DatasetInfo)
 
 ADE20K_CLASSES = 150
 CAMVID_CLASSES = [
@@ -221,7 +221,7 @@ def masks(place: str, split: str | None, *, void: str = str(IGNORE)) -> Listing:
     return folders.mask_listing(found, MaskValues(count, void=int(void)), names)
 
 
-@DATASETS.add(about="a Hugging Face data set (pip install 'robvit[data]')", example="hf:NAME?label=COLUMN")
+@DATASETS.add(about="a Hugging Face dataset (pip install 'robvit[data]')", example="hf:NAME?label=COLUMN")
 def hf(
     place: str,
     split: str | None,
@@ -258,7 +258,7 @@ def _cifar(name: str, place: str, split: str | None) -> Listing:
 def _array_listing(
     split: str, rows: Sequence[int], images: torch.Tensor, labels: torch.Tensor, classes: list[str]
 ) -> Listing:
-    """Images in memory, named by the split and the row they have in the full data set."""
+    """Images in memory, named by the split and the row they have in the full dataset."""
     return Listing([f"{split}/{row:05d}" for row in rows], images, labels=labels.tolist(), classes=classes)
 
 

@@ -48,7 +48,7 @@ class Listing:
     """What an opener found; where images have masks, `mask_values` tells how they are meant.
 
     Masks lie in files, except those of drawn scenes, which make their own. `revision` is the commit of a
-    data set on the model hub.
+    dataset on the model hub.
     """
 
     names: list[str]

@@ -1,4 +1,4 @@
-"""Hugging Face data sets, through the `datasets` package where it is installed."""
+"""Hugging Face datasets, through the `datasets` package where it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robvit.errors import DataError
 from robvit.fetch import tell
 from robvit.specs import SPLITS
 
-HUB_SECONDS = 10.0  # how long the hub may take to say at which commit a data set is
+HUB_SECONDS = 10.0  # how long the hub may take to say at which commit a dataset is
 _LABEL_COLUMNS = ("label", "labels")
 
 
@@ -33,7 +33,7 @@ class HubImages:
             return bytes(cell["bytes"])
         if cell and cell.get("path"):
             return Path(cell["path"])
-        raise ImageError("the data set has no image in this row")
+        raise ImageError("the dataset has no image in this row")
 
 
 def hub_listing(
@@ -45,7 +45,7 @@ def hub_listing(
     label: str | None,
     revision: str | None = None,
 ) -> Listing:
-    """A split of a data set on the hub at one commit; names are the split and the row."""
+    """A split of a dataset on the hub at one commit; names are the split and the row."""
     datasets = _datasets()
     commit = revisions.check_commit(revision, f"hf:{name}?revision={revision}") if revision else _commit(name)
     try:
@@ -54,13 +54,13 @@ def hub_listing(
     except DataError:
         raise
     except Exception as error:  # the package's errors share no base class
-        raise DataError(f"Hugging Face data set {name!r} cannot be loaded: {error}") from error
+        raise DataError(f"Hugging Face dataset {name!r} cannot be loaded: {error}") from error
     found = table_listing(table, split, datasets.Image(decode=False), image=image, label=label)
     return replace(found, revision=commit or "")
 
 
 def _commit(name: str) -> str | None:
-    """The commit that this machine means by a data set's name; asked of the hub once, then kept."""
+    """The commit that this machine means by a dataset's name; asked of the hub once, then kept."""
     repository = f"datasets/{name}"
     if known := revisions.settled(repository):
         return known
@@ -137,6 +137,6 @@ def _datasets() -> Any:
         import datasets
     except ImportError:
         raise DataError(
-            "Hugging Face data sets need the `datasets` package; install it with: pip install 'robvit[data]'"
+            "Hugging Face datasets need the `datasets` package; install it with: pip install 'robvit[data]'"
         ) from None
     return datasets

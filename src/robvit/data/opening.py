@@ -1,6 +1,6 @@
-"""The one door to every data set: which images are chosen, and which are broken.
+"""The one door to every dataset: which images are chosen, and which are broken.
 
-How people ask for a data set, such as `sample` or `imagenet-a:/data/imagenet-a`, is in `robvit.specs`.
+How people ask for a dataset, such as `sample` or `imagenet-a:/data/imagenet-a`, is in `robvit.specs`.
 Broken images are found when a set is opened, not when it is read: a dataset whose length or whose
 indices change on the way could never be resumed, compared or named by a digest. So opening decodes
 every image once, cheaply, and leaves the broken ones out, counted and named in `skipped`.
@@ -37,7 +37,7 @@ from robvit.specs import CORRUPTION, PARTS, parse_spec
 LEARN, HELD_OUT = PARTS
 HELD_SHARE = 0.2
 MOST_SIDE = 4096  # of images that a record may have anyone make
-HUB = "hf"  # the data set that is fetched from the hub
+HUB = "hf"  # the dataset that is fetched from the hub
 
 
 class SkippedImages(UserWarning):
@@ -56,7 +56,7 @@ def open_data(
     check: bool = True,
     corruption: str = "",
 ) -> ImageDataset:
-    """Open a data set as images (3 H W) in [0,1] with labels or masks (H W).
+    """Open a dataset as images (3 H W) in [0,1] with labels or masks (H W).
 
     spec: a name from `DATASETS`, a name with a place ("imagenet:PATH"), a folder, an image file, or
         "module:function", which is imported and called as those of `DATASETS` are.
@@ -176,7 +176,7 @@ def _fixed_part(images: ImageDataset, held_out: bool) -> ImageDataset:
 
 
 def dataset_options() -> dict[str, list[str]]:
-    """Every data set's name with the options that may follow its question mark."""
+    """Every dataset's name with the options that may follow its question mark."""
     found = {}
     for entry in DATASETS:
         parameters = inspect.signature(entry.value).parameters.values()
@@ -246,8 +246,8 @@ def _named(images: ImageDataset, names: list[str]) -> list[int]:
     missing = [name for name in names if name not in indices]
     if missing:
         raise DataError(
-            f"{len(missing)} of the subset's {len(names)} images are not in the data set, "
-            f"the first is {missing[0]!r}; the data set's names look like {images.names[0]!r}"
+            f"{len(missing)} of the subset's {len(names)} images are not in the dataset, "
+            f"the first is {missing[0]!r}; the dataset's names look like {images.names[0]!r}"
         )
     if len(set(names)) < len(names):
         raise DataError(

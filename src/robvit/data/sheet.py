@@ -1,4 +1,4 @@
-"""Contact sheets: some images of a data set on one page, with their labels, to see what a model will see."""
+"""Contact sheets: some images of a dataset on one page, with their labels, to see what a model will see."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class CacheShard:
     def is_whole(self, clean: torch.Tensor) -> bool:
         """Whether the shard is there, undamaged, and of these very images; else it is made again.
 
-        The pixels are compared, because a data set's names stay when its images are fitted otherwise.
+        The pixels are compared, because a dataset's names stay when its images are fitted otherwise.
         """
         try:
             with safe_open(self.path, "pt") as file:
@@ -144,7 +144,7 @@ class CacheShard:
 
 
 class AttackCache:
-    """The attacked images of one model, one data set and one attack."""
+    """The attacked images of one model, one dataset and one attack."""
 
     def __init__(
         self, model: Model, images: Images, attack: AttackSetting, folder: Path | None = None

@@ -139,7 +139,6 @@ class LoRA(Shareable):
             )
         self.check(model)
         merged = copy.deepcopy(model)
-        merged.usual_resize = self.trained_on.resize or model.usual_resize
         with torch.no_grad():
             for name, (down, up) in self.factors.items():
                 weight: Any = merged.net.get_submodule(name).weight
@@ -147,8 +146,10 @@ class LoRA(Shareable):
                 weight.copy_(merged_weight(weight, down, up, self.alpha / self.rank))
             for name, value in self.whole.items():
                 merged.net.get_parameter(name).copy_(value)
-        merged.original_fingerprint = model.original_fingerprint or self.fingerprint
-        return merged
+        return merged.replace(
+            original=model.original_fingerprint or self.fingerprint,
+            usual_resize=self.trained_on.resize or model.usual_resize,
+        )
 
     def shared_facts(self) -> dict[str, Any]:
         told: dict[str, Any] = {

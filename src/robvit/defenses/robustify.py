@@ -100,11 +100,11 @@ def robustify(
 ) -> LearnedTokens:
     """Learn a few secret tokens, without labels, that make a frozen backbone's features survive attacks.
 
-    Interrupted, the same call with the same `out` goes on to the same tokens, bit for bit: the folder keeps
+    Interrupted, the same call with the same `out` resumes to the same tokens, bit for bit: the folder keeps
     the secret they grow from. With a seed anybody can make them again, so they are none, and say so.
 
     model: a Model, or an alias, a timm name or a checkpoint's path
-    data: images (N 3 H W) in [0,1], an open data set, a data set's name, or a folder, of which the training
+    data: images (N 3 H W) in [0,1], an open dataset, a dataset's name, or a folder, of which the training
         part is taken or, where it has no parts, every image; labels are not needed
     out: the folder for tokens or pool, head, secret, state and record.json
     recipe: "paper", "deep", "reference" (the published code's choices), or a TokenRecipe; it decides all
@@ -119,7 +119,7 @@ def robustify(
     pool: how many independent sets to learn
     seed: makes start and order repeatable, and so no secret; left out, they are drawn in secret, unless a
         TokenRecipe brings its seed
-    split, resize, limit: which part of a named data set, how images are made square, at most how many;
+    split, resize, limit: which part of a named dataset, how images are made square, at most how many;
         if left out half as many as the steps draw, since an attack that serves twice costs half
     img_size, arch: how a named model is loaded
     cache: where attacked images are kept; the user's cache if left out
@@ -208,7 +208,7 @@ def open_images(
                 raise
             return open_data(data, **options)
     if limit is not None:
-        raise InputError("limit goes with the name of a data set; give fewer images instead")
+        raise InputError("limit goes with the name of a dataset; give fewer images instead")
     if isinstance(data, ImageDataset):
         return data.resized(size, data.resize)
     check_images(data)

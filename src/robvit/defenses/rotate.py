@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def rotate(
 
     old: the tokens that are to be replaced, or their file
     model: the Model they are for, or its name
-    data: an open data set, its name, or a folder, whose last images judge and whose others are learned from
+    data: an open dataset, its name, or a folder, whose last images judge and whose others are learned from
     out: the folder for the new tokens, the state and record.json
     bound: the least cosine of clean features, with the new tokens and without
     steps: the training's steps; as before if left out
@@ -86,7 +86,7 @@ def rotate(
     resize = fitting(net.replace(tokens=before), resize)
     images = open_images(data, net, split=split, resize=resize, limit=limit)
     if not isinstance(images, ImageDataset):
-        raise InputError("rotating takes a data set or its name, got a tensor; put the images in a folder")
+        raise InputError("rotating takes a dataset or its name, got a tensor; put the images in a folder")
     if len(images) <= judge:
         raise InputError(f"{judge} images are kept to judge on, but there are only {len(images)}")
     learn, held = images.take(range(len(images) - judge)), images.take(range(-judge, 0))
@@ -104,7 +104,7 @@ def rotate(
         sets = {OLD: before, NEW: tokens}
         seen = compare(net, sets, held, attack, progress=half)
         check_invariance(seen, NEW, bound)
-        rotation = LearnedTokens(tokens, _record(net, sets, seen, held, str(attack.threat), bound, command))
+        rotation = LearnedTokens(tokens, _record(net, sets, seen, held, attack, bound, command))
         if folder is not None:
             rotation.save(folder)
     return rotation
@@ -174,7 +174,7 @@ def _record(
     sets: dict[str, RobustTokens],
     seen: list[Measurement],
     held: ImageDataset,
-    threat: str,
+    attack: AttackSetting,
     bound: float,
     command: str,
 ) -> Record:
@@ -187,12 +187,13 @@ def _record(
     # To two decimals: sixteen digits would tell a right guess of the tokens from any other.
     cosine = {(one.images, one.model): round(one.cosine, 2) for one in seen}
     own, carried = (cosine[f"attacked with {OLD}", name] for name in (OLD, NEW))
-    note = f"Feature attacks within {threat}, each by someone who knows the named tokens."
+    note = f"Feature attacks within {attack.threat}, each by someone who knows the named tokens."
     return Record(
         kind="rotation",
         model={**model.facts(), **{name: tokens.key_id for name, tokens in sets.items()}},
         data=held.facts(),
         trials=[],
+        protocol={"threat": asdict(attack.threat.budget), "attack": attack.name, **attack.settings},
         tables=[Table("Rotation", ["images", "model", "cosine", "accuracy"], rows, note)],
         metrics={
             "cosine, clean, new tokens": cosine["clean", NEW],

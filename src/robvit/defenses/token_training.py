@@ -64,7 +64,7 @@ def train_tokens(
     """Learn one set of tokens for a frozen model, with the un-hardened baseline and the course of it.
 
     Start and order follow from `secret`; without one from the recipe's seed, and then the tokens are none.
-    `state` is a file from which an interrupted training goes on to the same tokens, bit for bit; `cache` is
+    `state` is a file from which an interrupted training resumes to the same tokens, bit for bit; `cache` is
     where attacked images are kept (the user's own if left out). `progress` is told each share of the work.
     """
     if not model.family.takes_extra:

@@ -65,7 +65,7 @@ def doctor(
     remedy. A red one says not to trust robustness measured with such attacks; green ones prove nothing.
 
     model: a model, any callable from images (B 3 H W) in [0,1] to logits (B K), or what names one.
-    data: labelled images: tensors (x, y), a data set or loader, or what `open_data` opens; dozens suffice.
+    data: labelled images: tensors (x, y), a dataset or loader, or what `open_data` opens; dozens suffice.
     threat: the norm and the budget of the attacks.
     surrogate: another classifier of the same images to transfer from; bundled ones that fit if left out.
     out: a folder for record.json; nothing is written without it.
@@ -112,7 +112,7 @@ def doctor(
         record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
         if checks is None and record.attacks() and (weak := weakness(record.headline())) is not None:
             record.findings.insert(sum(finding.status == Status.RED for finding in record.findings), weak)
-        record.protocol = {"threat": str(threat), **asdict(strength), "seed": seed, "batch": batch}
+        record.protocol = {"threat": asdict(threat.budget), **asdict(strength), "seed": seed, "batch": batch}
         record.command, record.machine = command, compute.machine()
         record.notes += filter(None, [judged.doubt])
         if out is not None:

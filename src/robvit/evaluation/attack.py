@@ -1,4 +1,4 @@
-"""A whole data set attacked, and what came of it as adversarial images, a sheet and a record."""
+"""A whole dataset attacked, and what came of it as adversarial images, a sheet and a record."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def attack(
     progress: Advance = silent,
     command: str = "",
 ) -> Record:
-    """Attack every image of a data set, and tell what the model makes of them before and after.
+    """Attack every image of a dataset, and tell what the model makes of them before and after.
 
     Images with masks take a model that returns a class for each pixel, and `segpgd`; the record then holds
     the mean IoU and each image's pixel accuracy in place of trials. Several processes (`accelerate launch`)
@@ -81,7 +81,7 @@ def attack(
     target: "random", "least-likely" or "most-likely", among wrong classes, or a class by its name or number:
         the attack then aims at it, and the record tells for how many images it is predicted.
     out: a folder for adversarial images, sheet.png, shards and record.json, from which an interrupted run
-        goes on; without it nothing is left behind.
+        resumes; without it nothing is left behind.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
@@ -152,7 +152,7 @@ def attack(
 def passes_an_image(
     attack: str, settings: dict[str, Any], threat: Threat, source: Classifier, images: ImageDataset
 ) -> int:
-    """The forward passes of an image that withstands; 0 where they cannot be counted."""
+    """The forward passes of an image that stays correct; 0 where they cannot be counted."""
     info = ATTACKS.info(attack)
     if info.task != "classes" or images.kind != "labels":
         return 0

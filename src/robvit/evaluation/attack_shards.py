@@ -1,14 +1,14 @@
-"""Attacking a whole data set: batch by batch into shards, so that it can be killed, resumed and shared out.
+"""Attacking a whole dataset: batch by batch into shards, so that it can be killed, resumed and shared out.
 
 A shard is the unit of work: one batch of adversarial images as 8-bit values and what became of each. A run
-that is started again goes on with the shards that are missing; several processes (`accelerate launch`)
+that is started again resumes with the shards that are missing; several processes (`accelerate launch`)
 take turns. The size of the batch is part of a job's key, so the result is the same: most attacks treat each
 image by itself, and those that are `batch_coupled` see the same batches again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class AttackJob:
     they are and has no threat. With a `source`, images are not made but taken from the shards of
     another job. With an `original`, the cosine of the judged model's features with its is measured. With a
     `target`, "random" say, the attack aims at a class. Without `rounded`, images stay floats, and none are
-    kept. `passes`, if known, are the forward passes of an image that withstands: by them progress moves
+    kept. `passes`, if known, are the forward passes of an image that stays correct: by them progress moves
     inside a batch.
     """
 
@@ -105,6 +105,17 @@ class AttackJob:
     def keeps_images(self) -> bool:
         """Whether its shards hold adversarial images, which are whole grey levels."""
         return self.makes_images and self.rounded
+
+    def options(self) -> dict[str, Any]:
+        """What `attacks.run` takes beside the images: whom to fool, how to compute, the settings."""
+        return {
+            "victim": self.victim,
+            "target": self.target,
+            "eight_bit": self.rounded,
+            "precision": self.precision,
+            "compiler": self.compiler,
+            **self.settings,
+        }
 
     def facts(self) -> dict[str, Any]:
         """All that decides the result, by name."""
@@ -197,7 +208,13 @@ def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
         shown = BatchProgress(progress, len(some), job.passes)
         if facts is None and index % state.num_processes == state.process_index:
             x, y = (t.to(state.device) for t in some.tensors())
-            outcome = _outcome(job, x, y, index, shown.each_pass)
+            if job.makes_images:
+                assert job.threat is not None
+                how = {"batch": len(x), "each_pass": shown.each_pass, **job.options()}
+                outcome = run(job.attack, job.model, x, y, job.threat, **how)
+            else:
+                given = None if job.source is None else read_images(job.source, index).to(x)
+                outcome = judge(job.judged, x, y, given, job.threat, batch=len(x))
             facts = _facts(job, x, y, outcome)
             write_shard(path, _tensors(job, x, y, outcome, index), facts)
         if facts is not None:
@@ -205,31 +222,6 @@ def run_job(job: AttackJob, folder: Path, progress: Advance = silent) -> Shards:
             shown.finish(_note(correct, some.kind))
     state.wait_for_everyone()
     return Shards(job, folder)
-
-
-def _outcome(
-    job: AttackJob, x: torch.Tensor, y: torch.Tensor, index: int, each_pass: Callable[[int], None]
-) -> Outcome:
-    """A batch attacked, or images that were made elsewhere judged."""
-    if not job.makes_images:
-        given = None if job.source is None else read_images(job.source, index).to(x)
-        return judge(job.judged, x, y, given, job.threat, batch=len(x))
-    assert job.threat is not None
-    return run(
-        job.attack,
-        job.model,
-        x,
-        y,
-        job.threat,
-        victim=job.victim,
-        target=job.target,
-        batch=len(x),
-        eight_bit=job.rounded,
-        precision=job.precision,
-        compiler=job.compiler,
-        each_pass=each_pass,
-        **job.settings,
-    )
 
 
 def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -> dict[str, Any]:

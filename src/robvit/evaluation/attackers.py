@@ -103,11 +103,18 @@ class AttackerInfo:
 
 
 Attacker = Callable[[AttackerContext], list[Surrogate]]
+WHITE_BOX = "white-box"  # who knows everything; attacks that name nobody are theirs
 ATTACKERS: Registry[Attacker, AttackerInfo] = Registry("attacker", AttackerInfo)
 
 
+def knows_all(attacker: str) -> bool:
+    """Whether an attacker, by its name, attacks in the white box; "" is who does when nobody is named."""
+    name = attacker or WHITE_BOX
+    return name in ATTACKERS and ATTACKERS.info(name).knows_all
+
+
 @ATTACKERS.add(
-    "white-box",
+    WHITE_BOX,
     scenario="attacker knows everything",
     knows="weights, head and tokens: the judged model itself",
     claim="once the attacker knows everything: only this may be claimed without a word about secrets",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from robvit.attacks import ATTACKS
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.autoattack import is_autoattack
+from robvit.evaluation.attackers import ATTACKERS, knows_all
 from robvit.evaluation.protocol import NO_TOKENS
 from robvit.record import LEVELS, Record, Table, Trial
 from robvit.statistics import share_of
 from robvit.verdict import Verdict, claim_of, power_of
 
 TRANSFER, BLACK_BOX, WHITE_BOX = "transfer", "black box", "white box"  # where an attacker's images come from
-# The attacks of AutoAttack and their steps; shorter ones compare choices and publish nothing.
-AUTO_ATTACK = {"apgd_ce": 100, "apgd_t": 100, "fab_t": 100, "square": 5000}
 CHANCE_REMEDY = "Check normalisation, image size, channel order and the order of classes"
 
 
@@ -26,11 +23,9 @@ def knowledge_of(trial: Trial) -> str:
     return WHITE_BOX if attacker and attack else BLACK_BOX
 
 
-def is_auto_attack(record: Record) -> bool:
+def judged_by_autoattack(record: Record) -> bool:
     """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    own = [t for t in record.attacks() if t.attacker in ("", "white-box")]
-    whole = {t.attack for t in own if t.settings.get("steps", 0) >= AUTO_ATTACK.get(t.attack, math.inf)}
-    return whole >= set(AUTO_ATTACK) or any(t.attack == "autoattack" for t in own)
+    return is_autoattack(t for t in record.attacks() if knows_all(t.attacker))
 
 
 def attacker_levels(record: Record) -> list[Table]:

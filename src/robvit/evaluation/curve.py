@@ -71,7 +71,7 @@ def curve(
         falls at the smallest that any of them finds; pgd_min if left out, in L1 fab.
     settings: those of single attacks by name, such as {"pgd_min": {"steps": 40}}.
     out: a folder for record.json, curve.png, smallest_eps.csv and the parts from which an interrupted run
-        goes on.
+        resumes.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.

@@ -1,6 +1,6 @@
 """Judging a classifier by a protocol: every image's outcome under every attack, in one record.
 
-Each attack is a folder of shards, so that a run that was killed goes on, several processes share the work
+Each attack is a folder of shards, so that a run that was killed resumes, several processes share the work
 (`accelerate launch`), and only one batch is in memory at a time.
 """
 
@@ -59,7 +59,7 @@ def evaluate(
     data: an image set, or what `open_data` opens.
     protocol: a name with its version, a YAML file, or a `Protocol`; quick@1 if left out, or
         quick-black-box@1 for a file of which only answers can be had.
-    out: a folder for shards and record.json, from which an interrupted run goes on to the same record;
+    out: a folder for shards and record.json, from which an interrupted run resumes to the same record;
         without it nothing is left behind.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the

@@ -120,7 +120,7 @@ def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) 
 
 
 def passes_of(attack: str, given: dict[str, Any], threat: Threat, classes: int, layers: int = 0) -> Passes:
-    """The passes of an attack with the given settings on one image that withstands, counted on a toy.
+    """The passes of an attack with the given settings on one image that stays correct, counted on a toy.
 
     The toy has as many attention `layers` as the judged model, if the attack works on those.
     """

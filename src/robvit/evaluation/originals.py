@@ -17,7 +17,7 @@ def originals_of(
 ) -> Callable[[int], Pixels] | None:
     """The originals by their place in the record, uint8 (side side 3), if they are the very ones it names.
 
-    They are looked for in `images`, a folder or data set, else where the record says. What is wrong with
+    They are looked for in `images`, a folder or dataset, else where the record says. What is wrong with
     `images` is an error; where the record alone leads nowhere, `log` is told, and there are none.
     """
     data = record.data

@@ -1,4 +1,4 @@
-"""Long work in parts: each batch's outcomes in a file of its own, so that an interrupted run goes on."""
+"""Long work in parts: each batch's outcomes in a file of its own, so that an interrupted run resumes."""
 
 from __future__ import annotations
 

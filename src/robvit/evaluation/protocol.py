@@ -24,7 +24,7 @@ from robvit.audit import SIZE
 from robvit.budget import check_budget, check_psnr, parse_number
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.errors import InputError
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.attackers import ATTACKERS, WHITE_BOX
 from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
 from robvit.registry import unknown
 from robvit.settings import check_setting, is_fraction
@@ -86,7 +86,7 @@ class Attack(Strict):
     attack: str
     settings: dict[str, Any] = Field(default_factory=dict)
     threat: ThreatField | None = None
-    attacker: str = "white-box"
+    attacker: str = WHITE_BOX
     audited: bool = False
 
     @model_validator(mode="after")
@@ -187,7 +187,7 @@ class Protocol(Strict):
             raise InputError(
                 "audited attacks try a sample of what others left: set survivors: true, and put them last"
             )
-        if any(entry.attacker != "white-box" for entry in self.attacks):
+        if any(entry.attacker != WHITE_BOX for entry in self.attacks):
             raise InputError("an audit bounds what a white-box attacker can do; leave other attackers out")
 
     @property

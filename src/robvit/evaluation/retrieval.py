@@ -73,7 +73,7 @@ def evaluate_retrieval(
     gallery: where neighbours are looked for; the data's training part if left out.
     threat: the budget of both attacks, which have the model itself.
     steps: gradient steps of each.
-    out: a folder for record.json and finished parts, from which an interrupted run goes on.
+    out: a folder for record.json and finished parts, from which an interrupted run resumes.
     split: the part of the queries; the judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.

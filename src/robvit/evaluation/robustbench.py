@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from robvit.autoattack import NAME, PARTS, SCREENING, is_autoattack
 from robvit.errors import InputError
 from robvit.record import Record
 
 NORMS = {"linf": "Linf", "l2": "L2"}  # as RobustBench writes them
-AUTOATTACK = {"apgd_ce", "apgd_t", "fab_t", "square"}
 
 
 def model_info(record: Record) -> dict[str, Any]:
     """The fields of a `model_info` file; numbers are text there, and what a record can't know is empty.
 
-    `autoattack_acc` is left out unless the attacks are AutoAttack's, all of them on every survivor.
+    `autoattack_acc` is left out unless the attacks are AutoAttack's and no others, none of them shortened,
+    all of them on every survivor.
     """
     attacks, clean = record.attacks(), record.clean()
     if not attacks or clean is None:
@@ -36,9 +37,9 @@ def model_info(record: Record) -> dict[str, Any]:
         "reported": f"{100 * record.headline().share:.2f}",
     }
     names = {t.attack for t in attacks}
-    # The screening before an audit only breaks more; a bound above zero is not AutoAttack's own figure.
-    whole = {"autoattack"} if not record.audits else AUTOATTACK | {"apgd"}
-    if names in (AUTOATTACK, whole) and not any(audit.bound for audit in record.audits):
+    # The screening before an audit only breaks more; a bound above zero is not AutoAttack's own accuracy.
+    own = {NAME, *PARTS, *([SCREENING] if record.audits else [])}
+    if names <= own and is_autoattack(attacks) and not any(audit.bound for audit in record.audits):
         found["autoattack_acc"] = found["reported"]
     count, rules = len(clean.correct), record.protocol.get("name", "")
     about = f"Judged by robvit's {rules} on {count} images (digest {record.data['digest'][:12]})."

@@ -31,7 +31,7 @@ from robvit.record import Trial
 class Turn:
     """One attack of a protocol with one seed on one surrogate; `name` is its folder's, `label` for people.
 
-    `passes` are the forward passes of one image that withstands.
+    `passes` are the forward passes of one image that stays correct.
     """
 
     entry: Attack

@@ -39,7 +39,7 @@ def judged_images(data: Data, subset: Subset, *, split: str | None, limit: int |
 
 
 def as_dataset(data: ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays) -> ImageDataset:
-    """Images that a program holds as a data set of ours."""
+    """Images that a program holds as a dataset of ours."""
     if isinstance(data, ImageDataset):
         return data
     if isinstance(data, tuple) and len(data) == 2:

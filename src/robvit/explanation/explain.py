@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def explain(
 
     Args:
         model: a Model, or what `robvit.load` takes.
-        data: images (B 3 H W) in [0,1], a data set, or names: "photo.jpg", "sample:3", or a list of them.
+        data: images (B 3 H W) in [0,1], a dataset, or names: "photo.jpg", "sample:3", or a list of them.
         figures: names of `robvit explain --help`; without them all for which nothing is missing, and the
             record says which were left out and why. One that is named and cannot be drawn is an error.
         threat: the budget of the attack.
@@ -151,7 +151,7 @@ def _record(subject: Subject, drawn: list[Figure], left_out: dict[str, str]) -> 
         curves=[_titled(one, curve) for one in drawn for curve in one.curves],
         protocol={
             "attack": subject.attack,
-            "threat": str(subject.threat),
+            "threat": asdict(subject.threat.budget),
             **subject.settings,
             "figures": [one.name for one in drawn],
             "not drawn": left_out,

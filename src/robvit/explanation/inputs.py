@@ -1,4 +1,4 @@
-"""The images to explain: tensors, a data set, files, or numbers in a data set."""
+"""The images to explain: tensors, a dataset, files, or numbers in a dataset."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Inputs:
 
 
 def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
-    """Images at this size from a tensor, a data set, "photo.jpg", "sample:3" or a list of such names.
+    """Images at this size from a tensor, a dataset, "photo.jpg", "sample:3" or a list of such names.
 
-    "sample:3" is one of a data set's test split, counted from 0.
+    "sample:3" is one of a dataset's test split, counted from 0.
     """
     if isinstance(images, torch.Tensor):
         return Inputs(images, facts={"spec": "a tensor"})
@@ -63,7 +63,7 @@ def open_inputs(images: Source, size: int, resize: str = "squash") -> Inputs:
 
 
 def _stacked(chosen: list[tuple[ImageDataset, int]], facts: dict[str, Any]) -> Inputs:
-    """Images of one or several data sets; labels and classes only where all agree in them."""
+    """Images of one or several datasets; labels and classes only where all agree in them."""
     pairs = [dataset[place] for dataset, place in chosen]
     kinds = {dataset.kind for dataset, _ in chosen}
     classes = chosen[0][0].classes
@@ -77,14 +77,14 @@ def _stacked(chosen: list[tuple[ImageDataset, int]], facts: dict[str, Any]) -> I
 
 
 def _find(spec: str, size: int, resize: str) -> tuple[ImageDataset, int]:
-    """The data set that holds an image, and its place there."""
+    """The dataset that holds an image, and its place there."""
     if Path(spec).expanduser().is_file():
         return open_data(spec, size=size, resize=resize), 0
     data, _, number = spec.rpartition(":")
     if not data or not number.isdecimal():
         raise DataError(
             f"expected an image's file, or DATA:NUMBER such as sample:3, got {spec!r}; "
-            "`robvit data list` names the data sets"
+            "`robvit data list` names the datasets"
         )
     dataset = open_data(data, size=size, resize=resize, check=False)
     if int(number) >= len(dataset):

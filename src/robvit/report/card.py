@@ -10,7 +10,7 @@ from typing import Any
 
 from robvit.budget import Budget
 from robvit.errors import InputError
-from robvit.evaluation.claims import is_auto_attack
+from robvit.evaluation.claims import judged_by_autoattack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
@@ -126,7 +126,7 @@ def _judged(records: list[Record], tuning: Record) -> str:
 def _limits(tuning: Record, records: list[Record]) -> list[str]:
     own = [r for r in records if not _is_original(r, tuning)]
     lines = []
-    if not any(is_auto_attack(record) for record in own):
+    if not any(judged_by_autoattack(record) for record in own):
         lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
     sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
     lines.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.attackers import ATTACKERS, WHITE_BOX
 from robvit.record import Record, Table
 from robvit.report.summary import attacker_summaries
 
@@ -39,7 +39,7 @@ def defence_table(records: Sequence[Record]) -> Table | None:
             if summary.control:
                 continue
             lines = [("clean", "", "none", summary.clean)] if summary.clean else []
-            name = summary.attacker or "white-box"
+            name = summary.attacker or WHITE_BOX
             knows = ATTACKERS.info(name).knows if name in ATTACKERS else ""
             lines.append((name, knows, summary.threat, summary.worst))
             for *key, one in lines:

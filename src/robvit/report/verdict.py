@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from robvit.evaluation.claims import CHANCE_REMEDY, is_auto_attack, knowledge_of, near_chance
+from robvit.evaluation.claims import CHANCE_REMEDY, judged_by_autoattack, knowledge_of, near_chance
 from robvit.record import Finding, Record, Row
 
 ORDER = ("red", "amber", "green", "skipped")
@@ -95,7 +95,7 @@ class Review:
         doubts = (
             f"With care: {amber} {'finding is' if amber == 1 else 'findings are'} amber." if amber else ""
         )
-        if not is_auto_attack(self.evaluation):
+        if not judged_by_autoattack(self.evaluation):
             first_look = (
                 "As a first look only: the attacks are shorter than AutoAttack's, and longer ones may leave "
                 "less. A protocol whose name ends in -audited@1 gives a figure to quote."
@@ -114,7 +114,7 @@ class Review:
         limits = (
             "" if "white box" in self.knowledge else " No claim is made about attackers who have the model."
         )
-        if not limits and robust.share > 0 and not is_auto_attack(record):
+        if not limits and robust.share > 0 and not judged_by_autoattack(record):
             limits = " The attacks are shorter than AutoAttack's; longer ones may leave less."
         attacker = "has the model" if "white box" in self.knowledge else "sees its answers only"
         reds = len(self.reds)

@@ -87,7 +87,7 @@ class StudyContext:
     """What a study was given; None leaves the choice to the study.
 
     `images` is the number of images judged. `out` takes shards, trainings and figures, so that an
-    interrupted study goes on.
+    interrupted study resumes.
     """
 
     model: str | Model | None = None

@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Tensors, facts: dict[str, str]) -> None:
 
 
 def save_state(path: Path, parts: dict[str, Tensors], facts: dict[str, Any]) -> None:
-    """Keep everything a training needs to go on: named parts of tensors, and facts."""
+    """Keep everything a training needs to resume: named parts of tensors, and facts."""
     tensors = {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
     write_tensors(path, tensors, {"format": FORMAT, "facts": json.dumps(facts)})
 

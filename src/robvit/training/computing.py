@@ -25,7 +25,7 @@ def settled(
 ) -> Compute:
     """Precision, attention kernel and threads for so many steps of a recipe, on the device of this process.
 
-    What the folder of a run says is kept: a training that is taken up goes on as it began.
+    What the folder of a run says is kept: a training that is resumed continues as it began.
     """
     few = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
     size = getattr(model, "input_size", few.shape[-2:])

@@ -64,10 +64,10 @@ def finetune(
 
     With the loss "task" or "trades", labels and the model's classifier or head decide instead.
 
-    Interrupted, the same call with the same `out` goes on to the same bits.
+    Interrupted, the same call with the same `out` resumes to the same bits.
 
     model: without tokens and adapters; it is left as it is
-    data: a data set, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
+    data: a dataset, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
     tuning: how; `settings` are those of `Tuning`, and win
     lora: factors of an earlier tuning to go on from; the aim stays the features of `model`
     minutes: plan steps and batch for so long, by a probe of the model on this machine
@@ -151,8 +151,7 @@ def _result(
 ) -> tuple[Model, LoRA | None]:
     """The result as it is shipped: factors rounded and merged, or the tuned weights."""
     if tuning.method == "full":
-        twin = learner.model[0]
-        twin.original_fingerprint = model.original_fingerprint or model.fingerprint()
+        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
         return twin.requires_grad_(False).eval(), None
     settings = asdict(tuning) | {
         "img_size": list(model.input_size),

@@ -53,7 +53,7 @@ class RunState:
 
 
 class Fit:
-    """A training on its way. `run` goes on from wherever `folder` says it was."""
+    """A training on its way. `run` resumes from wherever `folder` says it was."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Fit:
         if facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.state = RunState(**facts["progress"])
-        self.log(f"going on after step {self.state.step} of {self.steps}")
+        self.log(f"resuming after step {self.state.step} of {self.steps}")
 
     def _load_best(self) -> None:
         """Leave the best weights in the model."""

@@ -142,7 +142,7 @@ def _opened(
     if not isinstance(data, ImageDataset):
         data = open_to_learn(data, job.split if job.split != "train" else None, limit=limit)
     elif limit is not None:
-        raise InputError("limit goes with the name of a data set; take fewer of an open one: data.take(...)")
+        raise InputError("limit goes with the name of a dataset; take fewer of an open one: data.take(...)")
     if data.kind == "labels" and not data.classes:  # a program's own have numbers alone
         count = max(data.listing.labels or [0]) + 1
         data = data.relabelled(list(range(count)), [f"class {number}" for number in range(count)])

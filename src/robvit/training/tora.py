@@ -203,7 +203,7 @@ def train_adapters(
     log: Log = silent,
     progress: Advance = silent,
 ) -> tuple[Adapters, dict[str, RunState]]:
-    """The adapters of a recipe, and what each phase saw, by its name. Asked again, it goes on or is done."""
+    """The adapters of a recipe, and what each phase saw, by its name. Asked again, it resumes or is done."""
     trainer = AdapterTrainer(model, splits, recipe, out, log=log, progress=progress)
     return trainer.run(), trainer.runs
 

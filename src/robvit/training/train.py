@@ -49,12 +49,12 @@ def train(
 ) -> Record:
     """Train a model by a recipe, then judge the best weights once more on held-out training images.
 
-    The test set is never touched. Interrupted, the same call with the same `out` goes on to the same bits.
+    The test set is never touched. Interrupted, the same call with the same `out` resumes to the same bits.
 
     recipe: a name (`robvit train recipes`), a YAML file, or a Recipe
     model: an alias, a timm name or a checkpoint's path; or a module, whose own weights are then trained;
         the recipe's own if left out
-    data: a data set's name, a folder, or an open ImageDataset; the recipe's own if left out
+    data: a dataset's name, a folder, or an open ImageDataset; the recipe's own if left out
     out: the folder for weights or adapters, the run's state and record.json; without it only the record,
         and a module that was given, tell of the training
     epochs: the length in place of the recipe's

@@ -159,7 +159,7 @@ def chosen_images(data: ImageDataset | torch.Tensor, model: Model, tuning: Tunin
         return without_labels(data, size)
     if not isinstance(data, ImageDataset) or data.kind != "labels":
         got = data.kind if isinstance(data, ImageDataset) else "a tensor"
-        raise InputError(f"the loss {tuning.loss} needs a data set with labels, got {got}; or take features")
+        raise InputError(f"the loss {tuning.loss} needs a dataset with labels, got {got}; or take features")
     if model.classes != len(data.classes):
         raise InputError(
             f"the loss {tuning.loss} needs a classifier for the data's {len(data.classes)} classes, "

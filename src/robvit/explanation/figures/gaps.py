@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from robvit.attention import watch
-from robvit.attention.saturation import histogram, score_gaps
 from robvit.backbones.model import Model
 from robvit.explanation.figures.attention import spread
 from robvit.explanation.subject import Subject, figure
+from robvit.measuring.saturation import histogram, score_gaps
 from robvit.record import Curve
 from robvit.report.figure import Figure
 

@@ -13,9 +13,9 @@ from typing import Any
 from robvit.attacks import find_scales, run
 from robvit.attacks.aas import FACTORS
 from robvit.attention import attention_layers
-from robvit.attention.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
+from robvit.measuring.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.claims import claims_table

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robvit.attention.comparison import Comparison
+from robvit.measuring.comparison import Comparison
 from robvit.record import Record, Table
 from robvit.studies.aas.common import (
     EFFORT,

@@ -13,11 +13,11 @@ from torch import nn
 
 from robvit.attacks import run
 from robvit.attacks.aas import FACTORS
-from robvit.attention.comparison import Comparison, control_of
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.trials import clean_trial_of, joined, trial_of
 from robvit.loading import load
+from robvit.measuring.comparison import Comparison, control_of
 from robvit.progress import progress
 from robvit.record import Record, Table, Trial
 from robvit.studies.aas.common import CHOOSE, PAPER, ScalingEffort, bench

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from robvit.attacks.scales import find_scales
-from robvit.attention.saturation import (
+from robvit.backbones.model import Model
+from robvit.data import ImageDataset
+from robvit.measuring.saturation import (
     DTYPES,
     GradientQuality,
     LayerSaturation,
@@ -16,8 +18,6 @@ from robvit.attention.saturation import (
     saturation,
     saturation_table,
 )
-from robvit.backbones.model import Model
-from robvit.data import ImageDataset
 from robvit.progress import progress
 from robvit.record import Record, Table
 from robvit.studies.aas.common import PAPER, PUBLISHED

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from robvit.attention import attention_layers, keep_scales, kept_scales
-from robvit.attention.comparison import Comparison, compare_scaling
 from robvit.attention.rounding import NarrowAttention
-from robvit.attention.saturation import DTYPES, saturation
 from robvit.errors import InputError
+from robvit.measuring.comparison import Comparison, compare_scaling
+from robvit.measuring.saturation import DTYPES, saturation
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.registry import unknown
@@ -40,7 +40,7 @@ class Sharpened:
 
     @property
     def worst(self) -> list[bool]:
-        """Which images withstand everything that was tried on this model."""
+        """Which images stay correct under everything that was tried on this model."""
         arms = [trial.correct for trial in self.comparison.trials]
         return [all(each) for each in zip(*arms, strict=True)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from robvit.attacks.aas import FACTORS
-from robvit.attention.comparison import Comparison, ScalingMethod
+from robvit.measuring.comparison import Comparison, ScalingMethod
 from robvit.record import Record, Table
 from robvit.registry import unknown
 from robvit.studies.aas.common import (

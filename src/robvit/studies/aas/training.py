@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from robvit.attention import kept_scales
-from robvit.attention.comparison import Comparison, compare_scaling
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.trials import spread
 from robvit.loading import load
+from robvit.measuring.comparison import Comparison, compare_scaling
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.aas.common import PAPER, PUBLISHED, published_for

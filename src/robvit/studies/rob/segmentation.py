@@ -39,7 +39,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Scenes:
-    """Images with masks: a data set, how many a head learns from, and how many are judged."""
+    """Images with masks: a dataset, how many a head learns from, and how many are judged."""
 
     data: str
     learn: int

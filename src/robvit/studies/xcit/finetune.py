@@ -69,10 +69,10 @@ NOTE8 = (
 def other_data(
     context: StudyContext, effort: RecipeEffort, *, sets: Sequence[str] = ("caltech-101", "flowers")
 ) -> Record:
-    """Fine-tuned with and without attacks, from robust, standard and random weights, on each data set."""
+    """Fine-tuned with and without attacks, from robust, standard and random weights, on each dataset."""
     for name in sets:
         if name not in SETS:
-            raise unknown("data set of Table 7", name, list(SETS))
+            raise unknown("dataset of Table 7", name, list(SETS))
     if PETS in sets and context.data is None:
         raise InputError("pets are not part of robvit: give --data 'folder:PATH?test=0.25' of breeds")
     if context.data is not None and len(sets) != 1:
@@ -87,7 +87,7 @@ def other_data(
 
 
 def _table7(context: StudyContext, effort: RecipeEffort, name: str) -> Record:
-    """One data set's part of Table 7."""
+    """One dataset's part of Table 7."""
     starts = STARTS if effort.is_small else {"robust start": STARTS["robust start"]}
     variants = [
         Variant(

@@ -8,7 +8,8 @@ import torch
 from helpers.networks import small_net
 from helpers.planted import planted
 from robvit.attention import attention_layers, watch
-from robvit.attention.saturation import (
+from robvit.backbones.model import Model
+from robvit.measuring.saturation import (
     DTYPES,
     delta_curve,
     gradient_quality,
@@ -16,7 +17,6 @@ from robvit.attention.saturation import (
     saturation_table,
     smallest_exponent,
 )
-from robvit.backbones.model import Model
 
 
 @pytest.mark.parametrize("precision", DTYPES)

@@ -1,6 +1,6 @@
 """One batch under one attack, plain or at given scales, remembered in a folder where there is one.
 
-Comparisons of one study share arms, such as the plain attack, and a killed study goes on with what it has.
+Comparisons of one study share arms, such as the plain attack, and a killed study resumes with what it has.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class BatchRunner:
             return len(x), 0, 0
         with torch.no_grad():
             preds = [Scaled(self.model, scales)(images).argmax(1) for images in (x, outcome.adv)]
-        right, under = (int((pred == y).sum()) for pred in preds)
-        return len(x), right, under
+        correct, attacked = (int((pred == y).sum()) for pred in preds)
+        return len(x), correct, attacked
 
     def _key(self, name: str, x: torch.Tensor, y: torch.Tensor, settings: dict[str, Any]) -> str:
         facts = {

@@ -13,14 +13,14 @@ import robvit
 from helpers.planted import planted
 from robvit.attacks import find_scales, run
 from robvit.attention import attention_layers
-from robvit.attention.comparison import (
+from robvit.data import ImageDataset, open_data
+from robvit.errors import InputError
+from robvit.measuring.comparison import (
     Comparison,
     ScalingMethod,
     compare_scaling,
     control_of,
 )
-from robvit.data import ImageDataset, open_data
-from robvit.errors import InputError
 from robvit.record import Trial
 from robvit.threat import Threat
 from robvit.verdict import Verdict
@@ -45,7 +45,7 @@ class _Few:
 
 
 def few(x: torch.Tensor, y: torch.Tensor) -> ImageDataset:
-    """As much of a data set as a comparison needs."""
+    """As much of a dataset as a comparison needs."""
     return cast(ImageDataset, _Few(x, y))
 
 

@@ -19,10 +19,10 @@ from torch import nn
 
 from robvit.attacks import ATTACKS, find_scales, judge
 from robvit.attacks.scales import Batch, Scales
-from robvit.attention.batches import BatchRunner
 from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.evaluation.trials import clean_trial, clean_trial_of, joined, spread
+from robvit.measuring.batches import BatchRunner
 from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
@@ -73,11 +73,11 @@ class Comparison:
 
     @property
     def both(self) -> list[bool]:
-        """Which images withstand the plain and the scaled attack."""
+        """Which images stay correct under the plain and the scaled attack."""
         return self.beside_plain(self.scaled)
 
     def beside_plain(self, trial: Trial) -> list[bool]:
-        """Which images withstand the plain attack and another."""
+        """Which images stay correct under the plain attack and another."""
         return [a and b for a, b in zip(self.plain.correct, trial.correct, strict=True)]
 
     def claim(
@@ -117,7 +117,7 @@ def compare_scaling(
 
     Args:
         model: the unscaled model, which judges.
-        images: a data set with labels.
+        images: a dataset with labels.
         threat: the budget of all attacks.
         base: the attack that is scaled; it needs steps and restarts, or is fgsm.
         settings: those of the base attack.

@@ -1,0 +1,43 @@
+"""AutoAttack's parts, their full length, and whether what was run may be called by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robvit.record import Trial
+
+NAME = "autoattack"
+STEPS, TARGETS, QUERIES = 100, 9, 5000
+# The parts in their order, with the steps of each; shorter ones compare choices and publish nothing.
+PARTS = {"apgd_ce": STEPS, "apgd_t": STEPS, "fab_t": STEPS, "square": QUERIES}
+RAND = ("apgd_ce", "apgd_dlr")  # for randomised models
+SCREENING = "apgd"  # goes before the others where a sample is audited; it only breaks more
+SCREENED, AUDITED = (SCREENING, "apgd_ce", "apgd_t"), ("fab_t", "square")
+
+
+def part_settings(
+    sparse: bool, steps: int = STEPS, targets: int = TARGETS, queries: int = QUERIES
+) -> dict[str, dict[str, Any]]:
+    """The settings of each part; in a sparse norm APGD has five starts and at most five targets."""
+    return {
+        "apgd_ce": {"steps": steps, "restarts": 5 if sparse else 1},
+        "apgd_t": {"steps": steps, "targets": min(targets, 5) if sparse else targets},
+        "fab_t": {"steps": steps, "targets": targets},
+        "square": {"steps": queries},
+    }
+
+
+def is_autoattack(trials: Iterable[Trial]) -> bool:
+    """Whether AutoAttack is among these attacks, as one or as all of its parts, nothing shortened."""
+    full = {trial.attack for trial in trials if _is_full(trial)}
+    return NAME in full or full >= PARTS.keys()
+
+
+def _is_full(trial: Trial) -> bool:
+    given = trial.settings
+    if trial.attack == NAME:
+        least = {"steps": STEPS, "targets": TARGETS, "queries": QUERIES}
+        return all(given.get(name, least[name]) >= least[name] for name in least)
+    return trial.attack in PARTS and given.get("steps", 0) >= PARTS[trial.attack]

@@ -1,0 +1,1 @@
+"""What scaling attention does, measured with attacks: saturation, and scaled attacks beside plain ones."""
