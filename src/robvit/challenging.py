@@ -45,6 +45,7 @@ CHECKS = (
     "transfer",
 )
 EXAMINED = 32  # images that the doctor sees
+DRAWS = 4  # further answers that are compared with the first: a defence may draw seldom
 PLAIN, DEFENDED = "without the defence", "defended"
 
 
@@ -138,28 +139,34 @@ def challenge(
     """
     if threat.norm not in NORMS:
         raise InputError(f"a defence is challenged in {', '.join(NORMS)}, got {threat.norm}")
-    plain = model if isinstance(model, Classifier) else open_classifier(model)
-    images = judged_images(data, Subset(count=None), split=split, limit=limit)
-    images = aligned(plain, images.resized(plain.size or images.size, fitting(plain.net, resize)))
-    check_fit(plain, images)
-    x, y = images.tensors()
-    torch.manual_seed(seed)
-    field = _field(plain.net, defence, x[:batch], samples)
-    name = defence if isinstance(defence, str) else getattr(defence, "__name__", type(defence).__name__)
-    facts = model_facts(plain) | {"defence": name, "randomised": field.randomised}
-    record = Record("challenge", facts, images.facts(), [], command=command)
-    # A defence that optimises is differentiated twice, and the fused kernel of the CPU cannot be.
-    with kept_in(out) as folder, plain_attention(fused_layers(plain.net)):
-        record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
-        _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
-        record.metrics = _figures(record)
-        effort = {"steps": steps, "samples": samples, "queries": queries}
-        record.protocol = {"threat": asdict(threat.budget), **effort}
-        record.protocol |= {"seed": seed, "batch": batch}
-        record.notes = [_meaning(record)]
-        if out is not None:
-            record.save(folder / "record.json")
+    for what, count in (("steps", steps), ("samples", samples), ("queries", queries)):
+        if count < 1:
+            raise InputError(f"{what} must be 1 or more, got {count}")
+    with torch.random.fork_rng():  # opening a model draws too
+        plain = model if isinstance(model, Classifier) else open_classifier(model)
+        images = judged_images(data, Subset(count=None), split=split, limit=limit)
+        images = aligned(plain, images.resized(plain.size or images.size, fitting(plain.net, resize)))
+        check_fit(plain, images)
+        x, y = images.tensors()
+        torch.manual_seed(seed)
+        # A defence that optimises is differentiated twice, and the fused kernel of the CPU cannot be.
+        with kept_in(out) as folder, plain_attention(fused_layers(plain.net)):
+            field = _field(plain.net, defence, x[:batch], samples)
+            facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
+            record = Record("challenge", facts, images.facts(), [], command=command)
+            record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
+            _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
+            record.metrics = _figures(record)
+            effort = {"steps": steps, "samples": samples, "queries": queries}
+            record.protocol = {"threat": asdict(threat.budget), **effort, "seed": seed, "batch": batch}
+            record.notes = [_meaning(record)]
+            if out is not None:
+                record.save(folder / "record.json")
     return record
+
+
+def _name(defence: str | Defence) -> str:
+    return defence if isinstance(defence, str) else getattr(defence, "__name__", type(defence).__name__)
 
 
 def _field(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples: int) -> _Field:
@@ -173,10 +180,36 @@ def _field(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples: i
         )
     follows = "differentiable" in inspect.signature(make).parameters
     with torch.no_grad(), frozen(plain):
-        randomised = not torch.equal(defended(x), defended(x))
+        first = _first_answer(defended, x, plain(x).shape)
+        randomised = any(not torch.equal(first, defended(x)) for _ in range(DRAWS))
+    defended = _detached_if_needed(defended, x)
     return _Field(
         plain, defended, make(plain, differentiable=True) if follows else defended, randomised, samples
     )
+
+
+def _first_answer(defended: Model, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """What the defence answers, or words about what is wrong with it."""
+    try:
+        output = defended(x)
+    except Exception as error:  # whatever somebody's function may raise
+        raise InputError(
+            f"the defence must take images {tuple(x.shape)}, got {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(output, torch.Tensor) or output.shape != shape:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(f"the defence must return logits {tuple(shape)} as its model does, got {got}")
+    return output
+
+
+def _detached_if_needed(defended: Model, x: torch.Tensor) -> Model:
+    """A defence that refuses images with a gradient, as NumPy does, gets them without: it then has none."""
+    try:
+        with torch.enable_grad():
+            defended(x[:1].detach().requires_grad_())
+    except RuntimeError:
+        return lambda images: defended(images.detach())
+    return defended
 
 
 def _examined(
@@ -246,19 +279,20 @@ def _figures(record: Record) -> dict[str, float]:
     found = {
         "clean accuracy, undefended": record.trials[0].accuracy,
         "clean accuracy, defended": record.trials[1].accuracy,
-        "accuracy under transfer": trials["transfer"].accuracy,
         "accuracy under all attackers": record.robust_accuracy(),
     }
+    if "transfer" in trials:  # not from a model without gradients
+        found["accuracy under transfer"] = trials["transfer"].accuracy
     worst = record.headline()
     return found | {f"accuracy under all attackers, {k}": getattr(worst, k) for k in ("low", "high")}
 
 
 def _meaning(record: Record) -> str:
     red = [finding.title for finding in record.findings if finding.status == "red"]
-    seen, left = (record.metrics[f"accuracy under {who}"] for who in ("transfer", "all attackers"))
+    left, seen = (record.metrics.get(f"accuracy under {who}") for who in ("all attackers", "transfer"))
+    without = "" if seen is None else f", those who attack the model without it {seen:.1%}"
     hides = f" The doctor: {'; '.join(red)} - does not hold." if red else ""
     return (
-        f"Attackers who know the defence leave {left:.1%} of the images correct, those who attack the model "
-        f"without it {seen:.1%}.{hides} No attack proves robustness: only the first figure may be quoted, "
-        "as an upper bound."
+        f"Attackers who know the defence leave {left:.1%} of the images correct{without}.{hides} "
+        "No attack proves robustness: only the first figure may be quoted, as an upper bound."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,6 +93,29 @@ def places(x: torch.Tensor, adv: torch.Tensor) -> list[tuple[torch.Tensor, torch
     return list(zip(adv, (adv != x).any(1), strict=True))
 
 
+@pytest.mark.parametrize("name", ["patch", "feature_patch"])
+def test_a_patch_for_all_places_does_more_on_average_than_one_for_its_own(name: str) -> None:
+    model, x = tiny().eval(), images()
+    y = labelled(model, x) if name == "patch" else None
+    with torch.no_grad():
+        clean = model(x)
+    rises = []
+    for settings in ({"locations": 1, "early_stop": False}, {"eot": 6}):
+        settings = settings if y is not None else {k: v for k, v in settings.items() if k != "early_stop"}
+        adv = ATTACKS[name](model, x, y, SQUARE, steps=30, **settings)
+        certify(x, adv, SQUARE)
+        everywhere = []
+        for row, column in itertools.product(range(x.shape[-1] - 2), repeat=2):
+            moved = x.clone()
+            for one, (image, changed) in zip(moved, places(x, adv), strict=True):
+                one[:, row : row + 3, column : column + 3] = image[:, changed.any(1)][:, :, changed.any(0)]
+            with torch.no_grad():
+                out = model(moved)
+            everywhere.append(-F.cosine_similarity(out, clean) if y is None else F.cross_entropy(out, y))
+        rises.append(float(torch.stack(everywhere).mean()))
+    assert rises[1] > rises[0]
+
+
 @pytest.mark.parametrize("attack", [feature_patch, feature_universal])
 def test_features_are_driven_away_or_to_a_target(attack: object) -> None:
     model, x = tiny().eval(), images()
@@ -106,6 +131,6 @@ def test_features_are_driven_away_or_to_a_target(attack: object) -> None:
 
 def test_no_places_or_steps_are_refused() -> None:
     x, y = setting()
-    for name, settings in (("patch", {"locations": 0}), ("universal", {"steps": 0})):
-        with pytest.raises(InputError, match="must be at least 1"):
+    for name, settings in (("patch", {"locations": 0}), ("patch", {"eot": -1}), ("universal", {"steps": 0})):
+        with pytest.raises(InputError, match="must be at least"):
             ATTACKS[name](linear(2, 1.0)[0], x, y, SQUARE, **settings)

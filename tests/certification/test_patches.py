@@ -15,10 +15,11 @@ from robvit.backbones.heads import LinearHead
 from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
-from robvit.certification.patches import PatchDefense, defend_patches
+from robvit.certification.patches import PatchDefense, defend_patches, open_defense
 from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
 from robvit.errors import InputError, Unsupported
+from robvit.exporting import export
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,14 @@ class Table(TokenDropping):
         super().__init__(mini)
         windows = cover(mini.input_size, self.token, 5)
         self.answers = {tuple(windows.kept(*pair)): int(answers[pair]) for pair in windows.pairs}
+        self.answers[tuple(windows.kept())] = WHOLE
 
     def logits(self, embedded: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         labels = [self.answers[tuple(row)] for row in kept.tolist()]
-        return torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
+        return torch.nn.functional.one_hot(torch.tensor(labels), WHOLE + 1).float()
+
+
+WHOLE = 3  # what the whole image gets from a table, and nothing else
 
 
 def defense_by(mini: robvit.Model, answers: torch.Tensor) -> PatchDefense:
@@ -84,34 +89,33 @@ def defense_by(mini: robvit.Model, answers: torch.Tensor) -> PatchDefense:
 
 
 def double_masking(answers: torch.Tensor) -> int:
-    """The rule as the paper states it, for one image."""
-    count = len(answers)
-
-    def pair(a: int, b: int) -> int:
-        return int(answers[min(a, b), max(a, b)])
-
-    first = [pair(i, i) for i in range(count)]
-    most = max(sorted(set(first)), key=first.count)
-    for i in range(count):
-        if first[i] != most and all(pair(i, j) == first[i] for j in range(count)):
-            return first[i]
-    return most
+    """The rule for one image, window by window."""
+    count = range(len(answers))
+    for i in count:
+        labels = {int(answers[min(i, j), max(i, j)]) for j in count if j != i}
+        if len(labels) == 1:
+            return labels.pop()
+    return WHOLE
 
 
-def test_the_rule_is_the_papers_and_ends_at_what_was_certified(mini: robvit.Model) -> None:
+def test_the_rule_ends_at_what_was_certified(mini: robvit.Model) -> None:
     draws = torch.Generator().manual_seed(0)
     x = torch.rand(1, 3, *mini.input_size)
     count = len(PatchDefense(mini, 5).cover.windows)
-    for _ in range(200):
-        table = torch.randint(0, 3, (count, count), generator=draws)
-        got = int(defense_by(mini, table).classify(x).label)
-        first = table.diagonal().tolist()
-        if sorted(map(first.count, set(first)))[-2:] != [max(map(first.count, first))] * 2:  # no tie
-            assert got == double_masking(table)
+    found = set()
+    for number in range(150):
+        other = torch.rand((count, count), generator=draws) < (0.02, 0.2, 1.0)[number % 3]
+        table = torch.where(other, torch.randint(0, 3, (count, count), generator=draws), 2)
+        defended = defense_by(mini, table).classify(x)
+        got = int(defended.label)
+        assert got == double_masking(table)
+        assert bool(defended.disputed) == (got == WHOLE)
+        found.add(got)
         # A patch under window w may change every answer but those with w dropped, which certified the label.
         w = int(torch.randint(0, count, (1,), generator=draws))
         table[w, :], table[:, w] = 1, 1
         assert int(defense_by(mini, table).classify(x).label) == 1
+    assert found >= {2, WHOLE}
 
 
 def test_no_patch_that_is_tried_takes_a_certified_label(
@@ -169,14 +173,15 @@ def test_each_mask_is_asked_once_and_an_image_no_longer_than_it_can_be_certified
     assert torch.equal(certified, every)
     assert torch.equal(defended.label, defense.classify(x).label)
     asked = (answers.label >= 0).triu().sum((1, 2))
-    assert int(asked.sum()) == answers.passes
+    whole = int(defended.disputed.sum())  # the whole image was asked too
+    assert int(asked.sum()) + whole == answers.passes
     assert set(asked[certified].tolist()) == {len(defense.cover.pairs)}
-    alone = (answers.label.diagonal(dim1=1, dim2=2) != y[:, None]).any(1)
-    assert bool(alone.any())
+    refuted = (answers.label[:, 0, 1:] != y[:, None]).any(1)
+    assert bool(refuted.any())
     again = defense.asked(x)
     defense.decide(again)
     before = again.passes
-    defense.safe(again, torch.where(alone, y, -2))  # those that a single window refutes cost no further pass
+    defense.safe(again, torch.where(refuted, y, -2))  # what the first round refutes costs no further pass
     assert again.passes == before
 
 
@@ -247,24 +252,33 @@ def test_logits_have_the_label_on_top_also_as_an_exported_program(
             torch.testing.assert_close(program(some), defense(some))
 
 
-def test_the_defence_runs_in_onnx(
+def test_the_defence_runs_in_onnx_and_serves_as_it_does_here(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    defense, (x, _) = defend_patches(mini, 5), images
+    defense, (x, _) = open_defense(mini, "5", "1x4"), images
     path = tmp_path / "defended.onnx"
-    torch.onnx.export(
-        defense.exportable(),
-        (x[:2],),
-        path,
-        input_names=["pixels"],
-        dynamic_shapes=({0: "batch"},),
-        dynamo=True,
-    )
-    (logits,) = runtime.InferenceSession(path).run(None, {"pixels": x.numpy()})
+    parity = export(mini, path, images=x[:5], defense=defense.exportable())
+    assert parity.features is None
+    assert "predictions identical" in str(parity)
+    session = runtime.InferenceSession(path)
+    assert [one.name for one in session.get_outputs()] == ["logits"]
+    facts = session.get_modelmeta().custom_metadata_map
+    assert facts["defence"] == "double masking against one patch of 5x5 pixels, 1x4 windows"
+    (logits,) = session.run(None, {"pixels": x.numpy()})
     with torch.no_grad():
-        assert torch.equal(torch.from_numpy(logits).argmax(-1), defense(x).argmax(-1))
+        torch.testing.assert_close(torch.from_numpy(logits), defense(x), atol=1e-4, rtol=1e-4)
+        plain = mini(x)
+    assert not torch.allclose(torch.from_numpy(logits), plain, atol=1e-2)
+
+
+def test_what_a_defence_cannot_be_written_as_is_refused(mini: robvit.Model, tmp_path: Path) -> None:
+    x = torch.rand(1, 3, *mini.input_size)
+    with pytest.raises(Unsupported, match="a timm checkpoint holds a network"):
+        export(mini, tmp_path / "a", "timm", images=x, defense=defend_patches(mini, 5).exportable())
+    with pytest.raises(InputError, match="give it a head"):
+        open_defense(mini.replace(head=None), "5", "3")
 
 
 def test_an_attack_on_the_defence_itself_never_beats_its_certificate(

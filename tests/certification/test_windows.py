@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
 from robvit.certification.maps import safe_corners, unsafe_share
-from robvit.certification.windows import check_cover, cover, ranges, touched
+from robvit.certification.windows import check_cover, cover, ranges, touched, window_counts
 from robvit.errors import InputError
 
 
@@ -71,7 +73,7 @@ def test_dinov2_at_112_pixels_has_the_windows_that_one_expects() -> None:
     found = cover((112, 112), (14, 14), 14, 4)
     assert len(found.windows) == 16
     assert {len(window) for window in found.windows} == {9}
-    assert len(found.pairs) == 136
+    assert len(found.pairs) == 120
     assert found.kept() == list(range(64))
     assert len(found.kept(0)) == 55
 
@@ -126,3 +128,16 @@ def test_bands_of_every_number_cover_dinov2_at_112_pixels(columns: int) -> None:
 def test_what_cannot_be_covered_is_refused(patch: int, windows: int | tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         cover((32, 32), (4, 4), patch, windows)
+
+
+def test_the_table_of_costs_in_the_docs_is_what_the_windows_say() -> None:
+    page = (Path(__file__).parents[2] / "docs/certificates.md").read_text()
+    rows = re.findall(r"^\| `([\dx]+)`[^|]*\| (\d+) \| ([^|]+) \| (\d+) \| ([\d,]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    for windows, masks, hidden, most, tokens in rows:
+        found = cover((112, 112), (14, 14), 14, window_counts(windows))
+        sizes = sorted({len(window) for window in found.windows})
+        assert len(found.pairs) == int(masks)
+        assert " or ".join(map(str, sizes)) == hidden.removesuffix(" of 64")
+        assert max(len(found.dropped(*pair)) for pair in found.pairs) == int(most)
+        assert sum(1 + len(found.kept(*pair)) for pair in found.pairs) == int(tokens.replace(",", ""))

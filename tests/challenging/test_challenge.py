@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from robvit.cli import app
 from robvit.errors import InputError
 from robvit.threat import Threat
 
-SMALL = {"limit": 12, "steps": 10, "samples": 4, "queries": 20, "threat": Threat("linf", 4 / 255)}
+SMALL = {"limit": 8, "steps": 6, "samples": 3, "queries": 10, "threat": Threat("linf", 4 / 255)}
 
 
 def resized_and_padded(model: nn.Module) -> nn.Module:
@@ -53,18 +55,26 @@ def anti_adversary(model: nn.Module, differentiable: bool = False) -> nn.Module:
     return Defended()
 
 
+def rounded_by_numpy(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Few grey levels (1704.01155), by a library that knows no gradients."""
+    return lambda x: model(torch.from_numpy(np.round(x.numpy() * 15) / 15))
+
+
 @pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
-@pytest.mark.parametrize("defence", [resized_and_padded, anti_adversary])
+@pytest.mark.parametrize("defence", [resized_and_padded, anti_adversary, rounded_by_numpy])
 def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) -> None:
     assert callable(defence)
+    before = torch.get_rng_state()
     record = challenge("robvit-mini", "sample", defence, out=tmp_path, **SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
     figures = record.metrics
     assert figures["clean accuracy, defended"] > 0.5
     assert figures["accuracy under all attackers"] < 0.5 * figures["clean accuracy, defended"]
     assert figures["accuracy under all attackers"] <= figures["accuracy under transfer"]
-    left = {row[0]: row[2] for row in record.tables[0].rows}
-    assert set(left) == set(ATTACKERS)
-    assert (left["gradient, EOT"] is None) == (defence is anti_adversary)
+    rows = {row[0]: row[2:] for row in record.tables[0].rows}
+    assert set(rows) == set(ATTACKERS)
+    assert (rows["gradient, EOT"][0] is None) == (defence is not resized_and_padded)
+    assert ("no gradient at all" in rows["gradient"][1]) == (defence is rounded_by_numpy)
     assert record.model["randomised"] == (defence is resized_and_padded)
     reds = {finding.check for finding in record.findings if finding.status == "red"}
     assert reds, "the doctor must find what it hides"
@@ -74,6 +84,14 @@ def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) 
 def test_what_is_no_defence_is_refused() -> None:
     with pytest.raises(InputError, match="must return a callable from images to logits, got int"):
         challenge("robvit-mini", "sample", lambda model: 3, **SMALL)  # type: ignore[arg-type,return-value]
+    with pytest.raises(
+        InputError, match=r"must return logits \(8, 10\) as its model does, got \(8, 3, 32, 32\)"
+    ):
+        challenge("robvit-mini", "sample", lambda model: lambda x: x, **SMALL)
+    with pytest.raises(InputError, match="got KeyError"):
+        challenge("robvit-mini", "sample", lambda model: lambda x: {}[0], **SMALL)
+    with pytest.raises(InputError, match="samples must be 1 or more"):
+        challenge("robvit-mini", "sample", anti_adversary, samples=0)
     refused = CliRunner().invoke(app, ["challenge", "robvit-mini", "sample", "--defence", "nonsense"])
     assert refused.exit_code == 2
     assert "module:function" in refused.output

@@ -95,7 +95,7 @@ SMALLER = {
     "reproduce": "--images 2 --model robvit-mini",
     "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
-    "certify": "--limit 2 --samples 4",
+    "certify": "--limit 2",
     "curve": "--limit 2 --set steps=1 --set rounds=1",
     "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
     "train recipe": TRAINING,
@@ -244,6 +244,10 @@ def smaller(arguments: list[str]) -> list[str]:
         added += _settings(STUDIES.info(given["name"]).defaults)
         added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
         added += ["--data", "sample"] if given["data"] is None else []
+    if names == ["export"] and given["patch"] is not None:
+        added += ["--patch", "5", "--windows", "1x4"]  # few masks make a small program
+    if names == ["certify"] and given["l2"] is not None:
+        added += ["--samples", "4"]
     if names == ["explain"] and not given["figure"]:
         added += ["--figure", "attention", "--figure", "perturbation"]
     if names == ["robustify"] and given["method"] != "tokens":

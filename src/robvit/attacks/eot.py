@@ -49,7 +49,7 @@ class _StandIn(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, real: Model, stand_in: Model | None) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.stand_in = stand_in
-        output = real(x)
+        output = real(x.detach())  # NumPy would refuse an image with a gradient
         if stand_in is None and output.shape != x.shape:
             raise InputError(
                 f"without a stand-in the output must have the input's shape {tuple(x.shape)}, "

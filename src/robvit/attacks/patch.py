@@ -12,6 +12,8 @@ from robvit.attacks.core import AttackCheck, Model, Objective, attack, gradient,
 from robvit.attacks.feature import feature_objective
 from robvit.attacks.losses import Loss, objective_of
 from robvit.attacks.pgd import ascend
+from robvit.attacks.sticker import FIRST_STEP as STICKER_STEP
+from robvit.attacks.sticker import Sticker
 from robvit.errors import InputError
 from robvit.threat import PATCH, Threat, box_sums, square
 
@@ -27,6 +29,7 @@ def patch(
     *,
     steps: int = 40,
     locations: int = 4,
+    eot: int = 0,
     loss: str | Loss = "cross_entropy",
     targeted: bool = False,
     early_stop: bool = True,
@@ -35,16 +38,20 @@ def patch(
     """The worst patch at the worst places. x (B 3 H W) in [0,1]; loss(model(x), y) -> (B,).
 
     Places are ranked by how much a linear loss could rise inside each square; at each of the best ones the
-    patch climbs from noise.
+    patch climbs from noise. With `eot` an image's patch is made for all places instead, and stuck at one that
+    chance decides: for an attacker who cannot choose it.
 
     steps: gradient steps at a place.
     locations: so many are tried, no two within half a patch of each other while there are others.
+    eot: random places over which each step is averaged, such as 8; 0 searches the worst places.
     loss: a name from `LOSSES` or a callable.
     targeted: y are the classes wanted: the loss falls, and success is to be classified so.
     early_stop: an image leaves the batch as soon as the attack succeeds on it.
     seed: decides the noise, together with each image.
     """
     goal = objective_of(loss, y, targeted)
+    if eot:
+        return _everywhere(model, x, threat, goal, steps=steps, eot=eot, seed=seed)
     best = Best(x, early_stop)
     _search(model, x, y, threat, best, goal, steps=steps, locations=locations, targeted=targeted, seed=seed)
     return best.adv
@@ -65,6 +72,7 @@ def feature_patch(
     *,
     steps: int = 40,
     locations: int = 4,
+    eot: int = 0,
     loss: str | Loss = "cosine",
     seed: int = 0,
 ) -> torch.Tensor:
@@ -72,11 +80,14 @@ def feature_patch(
 
     steps: gradient steps at a place.
     locations: so many are tried.
+    eot: random places over which each step is averaged, in place of a search; see `patch`.
     loss: a name from `LOSSES` or a callable of features and clean features.
     seed: decides the noise, together with each image.
     """
-    best = Best(x, early_stop=False)
     goal = feature_objective(model, x, y, loss)
+    if eot:
+        return _everywhere(model, x, threat, goal, steps=steps, eot=eot, seed=seed)
+    best = Best(x, early_stop=False)
     _search(model, x, None, threat, best, goal, steps=steps, locations=locations, targeted=False, seed=seed)
     return best.adv
 
@@ -119,6 +130,25 @@ def _search(
             size=lambda step: FIRST_STEP * (1 - 0.9 * step / steps),
             targeted=targeted,
         )
+
+
+def _everywhere(
+    model: Model, x: torch.Tensor, threat: Threat, objective: Objective, *, steps: int, eot: int, seed: int
+) -> torch.Tensor:
+    """Patches that climb the mean of the objective over random places (1707.07397), at another such place."""
+    if steps < 1 or eot < 0:
+        raise InputError(f"steps must be at least 1 and eot at least 0, got {steps} and {eot}")
+    side = min(int(threat.eps), *x.shape[-2:])
+    sticker = Sticker(per_image_uniform(x, seed, "patch", 3, side, side), seed)
+    rows = torch.arange(len(x), device=x.device)
+    for step in range(steps):
+        up = torch.zeros_like(sticker.pixels)
+        for draw in range(eot):
+            point = sticker.on(x, f"place {step}/{draw}")
+            slope = gradient(model, point, lambda output: objective(output, rows, 0))[2]
+            up = up + sticker.under(slope)
+        sticker.move(up, STICKER_STEP * (1 - 0.9 * step / steps))
+    return sticker.on(x, "place")
 
 
 def best_places(x: torch.Tensor, slope: torch.Tensor, side: int, count: int) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 It ascends the mean loss of all images at once (1811.11304). A patch is stuck on at another random place of
 each image in every step, so that it works wherever it lies: an expectation over places.
 
-Legend for shapes: B batch, S side of a patch.
+Legend for shapes: B batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from robvit.attacks.core import (
 )
 from robvit.attacks.feature import feature_objective
 from robvit.attacks.losses import Loss, objective_of
+from robvit.attacks.sticker import FIRST_STEP, Sticker
 from robvit.errors import InputError
-from robvit.threat import PATCH, Threat, square
+from robvit.threat import PATCH, Threat
 
 NORMS = ("linf", "l2", PATCH)
-FIRST_STEP = 0.1  # of a patch's pixels
 
 
 @attack(kind="budget", norms=NORMS, paper="1610.08401", batch_coupled=True, check=AttackCheck({"steps": 4}))
@@ -93,8 +93,8 @@ def _climb(
     """Ascend the mean loss, and keep what misleads the most images, then what has the highest loss."""
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
-    kind = _Sticker if threat.norm == PATCH else _Offset
-    change: _Sticker | _Offset = kind(x, threat, seed)
+    kind = _SameSquare if threat.norm == PATCH else _Offset
+    change: _SameSquare | _Offset = kind(x, threat, seed)
     rows = torch.arange(len(x), device=x.device)
     best, worth = x, (-1.0, -torch.inf)
     for step in range(steps + 1):
@@ -103,7 +103,7 @@ def _climb(
         found = (float(succeeded(output, y, targeted).sum()), float(value.mean()))
         if found > worth:
             best, worth = point, found
-        change.move(slope, step, 1 - 0.9 * step / steps)
+        change.climb(slope, 1 - 0.9 * step / steps)
     return best
 
 
@@ -115,35 +115,24 @@ class _Offset:
         noise = per_image_uniform(torch.zeros_like(x[:1]), seed, "universal")
         self.delta = threat.inside(threat.eps * (2 * noise - 1))
 
-    def on(self, x: torch.Tensor, step: int) -> torch.Tensor:
+    def on(self, x: torch.Tensor, draw: int | str) -> torch.Tensor:
         return self.threat.project(x, x + self.delta)
 
-    def move(self, slope: torch.Tensor, step: int, share: float) -> None:
+    def climb(self, slope: torch.Tensor, share: float) -> None:
         size = 0.25 * self.threat.eps * share
         up = self.threat.steepest(slope.mean(0, keepdim=True), size)
         self.delta = self.threat.inside(self.delta + up)
 
 
-class _Sticker:
-    """The same square of pixels (3 S S) on every image, each time elsewhere."""
+class _SameSquare(Sticker):
+    """The same square of pixels on every image, each time elsewhere."""
 
     def __init__(self, x: torch.Tensor, threat: Threat, seed: int) -> None:
-        self.side = min(int(threat.eps), *x.shape[-2:])
-        self.seed = seed
-        shape = (3, self.side, self.side)
-        self.pixels = per_image_uniform(torch.zeros_like(x[:1]), seed, "universal", *shape)[0]
+        side = min(int(threat.eps), *x.shape[-2:])
+        super().__init__(per_image_uniform(torch.zeros_like(x[:1]), seed, "universal", 3, side, side), seed)
 
-    def on(self, x: torch.Tensor, step: int) -> torch.Tensor:
-        if self.side == 0:
-            return x.clone()
-        room = x.new_tensor([length - self.side + 1 for length in x.shape[-2:]])
-        self.places = (per_image_uniform(x, self.seed, f"place {step}", 2) * room).long()
-        self.covered = square(self.places, self.side, x.shape).expand(x.shape)
-        stuck = x.clone()
-        stuck[self.covered] = self.pixels.expand(len(x), -1, -1, -1).flatten()
-        return stuck
+    def on(self, x: torch.Tensor, draw: int | str) -> torch.Tensor:
+        return super().on(x, f"place {draw}")
 
-    def move(self, slope: torch.Tensor, step: int, share: float) -> None:
-        if self.side:
-            up = slope[self.covered].view(-1, *self.pixels.shape).mean(0)
-            self.pixels = (self.pixels + FIRST_STEP * share * up.sign()).clamp(0, 1)
+    def climb(self, slope: torch.Tensor, share: float) -> None:
+        self.move(self.under(slope), FIRST_STEP * share)

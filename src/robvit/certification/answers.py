@@ -19,7 +19,7 @@ ROUNDING = 1e-4
 
 
 class Answers:
-    """The labels (B M M) of images with pairs of windows dropped, one window where both are the same.
+    """The labels (B M M) of images with pairs of two windows dropped.
 
     `sure` tells where a label leads by more than rounding can do. `passes` counts images that went through
     the network, with whatever was dropped; `rows` of them go together, of any images and masks of a length.
@@ -33,12 +33,20 @@ class Answers:
         self.sure = torch.zeros_like(self.label, dtype=torch.bool)
         self.passes = 0
 
-    def single(self) -> torch.Tensor:
-        """Logits (B M K) with each window dropped by itself."""
+    def first_round(self) -> torch.Tensor:
+        """Logits (B M-1 K) with each pair of the first window dropped."""
         batch, count = self.label.shape[:2]
-        image = torch.arange(batch, device=self.label.device).repeat_interleave(count)
-        window = torch.arange(count, device=self.label.device).repeat(batch)
-        return self._ask(image, window, window).view(batch, count, -1)
+        image = torch.arange(batch, device=self.label.device).repeat_interleave(count - 1)
+        other = torch.arange(1, count, device=self.label.device).repeat(batch)
+        return self._ask(image, torch.zeros_like(other), other).view(batch, count - 1, -1)
+
+    def whole(self, image: torch.Tensor) -> torch.Tensor:
+        """Labels (n,) of images (n,) with nothing dropped."""
+        if not len(image):
+            return image
+        self.passes += len(image)
+        kept = torch.tensor(self.cover.kept(), device=image.device).expand(len(image), -1)
+        return self.dropping.logits(self.embedded[image], kept).argmax(-1)
 
     def __call__(self, image: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Labels (n,) of images (n,) with the windows `first` and `second` (n,) dropped."""

@@ -1,10 +1,12 @@
-"""Double masking (PatchCleanser, 2108.09135) with dropped tokens: labels that no small patch can change.
+"""Double masking with dropped tokens: labels that no small patch can change.
 
-Every window of a `Cover` is dropped by itself. If all answers agree, that is the label. If not, each answer
-that differs from the most frequent one is asked again with every second window dropped; one that then
-stands alone and undisputed is the label, else the most frequent answer is. A label is certified if the
-answers to all pairs of windows agree on it: whatever a patch holds, the window over it shows the network
-the same tokens as the clean image does, so that the rule above ends at that label.
+Every answer is given with two windows of a `Cover` dropped. A window stands if all its pairs give one label;
+windows that stand give the same one, since they have a pair in common. It is the label; where none stands,
+the whole image's answer is. A label is certified if all pairs give it: whatever a patch holds, the pairs of
+the window over it show the network the same tokens as the clean image does, so that this window stands.
+
+PatchCleanser (2108.09135) also asks with single windows dropped, and wants them to agree: the proof has no
+need of them, and they are a third of the cost and more.
 
 Legend for shapes: B batch, M windows, K classes.
 """
@@ -20,11 +22,12 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.certification.answers import UNKNOWN, Answers
 from robvit.certification.dropping import TokenDropping
-from robvit.certification.windows import Cover, cover
+from robvit.certification.windows import Cover, cover, patch_side, window_counts
+from robvit.errors import InputError
 
 
 class Defended(NamedTuple):
-    """The labels (B,) of the defended inference, and where (B,) its first round disagreed."""
+    """The labels (B,) of the defended inference, and which of them (B,) no window stands for."""
 
     label: torch.Tensor
     disputed: torch.Tensor
@@ -33,8 +36,8 @@ class Defended(NamedTuple):
 class PatchDefense(nn.Module):
     """A ViT behind double masking: images (B 3 H W) in [0,1] to logits (B K) whose largest is the label.
 
-    Their softmax is halfway between the mean probabilities of the first round and the label that the rule
-    gives.
+    Their softmax is halfway between the label that the rule gives and the mean probabilities of the first
+    round, the pairs of the first window.
     """
 
     def __init__(self, model: Model, patch: int, *, windows: int | tuple[int, int] = 3) -> None:
@@ -44,7 +47,7 @@ class PatchDefense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         answers = self.asked(x)
-        return scores(answers.single(), self.decide(answers).label)
+        return scores(answers.first_round(), self.decide(answers).label)
 
     def exportable(self) -> nn.Module:
         """The same logits without a branch, so that `torch.export` and ONNX take it; it asks all pairs."""
@@ -56,7 +59,7 @@ class PatchDefense(nn.Module):
 
     @torch.no_grad()
     def classify(self, x: torch.Tensor) -> Defended:
-        """Labels, and which of them the first round disputed."""
+        """Labels, and which of them are disputed."""
         return self.decide(self.asked(x))
 
     @torch.no_grad()
@@ -66,15 +69,19 @@ class PatchDefense(nn.Module):
 
     @torch.no_grad()
     def decide(self, answers: Answers) -> Defended:
-        """The rule; pairs are asked only where the first round disagrees, and until someone disputes."""
-        if bool((answers.label.diagonal(dim1=1, dim2=2) == UNKNOWN).any()):
-            answers.single()
-        first = answers.label.diagonal(dim1=1, dim2=2)
-        image, window = (first != majority(first)[:, None]).nonzero().unbind(1)
-        for other in range(len(self.cover.windows)):
-            agree = answers(image, window, torch.full_like(window, other)) == first[image, window]
-            image, window = image[agree], window[agree]
-        return rule(answers.label)  # what was not asked is under an answer that is disputed already
+        """The rule; beyond the pairs of the first window, others are asked only until they disagree."""
+        if bool((answers.label[:, 0, 1:] == UNKNOWN).any()):
+            answers.first_round()
+        undecided = ~standing(answers.label)[:, :1]
+        for other in range(1, len(self.cover.windows)):
+            possible = standing(answers.label, unknown=True) & undecided
+            possible[:, other] = False
+            image, window = possible.nonzero().unbind(1)
+            answers(image, window, torch.full_like(window, other))
+        label = rule(answers.label)
+        disputed = label == UNKNOWN
+        rest = disputed.nonzero()[:, 0]
+        return Defended(label.index_put((rest,), answers.whole(rest)), disputed)
 
     def safe(self, answers: Answers, y: torch.Tensor) -> torch.Tensor:
         """Which labels y (B,) all pairs agree on, (B,); an image is given up with the first that does not.
@@ -111,23 +118,28 @@ def _agree(answers: Answers, y: torch.Tensor, image: torch.Tensor, pair: torch.T
 
 
 class StraightDefense(nn.Module):
-    """Double masking in a straight line: all pairs of windows are asked of every image."""
+    """Double masking in a straight line: the whole image and all pairs of windows are asked every time."""
 
     def __init__(self, dropping: TokenDropping, cover: Cover) -> None:
         super().__init__()
-        self.dropping = dropping
+        self.dropping, self.cover = dropping, cover
         pairs = cover.pairs
         kept = [cover.kept(*pair) for pair in pairs]
         lengths = sorted({len(tokens) for tokens in kept})
         order = [n for length in lengths for n, tokens in enumerate(kept) if len(tokens) == length]
         place = {pairs[n]: position for position, n in enumerate(order)}
         count = range(len(cover.windows))
-        table = [[place[min(i, j), max(i, j)] for j in count] for i in count]
+        table = [[place.get((min(i, j), max(i, j)), 0) for j in count] for i in count]
         self.register_buffer("table", torch.tensor(table), persistent=False)
         for length in lengths:
             some = torch.tensor([tokens for tokens in kept if len(tokens) == length])
             self.register_buffer(f"kept_{length}", some, persistent=False)
         self.lengths = lengths
+
+    def __str__(self) -> str:
+        rows, columns = self.cover.shape
+        side = self.cover.patch
+        return f"double masking against one patch of {side}x{side} pixels, {rows}x{columns} windows"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         embedded = self.dropping.embed(x)
@@ -139,28 +151,36 @@ class StraightDefense(nn.Module):
             found.append(self.dropping.logits(rows, each).unflatten(0, (x.shape[0], len(kept))))
         every = torch.cat(found, dim=1)
         table = self.get_buffer("table")
-        return scores(every[:, table.diagonal()], rule(every.argmax(-1)[:, table]).label)
+        label = rule(every.argmax(-1)[:, table])
+        label = torch.where(label == UNKNOWN, self.dropping(x).argmax(-1), label)
+        return scores(every[:, table[0, 1:]], label)
 
 
-def majority(first: torch.Tensor) -> torch.Tensor:
-    """The most frequent of the answers (B M) to single windows: (B,)."""
-    votes = (first[:, :, None] == first[:, None]).sum(2)
-    return first.gather(1, votes.argmax(1, keepdim=True))[:, 0]
+def claims(table: torch.Tensor) -> torch.Tensor:
+    """What each window would be the label's witness of, from the answers to pairs (B M M): (B M)."""
+    return torch.cat((table[:, :1, 1], table[:, 1:, 0]), dim=1)
 
 
-def rule(table: torch.Tensor) -> Defended:
-    """The label from the answers to all pairs of windows (B M M), single ones on the diagonal."""
-    first = table.diagonal(dim1=1, dim2=2)
-    most = majority(first)
-    minority = first != most[:, None]
-    stands = minority & (table == first[:, :, None]).all(2)
-    # Two that stand have the same label, which their common pair gives.
-    winner = first.gather(1, stands.int().argmax(1, keepdim=True))[:, 0]
-    return Defended(torch.where(stands.any(1), winner, most), minority.any(1))
+def standing(table: torch.Tensor, *, unknown: bool = False) -> torch.Tensor:
+    """The windows (B M) all of whose pairs (B M M) give one label, where `unknown` ones may still do so."""
+    itself = torch.eye(table.shape[1], dtype=torch.bool, device=table.device)
+    same = (table == claims(table)[:, :, None]) | itself
+    stands: torch.Tensor = (same | (table == UNKNOWN) if unknown else same).all(2)
+    return stands
+
+
+def rule(table: torch.Tensor) -> torch.Tensor:
+    """The label (B,) of a window that stands, from the answers to pairs (B M M); UNKNOWN if none does.
+
+    Two that stand have the same label, which their common pair gives.
+    """
+    stands = standing(table)
+    label = claims(table).gather(1, stands.int().argmax(1, keepdim=True))[:, 0]
+    return torch.where(stands.any(1), label, UNKNOWN)
 
 
 def scores(first: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Logits (B K) from those of the first round (B M K) and the label (B,) that the rule gives."""
+    """Logits (B K) from those of the first round (B M-1 K) and the label (B,) that the rule gives."""
     mean = first.softmax(-1).mean(1)
     return ((mean + F.one_hot(label, mean.shape[-1])) / 2).clamp_min(1e-30).log()
 
@@ -173,3 +193,10 @@ def defend_patches(model: Model, patch: int, *, windows: int | tuple[int, int] =
     windows: so many along each side, or rows and columns of them; more hide less and cost more passes.
     """
     return PatchDefense(model, patch, windows=windows)
+
+
+def open_defense(model: Model, patch: str, windows: str) -> PatchDefense:
+    """`defend_patches` from what a person types: pixels ("14") or a share ("2%"), and "3" or "1x7"."""
+    if not model.classes:
+        raise InputError(f"{model.name} has no classes that a patch could change; give it a head")
+    return defend_patches(model, patch_side(patch, model.input_size), windows=window_counts(windows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations, pairwise
 
 from robvit.errors import InputError
 
@@ -29,8 +29,8 @@ class Cover:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """All pairs of windows by their numbers, each with itself too; most tokens dropped first."""
-        every = combinations_with_replacement(range(len(self.windows)), 2)
+        """All pairs of two windows by their numbers; most tokens dropped first."""
+        every = combinations(range(len(self.windows)), 2)
         return sorted(every, key=lambda pair: -len(self.dropped(*pair)))
 
     def dropped(self, *numbers: int) -> frozenset[int]:
@@ -69,7 +69,7 @@ def cover(
         for columns in axes[1]
     ]
     made = Cover(grid, patch, (len(axes[0]), len(axes[1])), tuple(found))
-    if not made.kept(*made.pairs[0]):
+    if not made.pairs or not made.kept(*made.pairs[0]):
         raise InputError(
             f"against a patch of {patch} pixels, two of {counts[0]}x{counts[1]} windows hide all of the "
             "image; take more windows or a smaller patch"

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from robvit.certification.windows import patch_side, window_counts
 from robvit.cli.checks import check_data, check_model, free_place
+from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -23,6 +25,7 @@ from robvit.cli.options import (
     choice,
 )
 from robvit.cli.shell import tell_device
+from robvit.errors import InputError
 from robvit.names import facts
 
 SUFFIXES = {name: known["suffix"] for name, known in facts("format").items()}
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 
 def export(
+    context: typer.Context,
     model: OwnModel,
     format: Annotated[
         str,
@@ -55,6 +59,13 @@ def export(
     trade_off: Annotated[
         float | None, typer.Option(help="Where adapters shall stand: 0 accuracy, 1 robustness.")
     ] = None,
+    patch: Annotated[
+        str | None,
+        typer.Option(help="Logits that no patch of so many pixels (14) or share (2%) changes; onnx, torch."),
+    ] = None,
+    windows: Annotated[
+        str, typer.Option(help="With --patch, windows along each side (3), or rows x columns (1x7).")
+    ] = "3",
     data: Annotated[
         str, typer.Option(help="Images on which the file is compared with the model.")
     ] = "sample",
@@ -70,14 +81,21 @@ def export(
 
     ONNX and torch files take pixels (batch 3 H W) in [0,1] in batches of any size, normalise inside, and
     answer with features (class and patch tokens) and, where there are classes, logits. The file must give
-    features within 1e-4 of their length and the same predictions on real images, or it is not kept.
+    features within 1e-4 of their length and the same predictions on real images, or it is not kept. With
+    --patch the file answers with the logits of the defended inference alone, and asks all pairs of windows.
     """
     named = Path(model.partition(":")[2] or model).stem
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
+    window_counts(windows)
+    if patch is None:
+        refuse_given(context, "goes with --patch", "windows")
+    elif patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     from robvit.backbones import weights
     from robvit.backbones.trained_on import fitting
+    from robvit.certification.patches import open_defense
     from robvit.data import open_data
     from robvit.exporting import export as write
     from robvit.loading import load
@@ -88,7 +106,13 @@ def export(
     tell_device(net)
     images, _ = open_data(data, size=net.input_size[0], resize=fitting(net, resize), limit=limit).tensors()
     parity = write(
-        net, place, format, images=images, with_secret=with_secret, arch=weights.architecture(model, arch)
+        net,
+        place,
+        format,
+        images=images,
+        with_secret=with_secret,
+        arch=weights.architecture(model, arch),
+        defense=None if patch is None else open_defense(net, patch, windows).exportable(),
     )
     _tell(place, format, parity, secret=tokens is not None)
 

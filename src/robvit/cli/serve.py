@@ -96,7 +96,7 @@ def serve(
 
     check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
-    counts = window_counts(windows)
+    window_counts(windows)  # refuse a slip before torch is loaded
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
     elif patch_side(patch, (224, 224)) < 1:
@@ -123,12 +123,9 @@ def serve(
         )
     defense = None
     if patch is not None:
-        from robvit.certification.patches import defend_patches
+        from robvit.certification.patches import open_defense
 
-        if not net.classes:
-            raise InputError(f"{model} has no classes that a patch could change; serve it with a head")
-        side = patch_side(patch, net.input_size)
-        defense = defend_patches(net, side, windows=counts)
+        defense = open_defense(net, patch, windows)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
         Predictor(net, resize, defense),
@@ -145,7 +142,7 @@ def serve(
             f"warning: whoever can reach {host} may ask {who} and learn from the answers; "
             "put a proxy with TLS in front"
         )
-    masked = f", defended against patches of {side}x{side} pixels" if defense else ""
+    masked = f", defended against patches of {defense.cover.patch} pixels a side" if defense else ""
     hardened = f", hardened by {'a pool of ' + str(len(net.pool.sets)) + ' sets' if net.pool else 'tokens'}"
     typer.echo(
         f"serving {model} ({net.classes or 'no'} classes{hardened * net.hardened}{masked}) at {at} "

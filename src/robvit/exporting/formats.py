@@ -3,7 +3,8 @@
 Whatever the format, the file is written aside, opened again as its users would open it, and compared
 with the model on real images; only then does it get its name. ONNX and torch files take pixels
 (B 3 H W) in [0,1] of one size, in batches of any size, normalise inside, and answer with `features`
-(B 1+N D), what `Model.features` gives, and, where there are classes, `logits`.
+(B 1+N D), what `Model.features` gives, and, where there are classes, `logits`; behind a defence with
+`logits` alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from robvit.defenses.bake import save_baked
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, Unsupported, check_images
-from robvit.exporting.parity import Parity, Runner, checked
+from robvit.exporting.parity import Parity, Runner, answers, checked
 from robvit.files import folder_written_whole, written_whole
 
 ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
@@ -52,6 +53,7 @@ def export(
     images: torch.Tensor,
     with_secret: bool = False,
     arch: str = "",
+    defense: nn.Module | None = None,
 ) -> Parity:
     """Write the model in a format of `SUFFIXES`, if the file answers as it does on images (n 3 H W).
 
@@ -65,6 +67,8 @@ def export(
     images: those on which the file is compared with the model
     with_secret: yes, the file shall carry the secret tokens
     arch: the network of a model that was loaded from a path
+    defense: what answers with logits (B K) in the model's place, without a branch:
+        `defend_patches(model, 14).exportable()`; "onnx" and "torch" only
     """
     if format not in SUFFIXES:
         raise InputError(f"format must be {', '.join(SUFFIXES)}, got {format!r}")
@@ -76,19 +80,26 @@ def export(
     hardened = model.extra is not None
     if hardened and not with_secret:
         raise InputError("the file would carry the secret tokens; say --with-secret if that is meant")
+    if defense is not None and format not in ("onnx", "torch"):
+        raise Unsupported(
+            f"a {format} checkpoint holds a network, not what is done around it; use onnx or torch"
+        )
     check_images(images)
     model = _settled(model)
     facts = _facts(model, arch)
-    writers = {
-        "onnx": _write_onnx,
-        "torch": _write_torch,
-        "timm": _write_timm,
-        "huggingface": _write_huggingface,
-    }
+    asked = model if defense is None else defense
+    if defense is not None:
+        facts["defence"] = str(defense)
+        del facts["features"]
+    traced = {"onnx": _write_onnx, "torch": _write_torch}
+    kept = {"timm": _write_timm, "huggingface": _write_huggingface}
     place = folder_written_whole if format == "huggingface" else written_whole
     with torch.no_grad(), place(path, mode=0o600 if hardened else 0o644) as aside:
-        run = writers[format](model, aside, facts, images)
-        return checked(model, run, images, f"the {format} file")
+        if format in traced:
+            run = traced[format](asked, aside, facts, images)
+        else:
+            run = kept[format](model, aside, facts)
+        return checked(asked, run, images, f"the {format} file")
 
 
 def loading_lines(path: str | Path, format: str) -> list[str]:
@@ -113,12 +124,12 @@ def loading_lines(path: str | Path, format: str) -> list[str]:
 class _Graph(nn.Module):
     """What is traced: pixels to answers."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.network = network
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.model.features_and_logits(pixels)
+        return tuple(answers(self.network, pixels).values())
 
 
 def _settled(model: Model) -> Model:
@@ -153,41 +164,42 @@ def _facts(model: Model, arch: str) -> dict[str, str]:
     return facts
 
 
-def _program(model: Model, images: torch.Tensor) -> torch.export.ExportedProgram:
-    """The traced model, compared; it holds no image and no path of this machine."""
+def _program(network: nn.Module, facts: dict[str, str], images: torch.Tensor) -> torch.export.ExportedProgram:
+    """The traced network, compared; it holds no image and no path of this machine."""
     shapes = ({0: torch.export.Dim("batch")},)
-    example = torch.zeros(2, 3, *model.input_size)  # it is kept in the file
+    example = torch.zeros(2, *images.shape[1:])  # it is kept in the file
     try:
-        program = torch.export.export(_Graph(model), (example,), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(_Graph(network), (example,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch refuses what it cannot trace in as many ways as there are networks
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Unsupported(f"torch.export cannot trace {model.name}: {reason}") from error
+        raise Unsupported(f"torch.export cannot trace {facts['model']}: {reason}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
-    checked(model, program.module(), images, "the traced program")
+    checked(network, program.module(), images, "the traced program")
     return program
 
 
-def _write_torch(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+def _write_torch(network: nn.Module, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+    program = _program(network, facts, images)
     with aside.open("wb") as file:
-        torch.export.save(_program(model, images), file, extra_files={ABOUT: json.dumps(facts, indent=2)})
+        torch.export.save(program, file, extra_files={ABOUT: json.dumps(facts, indent=2)})
     loaded: Runner = torch.export.load(io.BytesIO(aside.read_bytes())).module()
     return loaded
 
 
-def _write_onnx(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+def _write_onnx(network: nn.Module, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
     for needed in ("onnxscript", "onnxruntime"):
         if importlib.util.find_spec(needed) is None:
             raise Unsupported(f"ONNX needs {needed}; install it with: pip install 'robvit[export]'")
     import onnxruntime
 
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    size = sum(tensor.nbytes for tensor in network.state_dict().values())
     if size > ONNX_LIMIT:
         raise Unsupported(
-            f"an ONNX file holds at most 2 GB, {model.name} has {size / 1e9:.1f} GB; use the torch format"
+            f"an ONNX file holds at most 2 GB, {facts['model']} has {size / 1e9:.1f} GB; use the torch format"
         )
-    names = ["features", "logits"][: 2 if model.classes else 1]
-    _save_onnx(_program(model, images), aside, facts, names)
+    names = list(answers(network, images[:1]))
+    _save_onnx(_program(network, facts, images), aside, facts, names)
     session = onnxruntime.InferenceSession(aside, providers=["CPUExecutionProvider"])
     return lambda x: [torch.from_numpy(answer) for answer in session.run(names, {"pixels": x.numpy()})]
 
@@ -209,7 +221,7 @@ def _save_onnx(
     made.save(path, external_data=False)
 
 
-def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+def _write_timm(model: Model, aside: Path, facts: dict[str, str]) -> Runner:
     if model.head is not None or model.adapters is not None:
         raise Unsupported("a plain timm network has no place for a head or adapters; use onnx or torch")
     state = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
@@ -241,7 +253,7 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str], images: torch.
     return twin.eval().features_and_logits
 
 
-def _write_huggingface(model: Model, aside: Path, facts: dict[str, str], images: torch.Tensor) -> Runner:
+def _write_huggingface(model: Model, aside: Path, facts: dict[str, str]) -> Runner:
     facts["input"] = facts["input"].replace(NORMALISED_INSIDE, NORMALISED_OUTSIDE)
     write_transformers(model, aside, facts)
     return open_folder(str(aside)).features_and_logits

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from robvit.backbones.model import Model
 from robvit.errors import RobvitError
@@ -31,8 +32,8 @@ class Parity:
     """
 
     images: int
-    features: float
-    absolute: float
+    features: float | None  # none where a file answers with logits alone
+    absolute: float | None
     logits: float | None = None  # none where there are no classes
     changed: int = 0
     exact: bool = False  # whether the model answered in double precision
@@ -40,21 +41,30 @@ class Parity:
     @property
     def close(self) -> bool:
         """Whether rounding explains the difference."""
-        near = self.features <= TOLERANCE and (self.logits or 0.0) <= TOLERANCE  # false for NaN
+        near = all((share or 0.0) <= TOLERANCE for share in (self.features, self.logits))  # false for NaN
         return near and not self.changed
 
     def __str__(self) -> str:
-        text = (
-            f"on {self.images} images{', in double precision,' * self.exact} features within "
-            f"{self.features:.1e} of their length (no value off by more than {self.absolute:.1e})"
-        )
-        if self.logits is None:
-            return text
-        changed = f"{self.changed} predictions differ" if self.changed else "predictions identical"
-        return f"{text}, logits within {self.logits:.1e}, {changed}"
+        parts = []
+        if self.features is not None:
+            parts.append(
+                f"features within {self.features:.1e} of their length "
+                f"(no value off by more than {self.absolute:.1e})"
+            )
+        if self.logits is not None:
+            changed = f"{self.changed} predictions differ" if self.changed else "predictions identical"
+            parts.append(f"logits within {self.logits:.1e}, {changed}")
+        return f"on {self.images} images{', in double precision,' * self.exact} {', '.join(parts)}"
 
 
-def checked(model: Model, run: Runner, images: torch.Tensor, what: str) -> Parity:
+def answers(network: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a network answers, by name: a model with features and logits, a defended one with logits alone."""
+    if isinstance(network, Model):
+        return dict(zip(("features", "logits"), network.features_and_logits(x), strict=False))
+    return {"logits": network(x)}
+
+
+def checked(model: nn.Module, run: Runner, images: torch.Tensor, what: str) -> Parity:
     """The parity of `run`; refuses what rounding does not explain.
 
     Where the model's own rounding is the greater one, the model in double precision is the judge.
@@ -72,21 +82,26 @@ def checked(model: Model, run: Runner, images: torch.Tensor, what: str) -> Parit
 
 
 @torch.no_grad()
-def compare(model: Model, run: Runner, images: torch.Tensor) -> Parity:
+def compare(model: nn.Module, run: Runner, images: torch.Tensor) -> Parity:
     """The answers of `run` beside the model's, on batches of several sizes."""
-    gaps: list[list[float]] = []
+    gaps: list[dict[str, float]] = []
     changed = 0
+    number = next(tensor for tensor in model.parameters() if tensor.is_floating_point())
     for x in filter(len, (images[:1], images[1:4], images[4:])):
-        wanted, given = model.features_and_logits(x.to(model.mean)), run(x)
-        if [one.shape for one in wanted] != [one.shape for one in given]:
-            shapes = " and ".join(" ".join(str(tuple(one.shape)) for one in each) for each in (wanted, given))
-            raise BrokenExport(f"the model and the file answer in different shapes: {shapes}")
-        features, logits = wanted[0] - given[0], [a - b for a, b in zip(wanted[1:], given[1:], strict=True)]
-        shares = [_share(features, wanted[0], -1), *(_share(off, wanted[1], 1) for off in logits)]
-        gaps.append([float(features.abs().max()), *shares])
-        changed += sum(_changed(a, b) for a, b in zip(wanted[1:], given[1:], strict=True))
-    absolute, *most = torch.tensor(gaps).amax(0).tolist()  # NaN stays NaN
-    return Parity(len(images), most[0], absolute, most[1] if len(most) > 1 else None, changed)
+        wanted = answers(model, x.to(number))
+        given = dict(zip(wanted, answered, strict=True)) if len(answered := run(x)) == len(wanted) else {}
+        if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in given.items()}:
+            shapes = [" ".join(str(tuple(one.shape)) for one in each) for each in (wanted.values(), answered)]
+            raise BrokenExport(f"the model and the file answer in different shapes: {' and '.join(shapes)}")
+        off = {name: wanted[name] - given[name] for name in wanted}
+        gap = {n: _share(off[n], wanted[n], -1 if n == "features" else 1) for n in wanted}
+        if "features" in off:
+            gap["absolute"] = float(off["features"].abs().max())
+        if "logits" in off:
+            changed += _changed(wanted["logits"], given["logits"])
+        gaps.append(gap)
+    most = {n: torch.tensor([gap[n] for gap in gaps]).max().item() for n in gaps[0]}  # NaN stays NaN
+    return Parity(len(images), most.get("features"), most.get("absolute"), most.get("logits"), changed)
 
 
 def _share(off: torch.Tensor, wanted: torch.Tensor, axis: int) -> float:
