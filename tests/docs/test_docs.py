@@ -85,7 +85,7 @@ TRAINING = (
 )
 SMALLER = {
     "demo": "--model robvit-mini --head 40 --learn 16 --judge 2 --steps 1 --attack-steps 1",
-    "robustify": "--limit 8 --steps 1 --attack-steps 1 --inner-steps 1",
+    "robustify": "--limit 8 --steps 1 --attack-steps 1",
     "attack": "--limit 2",
     "check": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
@@ -250,6 +250,8 @@ def smaller(arguments: list[str]) -> list[str]:
         added += ["--samples", "4"]
     if names == ["explain"] and not given["figure"]:
         added += ["--figure", "attention", "--figure", "perturbation"]
+    if names == ["robustify"] and given["adaptive"]:
+        added += ["--inner-steps", "1"]
     if names == ["robustify"] and given["method"] != "tokens":
         added = list(TUNING)
         added += ["--minutes", "0.1"] if given["minutes"] else []  # a plan for so long takes so long

@@ -135,7 +135,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "not counted": (lambda r: r["trials"][1].update(control=True), "no trial that counts"),
     "no attack": (lambda r: r["trials"].pop(), "no trial that counts"),
     "another budget": (lambda r: other_budget(r), "the protocol wants linf 8/255, the record has linf 4/255"),
-    "rounded budget": (lambda r: r["trials"][1]["threat"].update(eps=0.0156), "the budget is linf 0.0156"),
+    "rounded budget": (lambda r: r["trials"][1]["threat"].update(eps=0.0156), "the budget is linf 3.978/255"),
     "no number": (lambda r: r["trials"][1].update(distance=[float("nan")] * 6), "nan is claimed"),
     "preprocessing": (lambda r: r["data"].update(resize="crop", pixels=""), "budget: image"),
     "size": (lambda r: r["data"].update(size=28, pixels=""), "28 pixels a side, robvit-mini takes 32"),
