@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating load fuzz sbom audit hashed hashes oldest newest clean
+.PHONY: demo test quick check format names docs lab lab-status bench growth conformance gallery beating mutants load fuzz sbom audit hashed hashes oldest newest clean
 
 demo: .venv/demo  ## harden, attack and judge a real backbone on bundled images
 	$(BIN)/robvit demo --out runs/demo
@@ -54,6 +54,9 @@ gallery: .venv/weights  ## the figures in docs/gallery, from bundled images
 
 beating: .venv/ready  ## kill long commands at random points, fifty times, and compare what they end with
 	$(BIN)/python scripts/beating.py --kills 50
+
+mutants: .venv/ready  ## take each defence of security out and see that a test notices
+	$(BIN)/python scripts/mutants.py
 
 load: .venv/ready  ## robvit serve among 200 silent connections and bombs, on loopback: nobody else notices
 	$(BIN)/python scripts/load.py

@@ -284,6 +284,18 @@ def test_who_leaves_or_stops_frees_the_machine(server: ServedPlayground, enter: 
     assert enter(Visitor(server.address, f"next{leaves}")).attack()["success"]
 
 
+def test_who_never_listens_is_not_worked_for(tmp_path: Path, enter: Enter) -> None:
+    with served(tmp_path, grace=0.2) as running:
+        visitor = enter(Visitor(running.address, "absent"))
+        body = {"data": [None, "robvit-mini", "off", "apgd_t", 8, 100], "event_data": None}
+        body["fn_index"] = visitor.event("attack", "click")
+        visitor.http.post(f"{API}/queue/join", json={**body, "session_hash": visitor.name}).raise_for_status()
+        end = time.monotonic() + 60
+        while not running.log.count(LEFT) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert running.log.count(LEFT) == 1
+
+
 def test_a_password_a_full_queue_and_nothing_left_behind(tmp_path: Path, enter: Enter) -> None:
     with served(tmp_path, held=True, password=PASSWORD, waiting=2) as running:
         stranger = enter(httpx.Client(base_url=running.address, trust_env=False))

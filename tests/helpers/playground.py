@@ -22,6 +22,7 @@ import robvit
 from robvit.app.models import playground_models
 from robvit.app.request import AttackRequest, Result, Step
 from robvit.app.session import Limits, Playground
+from robvit.app.visitors import GRACE
 
 RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
 LEFT = "a visitor left early"  # what the server says of it
@@ -56,13 +57,18 @@ class ServedPlayground:
 
 @contextmanager
 def served(
-    folder: Path, *, held: bool = False, password: str = "", **limits: float
+    folder: Path, *, held: bool = False, password: str = "", grace: float = GRACE, **limits: float
 ) -> Iterator[ServedPlayground]:
-    """A playground in a process of its own; `held` makes requests wait until the file `release` is there."""
+    """A playground in a process of its own; `held` makes requests wait until the file `release` is there.
+
+    `grace` is how many seconds a visitor may take to listen.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    settings = json.dumps({"port": port, "password": password, "held": held, "limits": limits})
+    settings = json.dumps(
+        {"port": port, "password": password, "held": held, "grace": grace, "limits": limits}
+    )
     with (folder / "log").open("w") as log:
         command = [sys.executable, "-W", "ignore", __file__, str(folder), settings]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -107,6 +113,7 @@ def main() -> None:
         threading.Thread(target=wait, daemon=True).start()
     with (
         patch.object(Playground, "attack", attack),
+        patch("robvit.app.visitors.GRACE", settings["grace"]),
         opened(play, port=settings["port"], password=settings["password"]) as address,
     ):
         print(address, flush=True)
