@@ -1,7 +1,7 @@
 """Does every defence have a test that fails without it?
 
-    python scripts/mutants.py              # all of tests/safety/mutants.yaml, about a quarter of an hour
-    python scripts/mutants.py --from 40    # go on with the one of that number
+    python scripts/mutants.py              # all of tests/safety/mutants.yaml
+    python scripts/mutants.py --from 40    # from the one of that number on
 
 Each defence is taken out in a copy of src/, and the tests named for it run against that copy: at least one of
 them must fail, or hang, which counts as noticed. The exit code is 1 if a defence can go unnoticed.

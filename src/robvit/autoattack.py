@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 NAME = "autoattack"
 STEPS, TARGETS, QUERIES = 100, 9, 5000
-# The parts in their order, with the steps of each; shorter ones compare choices and publish nothing.
-PARTS = {"apgd_ce": STEPS, "apgd_t": STEPS, "fab_t": STEPS, "square": QUERIES}
+PARTS = ("apgd_ce", "apgd_t", "fab_t", "square")  # in their order
 RAND = ("apgd_ce", "apgd_dlr")  # for randomised models
 SCREENING = "apgd"  # goes before the others where a sample is audited; it only breaks more
 SCREENED, AUDITED = (SCREENING, "apgd_ce", "apgd_t"), ("fab_t", "square")
@@ -32,12 +31,16 @@ def part_settings(
 def is_autoattack(trials: Iterable[Trial]) -> bool:
     """Whether AutoAttack is among these attacks, as one or as all of its parts, nothing shortened."""
     full = {trial.attack for trial in trials if _is_full(trial)}
-    return NAME in full or full >= PARTS.keys()
+    return NAME in full or full >= {*PARTS}
 
 
 def _is_full(trial: Trial) -> bool:
-    given = trial.settings
+    """Whether an attack is AutoAttack or a part of it at full length; shorter ones publish nothing."""
     if trial.attack == NAME:
         least = {"steps": STEPS, "targets": TARGETS, "queries": QUERIES}
-        return all(given.get(name, least[name]) >= least[name] for name in least)
-    return trial.attack in PARTS and given.get("steps", 0) >= PARTS[trial.attack]
+        return all(trial.settings.get(name, least[name]) >= least[name] for name in least)
+    if trial.attack not in PARTS:
+        return False
+    given = {"restarts": 1, **trial.settings}
+    wanted = part_settings(trial.threat is not None and trial.threat.norm == "l1")[trial.attack]
+    return all(given.get(name, 0) >= least for name, least in wanted.items())

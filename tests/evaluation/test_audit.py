@@ -163,7 +163,8 @@ def test_a_whole_run_may_be_called_autoattacks() -> None:
     named = [replace(t, attack="apgd_ce") if t.attack == "apgd_t" else t for t in record.trials]
     short = replace(record, trials=[*named, replace(named[-1], attack="apgd_t")])
     assert "autoattack_acc" not in model_info(short)
-    screened = replace(record, trials=[replace(t, settings={"steps": 5000}) for t in short.trials])
+    full = {"steps": 5000, "targets": 9}
+    screened = replace(record, trials=[replace(t, settings=full) for t in short.trials])
     assert "autoattack_acc" in model_info(screened)
     part = replace(screened.audits[0], audited=2, bound=0.5)
     assert "autoattack_acc" not in model_info(replace(screened, audits=[part]))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import robvit
 from helpers.protocols import SHORT_PROTOCOL
 from robvit.attacks import run
-from robvit.autoattack import PARTS
+from robvit.autoattack import PARTS, part_settings
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
 from robvit.errors import Busy, DataError, InputError
@@ -211,9 +211,8 @@ def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None
     info = json.loads((tmp_path / "info.json").read_text())
     assert info["clean_acc"] == f"{100 * sum(record.trials[0].correct) / 4:.2f}"
     assert (info["eps"], info["threat_model"], "autoattack_acc" in info) == ("8/255", "Linf", False)
-    parts = [
-        replace(record.trials[1], attack=name, settings={"steps": steps}) for name, steps in PARTS.items()
-    ]
+    full = part_settings(sparse=False)
+    parts = [replace(record.trials[1], attack=name, settings=full[name]) for name in PARTS]
     whole = replace(record, trials=[record.trials[0], *parts])
     assert "autoattack_acc" not in model_info(replace(whole, trials=whole.trials[:-1]))
     assert model_info(whole)["autoattack_acc"] == f"{100 * whole.robust_accuracy():.2f}"

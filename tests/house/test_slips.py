@@ -84,6 +84,7 @@ SLIPS = [
     (["reproduce", "rob-table2", "--set", "steps=abc"], "steps must be a number from 0, got 'abc'"),
     (["reproduce", "xcit-table7", "--set", "sets=flowers"], "sets must be a list, such as"),
     (["reproduce", "rob-table2", "--set", "stepz=3"], "did you mean steps"),
+    (["reproduce", "xcit-table1", "--pool", "x", "--images", "3"], "--images is decided by the records"),
     (["explain", "robvit-mini", "sample:0", "--figure", "nosuch"], "no figure is called 'nosuch'"),
     (["explain", "robvit-mini", "nosuch.png"], "expected an image's file, or DATA:NUMBER"),
     (["doctor", *SAMPLE, "--check", "nosuch"], "no check is called 'nosuch'"),

@@ -152,7 +152,7 @@ def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
 
 def test_half_received_images_share_a_bounded_room(connect: Connect, mini: Model) -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
-    with served(Predictor(mini), max_bytes=10_000, timeout=5) as address:
+    with served(Predictor(mini), max_bytes=10_000, timeout=600) as address:  # no reason to let anyone go
         first, *_ = [connect(address, head + bytes(9_000)) for _ in range(9)]
         assert first.recv(12) == b"HTTP/1.1 408"
         assert ask(f"{address}/predict", IMAGE)[0] == 200

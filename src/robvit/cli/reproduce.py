@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from robvit.cli.checks import check_data, check_model, check_out, check_study
+from robvit.cli.given import refuse_given
 from robvit.cli.options import Device, ImageSize, Resize, Seed, Threads
 from robvit.cli.shell import typed
 from robvit.cli.tables import WIDE, console, show_table
@@ -16,8 +17,12 @@ from robvit.names import facts
 if TYPE_CHECKING:
     from robvit.record import Record
 
+# Options of a run, which records that are pooled have behind them.
+OF_A_RUN = ("model", "data", "images", "img_size", "resize", "setting", "seed", "check", "device", "threads")
+
 
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str | None, typer.Argument(metavar="STUDY", help="Such as rob-table2; left out, all are listed.")
     ] = None,
@@ -63,6 +68,8 @@ def reproduce(
     if name is None:
         _list()
         return
+    if pool:
+        refuse_given(context, "is decided by the records of --pool", *OF_A_RUN)
     if check:
         _check(name, results, images, out)
         return
@@ -94,10 +101,10 @@ def reproduce(
 def _pooled(name: str, places: list[Path], folder: Path) -> Record:
     """Runs of the study with other seeds as one record."""
     from robvit.errors import InputError
-    from robvit.record import Record
+    from robvit.evaluation.compare import open_record
     from robvit.studies import pool
 
-    records = [Record.load(place) for place in places]
+    records = [open_record(place) for place in places]
     for place, record in zip(places, records, strict=True):
         if (got := record.protocol.get("study")) != name:
             raise InputError(f"{place}: expected a record of {name}, got one of {got or record.kind}")
