@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import robvit
 from helpers.lora import images
+from robvit.autoattack import part_settings
 from robvit.backbones import zoo
 from robvit.backbones.download import bundled_path
 from robvit.budget import Budget
@@ -61,6 +62,9 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
     ):
         assert words in card, words
     full = judged(tuning, apgd_ce=100, apgd_t=100, fab_t=100, square=5000)
+    assert "AutoAttack has not judged" in model_card([tuning, full]), "no record of the targets"
+    for trial in full.trials:
+        trial.settings.update(part_settings(sparse=False).get(trial.attack, {}))
     assert "AutoAttack has not judged" not in model_card([tuning, full], name="x")
     named_so = judged(tuning, pgd=10)
     named_so.protocol["name"] = "unaudited@1"  # a name is no attack
