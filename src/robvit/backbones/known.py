@@ -34,7 +34,8 @@ class Known:
     repository on the model hub, empty where it has none, `revision` the commit in it that a name asked for;
     `bundled` weights are part of robvit. Files that go by this alias take pixels `raw`, without mean and
     deviation, if their authors trained so. `tuned_from` is the alias whose weights a bundled LoRA of this
-    name, ALIAS.lora.safetensors, is merged into.
+    name, ALIAS.lora.safetensors, is merged into; `twin_of` the alias of the same network trained without
+    attacks.
     """
 
     alias: str
@@ -50,3 +51,4 @@ class Known:
     bundled: bool = False
     raw: bool = False
     tuned_from: str = ""
+    twin_of: str = ""
