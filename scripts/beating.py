@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process with threads cannot b
 # Imported here, once, so that a run starts within a moment and is killed at its work, not at its start.
 from robvit.cli import main
 from robvit.defenses import robustify as robustify
-from robvit.files import read_tensors, tensors_sha256
+from robvit.tensor_files import read_tensors, tensors_sha256
 
 PROTOCOL = """
 name: beating@1

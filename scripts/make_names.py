@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
+import torch
 from pydantic import BaseModel
 
 from robvit.attacks import ATTACKS
 from robvit.attacks.losses import LOSSES as ATTACK_LOSSES
+from robvit.attacks.targets import RULES
+from robvit.backbones import zoo
+from robvit.backbones.families import patch_side
 from robvit.backbones.heads import HEADS
+from robvit.backbones.model import Model
 from robvit.data import CORRUPTIONS, DATASETS
 from robvit.data.opening import dataset_options
 from robvit.defenses.recipe import PRESETS
@@ -27,7 +32,7 @@ REGISTRIES: dict[Registry[Any, Any], tuple[str, ...]] = {
     ATTACKS: ("kind", "norms", "paper", "task", "defaults"),
     CHECKS: ("title",),
     CORRUPTIONS: (),
-    DATASETS: ("about", "example", "splits"),
+    DATASETS: ("about", "example", "splits", "classes", "masks"),
     HEADS: (),
     ATTACK_LOSSES: (),
     STUDIES: ("paper", "title", "defaults"),
@@ -45,12 +50,22 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
     options = dataset_options()
     for name, facts in found[DATASETS.kind].items():
         facts["options"] = options[name]
+    found["model"] = {known.alias: _backbone(known) for known in zoo.ALIASES.values()}
+    found["target"] = {rule: {} for rule in RULES}
     found["format"] = {name: {"suffix": suffix} for name, suffix in SUFFIXES.items()}
     found["preset"] = {name: {} for name in PRESETS}
     found["key of a recipe"] = {key: {} for key in _keys(Recipe)}
     found["key of a protocol"] = {key: {} for key in Protocol.model_fields}
     plain: dict[str, dict[str, dict[str, Any]]] = json.loads(json.dumps(found))
     return plain
+
+
+def _backbone(known: zoo.Known) -> dict[str, int]:
+    """What a network's weights do not decide; it is built without memory for them."""
+    with torch.device("meta"):
+        net = zoo.build(known)
+    model = Model(net)
+    return {"patch": patch_side(net), "depth": model.depth, "classes": model.classes}
 
 
 def _keys(part: type[BaseModel], above: str = "") -> list[str]:

@@ -28,11 +28,12 @@ from robvit.data import ImageDataset, open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe
 from robvit.defenses.token_training import train_tokens
-from robvit.files import read_tensors, written_whole
+from robvit.files import written_whole
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record, Trial
 from robvit.statistics import interval, mcnemar
+from robvit.tensor_files import read_tensors
 from robvit.threat import Threat
 
 Options = argparse.Namespace

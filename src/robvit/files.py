@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import hmac
 import json
 import os
 import platform
 import shutil
 import stat
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 from robvit.errors import CannotWrite, InputError
-
-if TYPE_CHECKING:
-    import torch
 
 TEXT_BYTES = 256 * 2**20  # the record of a million images is smaller
 YAML_BYTES = 2**18  # nobody writes a longer one by hand
@@ -166,56 +161,10 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_tensors(path: str | Path, what: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and what stands beside them; `what` names it in the error."""
-    from safetensors import safe_open
-
-    try:
-        _check_plain(path)
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except Exception as error:  # a type torch does not know, say, is an AttributeError
-        raise InputError(f"{path} is not {what} that can be read: {_first_line(error)}") from error
-
-
-def read_pickled(path: str | Path, what: str) -> Any:
-    """The plain values and tensors of a torch file; nothing in it is run, and nothing is inflated."""
-    import argparse
-
-    import torch
-
-    try:
-        _check_plain(path)
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                promised = sum(info.file_size for info in archive.infolist())
-            if promised > (held := Path(path).stat().st_size):  # torch compresses nothing
-                raise ValueError(f"it promises {promised} bytes and holds {held}")
-        # Training scripts keep their arguments beside the tensors; a Namespace can do nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile file fails in whatever way it likes
-        raise InputError(f"{path} is not {what} that can be read safely: {_first_line(error)}") from None
-
-
-def is_dense(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether it is a plain tensor that stores all of its values: one number can claim to be a trillion."""
-    import torch
-
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.layout == torch.strided
-        and value.device.type == "cpu"
-        and not value.is_quantized
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
-
-
 def read_text(path: str | Path, what: str, most: int = TEXT_BYTES) -> str:
     """The text of a file from elsewhere; one that is too large is not read."""
     try:
-        _check_plain(path)
+        check_plain(path)
         with Path(path).open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
@@ -277,46 +226,7 @@ def _refuse_nan(content: Any) -> None:
         raise ValueError("it has .nan, which is no number; write one")
 
 
-def described(
-    facts: Mapping[str, str], key: str, where: str | Path, kinds: Mapping[str, type], **missing: Any
-) -> dict[str, Any]:
-    """What stands as JSON beside the tensors of a file: these entries, each of its kind, and no others.
-
-    `missing` are values for entries that older files do not have.
-    """
-    about = parse_json(facts.get(key, "null"), where, "a file of robvit's")
-    if isinstance(about, dict):
-        about = missing | about
-    if not isinstance(about, dict) or about.keys() != kinds.keys():
-        raise InputError(f"{where} is damaged: its {key} must tell {', '.join(kinds)}; make it again")
-    for name, kind in kinds.items():
-        if not isinstance(about[name], kind):
-            got = type(about[name]).__name__
-            raise InputError(f"{where} is damaged: {name} must be of type {kind.__name__}, got {got}")
-    return about
-
-
-def _check_plain(path: str | Path) -> None:
+def check_plain(path: str | Path) -> None:
     """Refuse a folder, and a pipe or a device, of which reading might never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  (a path with a null byte is a ValueError)
         raise ValueError("it is not a regular file")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
-def tensors_sha256(tensors: Mapping[str, torch.Tensor], salt: str = "") -> str:
-    """The SHA-256 of named tensors: names, types, shapes and values, whatever file they came from.
-
-    With a secret salt, in hexadecimal, only whoever has it can tell a right guess of the tensors from a wrong
-    one.
-    """
-    import torch  # here, so that `import robvit` stays quick
-
-    digest = hmac.new(bytes.fromhex(salt), digestmod="sha256") if salt else hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -14,7 +14,9 @@ from robvit import plugins
 from robvit.attention import KEPT, attention_layers, keep_scales
 from robvit.backbones import download, folders, weights, zoo
 from robvit.backbones import validate as checked
+from robvit.backbones.families import patch_side
 from robvit.backbones.heads import FeatureHead, load_head
+from robvit.backbones.known import check_patches
 from robvit.backbones.model import Model
 from robvit.backbones.normalising import Normalise, statistics
 from robvit.backbones.trained_on import agreed_size
@@ -283,6 +285,8 @@ def build_adapted(
     if strides:
         assert patch_size is not None
         _stride_less(net, patch_size)
+    if img_size is not None and (patch := patch_side(net)):
+        check_patches(known.alias, img_size, patch)
     return net
 
 

@@ -8,19 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from robvit.backbones.heads import FeatureHead
-from robvit.backbones.heads.base import FORMAT as HEAD
 from robvit.backbones.huggingface.config import CONFIG, PREPROCESSOR, read_object
 from robvit.backbones.huggingface.reading import SHARDS, WEIGHTS, shards_in
-from robvit.defenses.lora import FORMAT as LORA
 from robvit.defenses.lora import LoRA
-from robvit.defenses.pool import FORMAT as POOL
 from robvit.defenses.pool import TokenPool
-from robvit.defenses.tokens import FORMAT as TOKENS
 from robvit.defenses.tokens import RobustTokens
-from robvit.defenses.tora.io import FORMAT as ADAPTERS
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import CannotShare, InputError
 from robvit.files import folder_written_whole, given_path
@@ -28,14 +21,9 @@ from robvit.record import Record
 from robvit.report.card import model_card
 from robvit.sharing import CARD, Shareable, check_repository
 from robvit.sharing_card import card_of, metadata
+from robvit.tensor_files import kind_of, read_facts
 
-KINDS: dict[str, Any] = {
-    LORA: LoRA,
-    HEAD: FeatureHead,
-    TOKENS: RobustTokens,
-    POOL: TokenPool,
-    ADAPTERS: Adapters,
-}
+KINDS: dict[str, Any] = {one.shared_as: one for one in (LoRA, FeatureHead, RobustTokens, TokenPool, Adapters)}
 # What a run leaves, in the order in which it is looked for; its state and its secret are never passed on.
 RESULTS = ("lora", "pool", "tokens", "adapters", "head")
 
@@ -101,7 +89,7 @@ def opened_result(place: Path) -> Shareable | None:
         place = path
     if place.suffix == ".json":
         return Record.load(place)
-    kind = KINDS.get(_metadata(place).get("format", ""))
+    kind = KINDS.get(kind_of(read_facts(place, "a result")))
     if kind is None:
         raise InputError(
             f"{place} is no LoRA, head, token or adapter file of robvit's; a model's checkpoint goes by "
@@ -122,7 +110,7 @@ def push_folder(
 ) -> str:
     """Pass on config, weights and preprocessor of a network's folder with a card, and nothing else."""
     names = [WEIGHTS] if (folder / WEIGHTS).is_file() else [SHARDS, *shards_in(folder)]
-    facts = _metadata(folder / names[-1])
+    facts = read_facts(folder / names[-1], "a file of weights")
     if "warning" in facts and not publish_secret:
         raise InputError(
             f"{folder}: {facts['warning']}. If it is meant to be passed on, say --publish-secret: they stop "
@@ -157,11 +145,3 @@ def _gather(folder: Path, names: Sequence[str], card: str, aside: Path) -> None:
     for name in names:
         shutil.copyfile(folder / name, aside / name)
     (aside / CARD).write_text(card, encoding="utf-8")
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    try:
-        with safe_open(path, "pt") as file:
-            return dict(file.metadata() or {})
-    except Exception as error:  # a damaged file fails in whatever way it likes
-        raise InputError(f"{path} is no safetensors file that can be read: {error}") from None

@@ -90,6 +90,15 @@ def parse_layers(layers: Sequence[int] | str) -> tuple[int, ...] | Literal["all"
         raise InputError(f'layers must be "all" or numbers such as 0,6, got {layers!r}') from None
 
 
+def check_layers(layers: Sequence[int], depth: int, model: str) -> None:
+    """Refuse layers that a model of so many blocks does not have, or that are not in order."""
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= depth:
+        raise InputError(
+            f'layers must be rising numbers in 0..{depth - 1}, the blocks of {model}, or "all", '
+            f"got {list(layers)}"
+        )
+
+
 def is_fraction(value: object) -> bool:
     """Whether a value is text such as 8/255."""
     return isinstance(value, str) and "/" in value

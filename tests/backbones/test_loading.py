@@ -167,3 +167,10 @@ def test_bundled_factors_are_there_and_small() -> None:
         if known.tuned_from:
             assert download.bundled_path(known).stat().st_size <= 3_000_000
             assert LoRA.load(download.bundled_path(known)).fingerprint
+
+
+@pytest.mark.parametrize(("name", "patch"), [("robvit-mini", 4), ("vit_tiny_patch16_224", 16)])
+def test_a_size_that_patches_do_not_fill_is_refused(name: str, patch: int) -> None:
+    expected = f"a multiple of {patch} pixels, the side of its patches, got 33; take 32 or {32 + patch}"
+    with pytest.raises(InputError, match=expected):
+        robvit.load(name, pretrained=False, img_size=33)

@@ -23,7 +23,7 @@ from robvit import fetch
 from robvit.backbones import convert, download, weights, zoo
 from robvit.cli.weights import app
 from robvit.errors import CannotFetch, WeightsUnavailable
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 MEMBER = "toy/weights.bin"
 

@@ -13,7 +13,7 @@ import torch
 
 from robvit.backbones import weights, zoo
 from robvit.errors import InputError, UnknownName
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import fresh
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import CannotShare, InputError
-from robvit.files import read_tensors
 from robvit.record import Record
 from robvit.sharing import Shareable, without_places
+from robvit.tensor_files import read_tensors
 
 
 @pytest.fixture(scope="module")

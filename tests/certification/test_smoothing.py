@@ -68,6 +68,17 @@ def test_an_embedding_turns_no_further_than_the_bound() -> None:
         assert torch.cosine_similarity(here, there, dim=0) > least
 
 
+def test_an_embedding_without_a_direction_has_no_bound() -> None:
+    """The mean of what points everywhere is short: its cosine may be anything, however small the product."""
+    draws = torch.Generator().manual_seed(7)
+
+    def embed(images: torch.Tensor) -> torch.Tensor:
+        return torch.randn(len(images), 8, generator=draws)
+
+    x = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(4))
+    assert certify_embedding(embed, x, 0.1, Smoothing(), torch.Generator().manual_seed(5))[1] == -1
+
+
 def test_the_shift_follows_the_normal_distribution() -> None:
     normal = NormalDist()
     assert shifted(0.0, 1.0) == pytest.approx(2 * normal.cdf(-1) - 1)

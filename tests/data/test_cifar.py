@@ -30,7 +30,7 @@ from robvit import fetch
 from robvit.data import cifar, open_data
 from robvit.data.archives import raw_bytes, unpickle
 from robvit.errors import CannotFetch, DataError
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 
 def test_both_sources_give_the_same_tensors(mini: cifar.Cifar, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from helpers.networks import SMALL_NETS, small_net
 from robvit.backbones.model import Model
 from robvit.defenses.bake import bake
-from robvit.defenses.tokens import FORMAT, RobustTokens
+from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, Unsupported, WrongBackbone
+from robvit.tensor_files import FORMATS
 
 TAKE_EXTRA = [f for f in SMALL_NETS if not f.startswith(("swin", "levit"))]
 
@@ -105,7 +106,11 @@ def test_deep_tokens_survive_saving_and_tell_models_apart(tmp_path: Path) -> Non
 
 def test_files_from_before_there_were_layers_still_load(tmp_path: Path) -> None:
     about = json.dumps({"fingerprint": "", "key_id": "abc", "settings": {}})
-    save_file({"tokens": torch.ones(1, 2, 4)}, tmp_path / "t.safetensors", {"format": FORMAT, "about": about})
+    save_file(
+        {"tokens": torch.ones(1, 2, 4)},
+        tmp_path / "t.safetensors",
+        {"format": FORMATS["tokens"].word, "about": about},
+    )
     assert RobustTokens.load(tmp_path / "t.safetensors").layers == (0,)
 
 

@@ -29,11 +29,11 @@ from robvit.defenses.rotate import rotate
 from robvit.defenses.secret import TokenSecret, normal, permutation, stretched, uniform
 from robvit.defenses.token_trainer import TokenTrainer
 from robvit.defenses.token_training import train_tokens
-from robvit.defenses.tokens import FORMAT, RobustTokens, SearchableTokens
+from robvit.defenses.tokens import RobustTokens, SearchableTokens
 from robvit.errors import Diverged, InputError
-from robvit.files import tensors_sha256
 from robvit.progress import silent
 from robvit.record import Record
+from robvit.tensor_files import FORMATS, tensors_sha256
 from robvit.threat import Threat
 
 KEYS = 2**16
@@ -275,7 +275,7 @@ def test_files_made_before_are_warned_of_and_others_are_not(model: Model, tmp_pa
     path = tmp_path / "tokens.safetensors"
     for settings, is_old in (({"seed": 12345, "count": 2}, True), ({"imported": "small.pt"}, False)):
         about = {"fingerprint": "", "key_id": "k", "settings": settings, "layers": [0]}
-        save_file({"tokens": values}, path, {"format": FORMAT, "about": json.dumps(about)})
+        save_file({"tokens": values}, path, {"format": FORMATS["tokens"].word, "about": json.dumps(about)})
         if is_old:
             with pytest.warns(SearchableTokens, match="tokens rotate"):
                 load_tokens(path)

@@ -15,7 +15,7 @@ from robvit.data import open_data
 from robvit.defenses.tora.io import adapted, fresh, load_adapters
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError
-from robvit.files import read_tensors
+from robvit.tensor_files import read_tensors
 from robvit.training.adapters import TradeOff, TrainableAdapters
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack

@@ -17,8 +17,8 @@ from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.verify_rules import Verification, check_protocol
-from robvit.files import read_tensors
 from robvit.record import Record, Trial
+from robvit.tensor_files import read_tensors
 from robvit.threat import Threat
 
 MODEL = "robvit-mini"

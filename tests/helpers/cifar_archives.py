@@ -17,7 +17,7 @@ from PIL import Image
 from robvit import fetch
 from robvit.data import cifar
 from robvit.errors import CannotFetch
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 RNG = np.random.default_rng(0)
 

@@ -31,13 +31,13 @@ from robvit.data import cifar, open_data
 from robvit.data.archives import member, opened_tar, unpickle
 from robvit.defenses.pool import load_tokens
 from robvit.defenses.tokens import import_published
-from robvit.defenses.tora.io import FORMAT as ADAPTER_FORMAT
 from robvit.defenses.tora.io import load_adapters
 from robvit.defenses.tora.modules import AdapterShape
 from robvit.evaluation.compare import open_record
 from robvit.evaluation.protocol import find
 from robvit.fetch import read_member
 from robvit.record import Record
+from robvit.tensor_files import FORMATS
 from robvit.training.checkpoint import load_state
 from robvit.training.recipe import load_recipe
 
@@ -254,7 +254,7 @@ _tokens("facts that are a number", "must tell", torch.zeros(1, 2, 8), 7)
 _tokens("a fact nobody knows", "must tell", torch.zeros(1, 2, 8), {**TOKENS, "__class__": "x"})
 _tokens("layers that are words", "layers must be", torch.zeros(1, 2, 8), {**TOKENS, "layers": ["first"]})
 _tokens("layers that are a number", "must be of type list", torch.zeros(1, 2, 8), {**TOKENS, "layers": 1})
-_file("tokens: of another kind", "does not hold robvit tokens", load_tokens, {"tokens": torch.zeros(1, 2, 8)})
+_file("tokens: of another kind", "does not hold tokens", load_tokens, {"tokens": torch.zeros(1, 2, 8)})
 _file(
     "pool: more sets told of than there are",
     "tell of each of 1",
@@ -329,7 +329,7 @@ def _adapters(name: str, flaw: str, **about: Any) -> None:
         flaw,
         load_adapters,
         {"trades": torch.zeros(1), "place": torch.zeros(())},
-        format=ADAPTER_FORMAT,
+        format=FORMATS["adapters"].word,
         about={**ADAPTERS, **about},
     )
 
@@ -341,7 +341,9 @@ _adapters("nothing to do", "is damaged", width=0)
 _adapters("a tuning nobody knows", "tuning must be", tuning="evil")
 _adapters("trade-offs in words", "is damaged", trades=["a"])
 _adapters("weights of another shape", "do not fit")
-_file("adapters: no facts", "must tell", load_adapters, {"x": torch.zeros(1)}, format=ADAPTER_FORMAT)
+_file(
+    "adapters: no facts", "must tell", load_adapters, {"x": torch.zeros(1)}, format=FORMATS["adapters"].word
+)
 _file(
     "state: facts that are no JSON",
     "can be read",

@@ -40,7 +40,7 @@ BASE |= {
     "settings",
 }
 BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
-BASE |= {"sharing_card", "texts"}
+BASE |= {"sharing_card", "texts", "tensor_files"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

@@ -54,6 +54,11 @@ def test_no_name_that_timm_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     zoo.check_name("dinov2-small")
 
 
+def test_timm_s_networks_are_listed_from_its_files_in_its_own_order() -> None:
+    own = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")]
+    assert zoo.timm_networks() == own
+
+
 def test_a_network_that_a_program_registered_is_known() -> None:
     @timm.models.register_model
     def vit_of_this_test(pretrained: bool = False, **settings: object) -> None:

@@ -119,6 +119,20 @@ SLIPS = [
     (["app", "--host", "192.0.2.1"], "so visitors need a password"),
     (["push", "nowhere", "me/mine"], "nothing at nowhere; give the file or folder of a result"),
     (["push", "nowhere", "mine"], "a repository is OWNER/NAME, got 'mine'"),
+    (["attack", *SAMPLE, "--target", "catt"], "no target is called 'catt'; did you mean cat"),
+    (["attack", *SAMPLE, "--target", "10"], "no target is called '10'"),
+    (["attack", *SAMPLE, "--attack", "square", "--target", "cat"], "square aims at no class"),
+    (["attack", *SAMPLE, "--img-size", "33"], "multiple of 4 pixels, the side of its patches, got 33"),
+    (["train", "head", "dinov2-small", "sample", "--img-size", "8"], "multiple of 14 pixels"),
+    (["attack", *SAMPLE, "--attack", "segpgd"], "segpgd needs masks, sample has none; take shapes"),
+    (["attack", "robvit-mini", "shapes"], "pgd needs labels, shapes has masks (masks are attacked by segpgd"),
+    (["robustify", *SAMPLE, "--layers", "0,4"], "rising numbers in 0..3, the blocks of robvit-mini"),
+    (["robustify", *SAMPLE, "--task", "0.5"], "a linear head learns along; give robvit-mini one by --head"),
+    (
+        ["robustify", "dinov2-small", "--attack", "feature", "--attack", "pgd@2/255"],
+        "pgd attacks a classifier",
+    ),
+    (["models", "dinov33"], "no timm model is called 'dinov33'"),
 ]
 # Options that would do nothing beside the others, and what the answer says.
 IGNORED = [
@@ -160,7 +174,7 @@ IGNORED = [
     (["serve", "robvit-mini", "--windows", "3"], "--windows goes with --patch"),
 ]
 # Lists that are read from the table of names.
-LISTS = [["attacks"], ["reproduce"], ["data", "list"], ["models"], ["weights", "list"]]
+LISTS = [["attacks"], ["reproduce"], ["data", "list"], ["models"], ["models", "xcit"], ["weights", "list"]]
 
 RUN = """
 import contextlib, io, json, sys
@@ -243,6 +257,27 @@ def test_what_is_no_record_is_refused_without_torch(tmp_path: Path) -> None:
     for code, printed in answers(typed, tmp_path):
         assert code == 2
         assert "expected a record of schema" in printed
+
+
+# The format that a file names, the option it is given for, and what the answer says.
+OTHER_KINDS = [
+    ("robvit-tokens-1", "head", "does not hold a head of format robvit-head-1, got tokens; `robvit train"),
+    ("robvit-head-1", "tokens", "does not hold tokens of format robvit-tokens-1, got a head"),
+    ("robvit-token-pool-1", "lora", "does not hold a LoRA of format robvit-lora-1, got a pool of tokens"),
+    ("mine", "adapters", "does not hold adapters of format robvit-adapters-2, got the format 'mine'"),
+    ("", "head", "is not a file for --head that can be read"),
+]
+
+
+def test_a_file_of_another_kind_is_refused_without_torch(tmp_path: Path) -> None:
+    typed = []
+    for held, option, _ in OTHER_KINDS:
+        header = json.dumps({"__metadata__": {"format": held}}).encode() if held else b"{"
+        (tmp_path / f"{held}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        typed.append(["attack", *SAMPLE, f"--{option}", f"{held}.safetensors"])
+    for (*_, wanted), (code, printed) in zip(OTHER_KINDS, answers(typed, tmp_path), strict=True):
+        assert code == 2, printed
+        assert wanted in " ".join(printed.split())
 
 
 def commands(app: typer.Typer, above: tuple[str, ...] = ()) -> list[list[str]]:

@@ -31,9 +31,10 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.errors import Busy, CannotWrite, DataError
-from robvit.files import read_tensors, remove_remains, write_json, written_whole
+from robvit.files import remove_remains, write_json, written_whole
 from robvit.locks import alone_in
 from robvit.record import Record
+from robvit.tensor_files import read_tensors
 from robvit.threat import Threat
 
 ATTACK = ["attack", "robvit-mini", "sample", "--set", "steps=2", "--limit", "6", "--batch", "2", "--out"]

@@ -18,12 +18,13 @@ from robvit import files
 from robvit.attacks import run
 from robvit.cli import app
 from robvit.data import open_data
-from robvit.defenses.tokens import FORMAT, RobustTokens
+from robvit.defenses.tokens import RobustTokens
 from robvit.errors import CannotWrite, InputError
 from robvit.evaluation.protocol import find
 from robvit.files import parse_yaml, written_whole
 from robvit.locks import alone_in
 from robvit.record import Record, Trial
+from robvit.tensor_files import FORMATS
 from robvit.threat import Threat
 
 
@@ -110,7 +111,9 @@ def test_labels_are_whole_numbers_and_batches_have_images() -> None:
 
 def token_file(path: Path, values: torch.Tensor, **about: Any) -> Path:
     plain = {"fingerprint": "", "key_id": "k", "settings": {}, "layers": [0], "origin": "", "salt": ""}
-    save_file({"tokens": values}, path, {"format": FORMAT, "about": json.dumps(plain | about)})
+    save_file(
+        {"tokens": values}, path, {"format": FORMATS["tokens"].word, "about": json.dumps(plain | about)}
+    )
     return path
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from helpers.protocols import SHORT_PROTOCOL
 from robvit.cli import app
-from robvit.files import read_tensors
 from robvit.record import Record
+from robvit.tensor_files import read_tensors
 
 # Without GPUs `accelerate launch` starts one process; torchrun starts what it would elsewhere.
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

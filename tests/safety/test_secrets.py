@@ -31,7 +31,7 @@ import robvit
 from robvit.cli import app, main
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import RobvitError
-from robvit.files import read_tensors
+from robvit.tensor_files import read_tensors
 
 PROTOCOL = """
 name: secrets@1

@@ -21,8 +21,8 @@ from robvit.cli import app
 from robvit.data import open_data
 from robvit.data.augment import Augment, mix, seeded, transform
 from robvit.errors import InputError, Unsupported
-from robvit.files import read_tensors
 from robvit.record import Record
+from robvit.tensor_files import read_tensors
 from robvit.training.recipe import load_recipe, names
 from robvit.training.stream import Sharing, Stream
 

@@ -22,8 +22,8 @@ from robvit.attacks.sanity import RandomisedOutput, SoftmaxOutput, ZeroGradient,
 from robvit.audit import Audit, bound, draw
 from robvit.autoattack import AUDITED, NAME, SCREENED, SCREENING, part_settings
 from robvit.errors import InputError
-from robvit.files import tensors_sha256
 from robvit.statistics import surely_above
+from robvit.tensor_files import tensors_sha256
 from robvit.threat import Threat
 
 SCREENING_STEPS = 20  # steps on the margin before the long runs: what falls to them need not wait

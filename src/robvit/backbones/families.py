@@ -248,3 +248,9 @@ def _pyramid(name: str, architecture: type[nn.Module], **facts: Any) -> Family:
 FAMILIES.append(_pyramid("swin", zoo.swin_transformer.SwinTransformer, fixed_size=True))
 FAMILIES.append(_pyramid("levit", zoo.levit.Levit, fixed_size=True))
 PLAIN = _pyramid("plain", nn.Module)
+
+
+def patch_side(net: Any) -> int:
+    """The side of the patches that must fill an image; 0 for a network that cuts none."""
+    side = getattr(getattr(net, "patch_embed", None), "patch_size", 0)
+    return int(side if isinstance(side, int) else side[0])

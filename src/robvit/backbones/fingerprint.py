@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 if TYPE_CHECKING:
     from robvit.backbones.model import Model

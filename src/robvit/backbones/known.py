@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from robvit.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,15 @@ class Known:
     raw: bool = False
     tuned_from: str = ""
     twin_of: str = ""
+
+
+def check_patches(name: str, size: int | Sequence[int], patch: int) -> None:
+    """Refuse an image size that patches do not fill: pixels beyond the last one would be seen by nobody."""
+    for side in (size,) if isinstance(size, int) else size:
+        if side % patch or side < patch:
+            below, above = side // patch * patch, (side // patch + 1) * patch
+            near = f"{below} or {above}" if below else f"{above}"
+            raise InputError(
+                f"{name} takes images of a multiple of {patch} pixels, the side of its patches, got {side}; "
+                f"take {near}"
+            )

@@ -19,6 +19,7 @@ from robvit.backbones.fingerprint import facts, fingerprint, identity
 from robvit.backbones.parts import Adapted, AnyTokens, TokenSource
 from robvit.backbones.trained_on import agreed_resize, resizes_of
 from robvit.errors import InputError, Unsupported
+from robvit.settings import check_layers
 
 _KEEP: Any = object()  # in place of a part that `replace` leaves as it is
 
@@ -286,11 +287,7 @@ class Model(nn.Module):
         if layers == "all":
             return tuple(range(self.depth))
         chosen = tuple(int(layer) for layer in layers)
-        if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] >= self.depth:
-            raise InputError(
-                f"layers must be rising numbers in 0..{self.depth - 1}, the blocks of {self.name}, "
-                f'or "all", got {list(chosen)}'
-            )
+        check_layers(chosen, self.depth, self.name)
         return chosen
 
     def _placed(self, extra: torch.Tensor | None, layers: Sequence[int]) -> Extra:

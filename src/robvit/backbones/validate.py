@@ -14,7 +14,8 @@ from torch import nn
 from robvit.backbones import zoo
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError
-from robvit.files import is_dense, parse_json
+from robvit.files import parse_json
+from robvit.tensor_files import is_dense
 
 Tensors = dict[str, torch.Tensor]
 

@@ -26,8 +26,9 @@ from robvit.backbones import convert, download, zoo
 from robvit.backbones.validate import build_of, load_strict, unwrapped
 from robvit.backbones.zoo import Known
 from robvit.errors import InputError, WeightsUnavailable
-from robvit.files import read_pickled, read_tensors, tensors_sha256, written_whole
+from robvit.files import written_whole
 from robvit.locks import one_at_a_time
+from robvit.tensor_files import read_pickled, read_tensors, tensors_sha256
 
 Tensors = dict[str, torch.Tensor]
 

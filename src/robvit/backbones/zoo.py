@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,16 +241,25 @@ def check_name(name: str) -> None:
     timm = sys.modules.get("timm")  # loaded, it knows what this very program registered; it ignores a tag
     if timm and "." not in name and timm.is_model(name):
         return
-    files = [*sources("timm", "models"), Path(__file__).with_name("mini.py")]
-    if len(files) == 1 or mentioned(name, files):
+    files = sources("timm", "models")
+    if not files or mentioned(name, [*files, Path(__file__).with_name("mini.py")]):
         return
-    texts = "".join(file.read_text(encoding="utf-8") for file in files)
-    networks = re.findall(r"^def (\w+)\(pretrained", texts, flags=re.MULTILINE)
-    tagged = re.findall(r"['\"](\w+\.\w+)['\"]:", texts)
+    networks, tagged = timm_networks(), re.findall(r"['\"](\w+\.\w+)['\"]:", _text(files))
     network, dot, _ = name.partition(".")
     if dot and network in networks and not any(known.startswith(f"{network}.") for known in tagged):
         return  # timm makes this network's tags in a loop, so that only timm itself knows them
     raise _unknown(name, [*networks, *tagged])
+
+
+def timm_networks() -> list[str]:
+    """The networks that timm's files register, in the order of their names; timm itself is not loaded."""
+    text = _text(sources("timm", "models"))
+    found = re.findall(r"^@register_model\s*\ndef (\w+)\(", text, flags=re.MULTILINE)
+    return sorted(found, key=lambda name: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", name)])
+
+
+def _text(files: Iterable[Path]) -> str:
+    return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def _unknown(name: str, published: list[str]) -> UnknownName:

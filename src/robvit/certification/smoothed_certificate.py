@@ -16,6 +16,7 @@ from robvit.evaluation.parts import Rows
 from robvit.record import Record
 
 LABEL, EMBEDDING = "label", "embedding"
+COSINES = ("cosine of smoothed and plain embedding", "certified cosine")
 
 
 class SmoothedCertificate:
@@ -49,7 +50,7 @@ class SmoothedCertificate:
     def outcomes(self, images: ImageDataset) -> Rows:
         rows: Rows = {"plain": [], "label": [], "radius": []}
         if self.kind == EMBEDDING:
-            rows = {"clean cosine": [], "certified cosine": []}
+            rows = {name: [] for name in COSINES}
         for image, name in zip(images.tensors()[0], images.names, strict=True):
             digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
             draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -71,8 +72,10 @@ class SmoothedCertificate:
     def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
         """Put what was found into the record: trials of labels, and the figures to quote."""
         if self.kind == EMBEDDING:
-            for name in ("clean cosine", "certified cosine"):
+            for name in COSINES:
                 record.metrics[f"mean {name}"] = sum(rows[name]) / len(rows[name])
+            proven = [value > 0 for value in rows[COSINES[1]]]
+            record.metrics["images with a bound"] = sum(proven) / len(proven)
             return
         radius: list[float] = rows["radius"]
         pred = [NO_LABEL if r == 0 else label for label, r in zip(rows["label"], radius, strict=True)]

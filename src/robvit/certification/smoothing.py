@@ -81,7 +81,8 @@ def certify_embedding(
     """For x (3 H W): the cosine of smoothed and clean embedding, and the least cosine within `radius`.
 
     The second is between the mean embedding direction here and the mean embedding of any image in the ball;
-    `embed` gives (B D), which is normalised.
+    `embed` gives (B D), which is normalised. A mean is no longer than 1, so that its product with a direction,
+    which is what the theorem bounds, is at most their cosine where it is positive; else nothing is known: -1.
     """
     mean = _mean_embedding(embed, x, rules, draws)
     direction = F.normalize(mean, dim=0)
@@ -90,7 +91,8 @@ def certify_embedding(
     )
     low = _lowest_mean(values.double(), rules.alpha)
     clean = float(F.normalize(embed(x[None]), dim=-1)[0] @ direction)
-    return clean, shifted(low, radius / rules.sigma)
+    product = shifted(low, radius / rules.sigma)
+    return clean, product if product > 0 else -1.0
 
 
 def shifted(mean: float, distance: float) -> float:

@@ -13,6 +13,8 @@ from robvit.cli.checks import (
     check_data,
     check_model,
     check_out,
+    check_target,
+    check_task,
     parse_normalise,
 )
 from robvit.cli.options import (
@@ -96,9 +98,13 @@ def attack(
     share the work; the result is the same.
     """
     check_attack(attack, norm, eps, setting)
-    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(
+        model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters
+    )
     check_model(surrogate)
     check_data(data, split)
+    check_task(attack, setting, data)
+    check_target(target, attack, model, data, own=head is not None or adapters is not None)
     check_compiler(compiler)
     statistics = parse_normalise(normalise)
     check_out(out)

@@ -41,7 +41,7 @@ def bake(
     What is written is compared with the model on real images before it gets its name. A model of --method
     full is given without LORA. Transformers' networks take a linear --head as their classifier.
     """
-    check_model(model, arch, lora=lora, head=head)
+    check_model(model, arch, img_size=img_size, lora=lora, head=head)
     out = free_place(out or Path("baked.safetensors" if layout == "timm" else "baked"), force)
     from robvit.backbones import weights
     from robvit.data import open_data

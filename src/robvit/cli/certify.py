@@ -95,7 +95,7 @@ def certify(
         raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     if l2 is not None and not l2 > 0:
         raise InputError(f"--l2 must be a radius above 0, such as 0.5, got {l2:g}")
-    check_model(model, arch, head=head, tokens=tokens, lora=lora)
+    check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora)
     check_data(data, split)
     check_out(out)
     from robvit.certification.certify import certify as run

@@ -69,7 +69,7 @@ def challenge(
         raise typer.BadParameter(f"give module:function, got {defence!r}", param_hint="--defence")
     check_there(defence)
     check_threat(norm, eps, usable=True)
-    check_model(model, arch, head=head, lora=lora)
+    check_model(model, arch, img_size=img_size, head=head, lora=lora)
     check_data(data, split)
     check_out(out)
     from robvit.challenging import challenge as run

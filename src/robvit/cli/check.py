@@ -54,7 +54,7 @@ def check(
 
     Of an ONNX or TorchScript file only answers are used.
     """
-    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora)
+    check_model(model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora)
     check_data(data, split)
     statistics = parse_normalise(normalise)
     check_out(out)

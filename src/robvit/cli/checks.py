@@ -9,37 +9,34 @@ import math
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from robvit import names, plugins
 from robvit.backbones import zoo
+from robvit.backbones.known import check_patches
 from robvit.backbones.programs import is_program, program_file
 from robvit.budget import check_budget, parse_number
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
-from robvit.files import YAML_BYTES, given_path, parse_yaml, read_text
+from robvit.files import given_path
 from robvit.record import Record
 from robvit.registry import unknown
-from robvit.settings import check_like, check_setting, parse_settings
+from robvit.settings import check_layers, check_setting, parse_layers, parse_settings
 from robvit.specs import CORRUPTION, FOLDER, PARTS, SPLITS, check_split, parse_spec, split_corruption
-
-if TYPE_CHECKING:
-    from robvit.training.recipe import Recipe
-
-MAKERS = {
-    "head": "`robvit train head` makes one",
-    "tokens": "`robvit robustify` makes them",
-    "lora": "`robvit robustify --method lora` makes them",
-    "adapters": "`robvit train tora` makes them",
-}
+from robvit.tensor_files import FORMATS, check_format, kind_of, read_facts
 
 
 def check_model(
-    name: str | None, arch: str | None = None, *, programs: bool = False, **files: Path | None
+    name: str | None,
+    arch: str | None = None,
+    *,
+    programs: bool = False,
+    img_size: int | None = None,
+    **files: Path | None,
 ) -> None:
-    """Refuse an unknown model, and files that are not there: `head`, `tokens`, `lora` or `adapters`.
+    """Refuse an unknown model, an image size it cannot take, and files that are not what they are given as.
 
-    With `programs` ONNX and TorchScript files are taken too.
+    With `programs` ONNX and TorchScript files are taken too. The files are a `head`, `tokens`, `lora` or
+    `adapters`.
     """
     for known in filter(None, (name, arch)):
         if programs and known == name and is_program(known):
@@ -52,10 +49,29 @@ def check_model(
             plugins.check_there(known)
         else:
             zoo.check_name(known)
-    for what, path in files.items():
+    patch = names.facts("model").get(name or "", {}).get("patch")
+    if img_size is not None and patch:
+        check_patches(str(name), img_size, patch)
+    for kind, path in files.items():
         if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
             continue  # of the hub, or a folder of save_pretrained
-        check_file(path, what)
+        check_file(path, kind)
+        facts = read_facts(given_path(path), f"a file for --{kind}")
+        check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
+
+
+def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
+    """Refuse blocks that a model does not have, and what needs a head where there is none."""
+    known = names.facts("model").get(model, {})
+    if layers is not None and (chosen := parse_layers(layers)) != "all" and known:
+        check_layers(chosen, known["depth"], model)
+    if head is not None or not known:
+        return
+    if task:
+        raise InputError(f"a linear head learns along; give {model} one by --head (`robvit train head`)")
+    for attack in attacks:
+        if names.facts("attack").get(attack, {}).get("task") == "classes" and not known["classes"]:
+            raise InputError(f"{attack} attacks a classifier; give {model} a head by --head")
 
 
 def parse_normalise(text: str | None) -> str | tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -78,7 +94,8 @@ def parse_normalise(text: str | None) -> str | tuple[tuple[float, ...], tuple[fl
 def check_file(path: Path | None, what: str) -> None:
     """Refuse a file that is not there."""
     if path is not None and not given_path(path).is_file():
-        raise InputError(f"no {what} at {path}; {MAKERS.get(what, 'check the path')}")
+        remedy = FORMATS[what].made_by if what in FORMATS else "check the path"
+        raise InputError(f"no {what} at {path}; {remedy}")
 
 
 def check_record(place: Path) -> Path:
@@ -183,6 +200,38 @@ def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = 
             names.check_name("loss", value)
 
 
+def check_task(attack: str, settings: list[str] | None, data: str) -> None:
+    """Refuse an attack on masks where a dataset has labels, and the other way round."""
+    about, dataset = names.facts("attack").get(attack), names.facts("dataset").get(_dataset(data))
+    if about is None or dataset is None or dataset["masks"] is None:
+        return
+    wanted = about["task"] == "pixels" or "loss=pixel_cross_entropy" in (settings or [])
+    if wanted and not dataset["masks"]:
+        raise DataError(f"{attack} needs masks, {data} has none; take shapes, or masks:PATH for your own")
+    if dataset["masks"] and not wanted:
+        raise DataError(f"{attack} needs labels, {data} has masks (masks are attacked by segpgd)")
+
+
+def check_target(target: str | None, attack: str, model: str, data: str, own: bool) -> None:
+    """Refuse a class to aim at that is none of the data's; `own` says that the model brings names."""
+    if target is None or attack not in names.facts("attack"):
+        return
+    able = [name for name, about in names.facts("attack").items() if "targeted" in about["defaults"]]
+    if attack not in able:
+        raise InputError(f"{attack} aims at no class; these attacks do: {', '.join(able)}")
+    classes = names.facts("dataset").get(_dataset(data), {}).get("classes")
+    if own or not classes or model not in names.facts("model"):
+        return
+    rules = list(names.facts("target"))
+    if target not in [*rules, *classes] and not (target.isdecimal() and int(target) < len(classes)):
+        raise unknown("target", target, [*rules, *classes])
+
+
+def _dataset(spec: str) -> str:
+    """The name of a dataset in a spec."""
+    return spec.partition("?")[0].partition(":")[0]
+
+
 def check_compiler(name: str | None) -> None:
     """Refuse a compiler that torch does not have, as far as its files tell."""
     if name is None:
@@ -191,91 +240,3 @@ def check_compiler(name: str | None) -> None:
     offered = {found.name for found in entry_points(group="torch_dynamo_backends")}
     if files and backend not in offered and not names.mentioned(backend, files):
         raise InputError(f"torch has no compiler called {name!r}; the usual one is inductor")
-
-
-def check_study(study: str, settings: list[str] | None) -> dict[str, Any]:
-    """The settings of a study; an unknown study or setting is refused."""
-    names.check_name("study", study, "(see `robvit reproduce`)")
-    facts = names.facts("study").get(study)
-    if facts is None:
-        return {}  # too new for the table
-    found = parse_settings(settings or [], facts["defaults"], study)
-    for name, value in found.items():
-        check_like(name, value, facts["defaults"][name])
-    return found
-
-
-def check_protocol(protocol: str) -> None:
-    """Refuse a protocol that is neither one of the package's nor a YAML file that is there."""
-    known = names.files_named("evaluation/protocols")
-    if protocol not in known and not protocol.endswith((".yaml", ".yml")):
-        raise unknown("protocol", protocol, known, "Or give the path of a .yaml file.")
-    if protocol not in known:
-        check_file(Path(protocol), "protocol")
-        _check_protocol_file(Path(protocol))
-
-
-def check_robustbench(place: Path | None, protocol: str | None) -> None:
-    """Refuse to write RobustBench's form of a protocol that attacks nothing."""
-    if place is None or protocol is None:
-        return
-    known = protocol in names.files_named("evaluation/protocols")
-    path = names.PACKAGE / "evaluation" / "protocols" / f"{protocol}.yaml" if known else Path(protocol)
-    if not parse_yaml(read_text(path, "a protocol", YAML_BYTES), path).get("attacks"):
-        raise InputError(f"RobustBench's form wants attacks, {protocol} has none; leave --robustbench out")
-
-
-def _check_protocol_file(path: Path) -> None:
-    """Refuse keys nobody knows, a budget that is none, unknown attacks and settings they do not have."""
-    content = parse_yaml(read_text(path, "a protocol", YAML_BYTES), path)
-    keys = list(names.facts("key of a protocol"))
-    for key in content:
-        if key not in keys:
-            raise unknown(f"key of {path}", str(key), keys)
-    threat = content.get("threat")
-    if isinstance(threat, dict) and isinstance(threat.get("norm"), str) and "eps" in threat:
-        check_budget(threat["norm"], parse_number(str(threat["eps"])))
-    entries = content.get("attacks")
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict) or not isinstance(entry.get("attack"), str):
-            continue  # the protocol itself says what is wrong with it
-        name, settings = entry["attack"], entry.get("settings")
-        names.check_name("attack", name, "(see `robvit attacks`)")
-        known: dict[str, Any] = names.facts("attack").get(name, {}).get("defaults") or {}
-        for key, value in (settings if known and isinstance(settings, dict) else {}).items():
-            if key not in known:
-                raise unknown(f"setting of {name}", str(key), list(known))
-            if not isinstance(value, str):  # fractions such as 2/255 are numbers by then
-                check_setting(key, value, known[key])
-
-
-def check_recipe(recipe: str, settings: list[str] | None) -> Recipe:
-    """The recipe with its changes; an unknown one, unknown keys and impossible values are refused."""
-    known = names.files_named("training/recipes")
-    if recipe not in known and not recipe.endswith((".yaml", ".yml")):
-        raise unknown("recipe", recipe, known, "Or give the path of a .yaml file.")
-    if recipe not in known:
-        check_file(Path(recipe), "recipe")
-    _check_keys(settings, list(names.facts("key of a recipe")), recipe)
-    from robvit.training.recipe import ASCENT, changes_of, load_recipe
-
-    chosen = load_recipe(recipe, **changes_of(settings or []))
-    names.check_name("training loss", chosen.loss)
-    if chosen.inner.attack != ASCENT:
-        names.check_name("attack", chosen.inner.attack, "(see `robvit attacks`)")
-    return chosen
-
-
-def check_tuning(settings: list[str] | None) -> None:
-    """Refuse what is neither a setting of a fine-tuning nor a key of a recipe."""
-    own = names.declared("training/tuning.py", "Tuning")
-    _check_keys(settings, [*own, *names.facts("key of a recipe")], "robustify")
-
-
-def _check_keys(settings: list[str] | None, keys: list[str], owner: str) -> None:
-    for item in settings or []:
-        key, equals, _ = item.partition("=")
-        if not equals:
-            raise InputError(f"a change looks like lr=1e-3 or inner.eps=4/255, got {item!r}")
-        if key not in keys and not key.startswith(("loss_settings.", "inner.settings.")):
-            raise unknown(f"key of {owner}", key, keys)

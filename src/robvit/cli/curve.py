@@ -83,7 +83,7 @@ def curve(
         check_attack(name, norm, "inf", _of(name, setting, names))
     for budget in budgets or []:
         check_threat(norm, budget)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data, split)
     check_out(out)
     from robvit.attacks import ATTACKS

@@ -85,7 +85,9 @@ def doctor(
     for name in check or []:
         check_name("check", name)
     check_threat(norm, eps, usable=True)
-    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(
+        model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters
+    )
     check_model(surrogate)
     check_data(data, split)
     statistics = parse_normalise(normalise)

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robvit.cli.checks import (
-    check_data,
-    check_model,
-    check_out,
-    check_protocol,
-    check_robustbench,
-    check_threat,
-    parse_normalise,
-)
+from robvit.cli.checks import check_data, check_model, check_out, check_threat, parse_normalise
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -37,6 +29,7 @@ from robvit.cli.options import (
     Tokens,
     protocol_option,
 )
+from robvit.cli.recipe_checks import check_protocol, check_robustbench
 from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import console, show_table
 
@@ -109,7 +102,9 @@ def evaluate(
     if protocol is not None:
         check_protocol(protocol)
     check_robustbench(robustbench, protocol)
-    check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(
+        model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters
+    )
     check_data(data, split)
     statistics = parse_normalise(normalise)
     check_data(public)
@@ -166,7 +161,7 @@ def evaluate(
 def _retrieval(
     model: str, data: str, gallery: str | None, eps: str, out: Path, own: dict[str, Any], **settings: Any
 ) -> None:
-    check_model(model, own["arch"], tokens=own["tokens"], lora=own["lora"])
+    check_model(model, own["arch"], img_size=own["img_size"], tokens=own["tokens"], lora=own["lora"])
     check_data(data, settings["split"])
     check_data(gallery)
     check_out(out)

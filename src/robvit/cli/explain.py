@@ -84,7 +84,7 @@ def explain(
     """
     check_figures(figure)
     check_attack(attack or "pgd", norm, eps, setting if attack else None)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(beside)
     for image in images:
         check_image(image)

@@ -86,7 +86,7 @@ def export(
     """
     named = Path(model.partition(":")[2] or model).stem
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
     window_counts(windows)
     if patch is None:

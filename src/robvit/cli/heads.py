@@ -41,7 +41,7 @@ def import_(
     Nothing in the file is executed. The head is tied to the backbone's exact weights.
     """
     free_place(out, force)
-    check_model(model, arch)
+    check_model(model, arch, img_size=img_size)
     check_file(file, "linear layer")
     from robvit.backbones.heads import import_linear
     from robvit.files import read_text

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from robvit.backbones import zoo
 from robvit.cli.tables import console
+from robvit.registry import unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,8 +54,6 @@ def models(
 
 
 def _overview() -> None:
-    from robvit.backbones import zoo
-
     shown = console()
     names = _table("Friendly names", "name", "timm's name", "parameters")
     for known in zoo.TABLE:
@@ -83,11 +84,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _search(pattern: str) -> None:
-    import timm
-
-    from robvit.registry import unknown
-
-    found = timm.list_models(f"*{pattern}*")
+    known = zoo.timm_networks()
+    found = fnmatch.filter(known, f"*{pattern}*")
     if not found:
-        raise unknown("timm model", pattern, timm.list_models())
+        raise unknown("timm model", pattern, known)
     typer.echo("\n".join(found))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_study
+from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.given import refuse_given
 from robvit.cli.options import Device, ImageSize, Resize, Seed, Threads
+from robvit.cli.recipe_checks import check_study
 from robvit.cli.shell import typed
 from robvit.cli.tables import WIDE, console, show_table
 from robvit.names import facts

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_protocol, parse_normalise
+from robvit.cli.checks import check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -24,6 +24,7 @@ from robvit.cli.options import (
     Threads,
     protocol_option,
 )
+from robvit.cli.recipe_checks import check_protocol
 from robvit.cli.shell import typed
 
 
@@ -54,7 +55,7 @@ def review(
     """
     if protocol is not None:
         check_protocol(protocol)
-    check_model(model, arch, programs=True, head=head, lora=lora)
+    check_model(model, arch, img_size=img_size, programs=True, head=head, lora=lora)
     check_data(data, split)
     statistics = parse_normalise(normalise)
     check_out(out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tuning
+from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tokens
 from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
@@ -22,10 +22,10 @@ from robvit.cli.options import (
     TrainSplit,
     choice,
 )
+from robvit.cli.recipe_checks import check_tuning
 from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.errors import InputError
 from robvit.names import facts
-from robvit.settings import parse_layers
 
 if TYPE_CHECKING:
     from robvit.hardening import Hardening
@@ -145,12 +145,10 @@ def robustify(
     for text in attack or ["feature"]:
         name, _, own = text.partition("@")
         check_attack(name, "linf", own or eps or "8/255")
-    check_model(model, arch, head=head, lora=lora)
+    check_model(model, arch, img_size=img_size, head=head, lora=lora)
     check_data(data, split)
     check_out(out)
     check_tuning(setting)
-    if layers is not None:
-        parse_layers(layers)
     _check_numbers(lr=lr, start=start, psnr=psnr)
     if method != "tokens":
         refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
@@ -171,6 +169,7 @@ def robustify(
         raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
     if pool > 1 and task:
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
+    check_tokens(model, layers, [text.partition("@")[0] for text in attack or []], task, head)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress

@@ -94,7 +94,7 @@ def serve(
 
     from robvit.errors import InputError, Unsupported
 
-    check_model(model, arch, head=head, tokens=tokens, lora=lora, adapters=adapters)
+    check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
     window_counts(windows)  # refuse a slip before torch is loaded
     if patch is None:

@@ -99,7 +99,7 @@ def rotate(
     What they grow from is drawn in secret. New tokens that change clean features too much are refused.
     """
     check_file(old, "tokens")
-    check_model(model, arch, head=head)
+    check_model(model, arch, img_size=img_size, head=head)
     check_data(data, split)
     check_out(out)
     from robvit.defenses.rotate import rotate as issue
@@ -152,7 +152,7 @@ def bake(
     if not with_secret:
         raise InputError("a baked checkpoint carries the secret tokens; say --with-secret if that is meant")
     free_place(out, force)
-    check_model(model, tokens=file)
+    check_model(model, img_size=img_size, tokens=file)
     from robvit.backbones import zoo
     from robvit.defenses.bake import WARNING, save_baked
     from robvit.defenses.tokens import RobustTokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.certification.windows import window_counts
-from robvit.cli.checks import check_data, check_file, check_model, check_out, check_recipe, free_place
+from robvit.cli.checks import check_data, check_model, check_out, free_place
 from robvit.cli.commands import Command, Group
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
@@ -27,6 +27,7 @@ from robvit.cli.options import (
     Tokens,
     TrainSplit,
 )
+from robvit.cli.recipe_checks import check_recipe
 from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.errors import InputError
 from robvit.names import check_name
@@ -230,8 +231,7 @@ def head(
         )
     free_place(out, force)
     check_name("head", kind)
-    check_model(model, arch)
-    check_file(tokens, "tokens")
+    check_model(model, arch, img_size=img_size, tokens=tokens)
     check_data(data, split)
     check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head

@@ -60,7 +60,16 @@ def verify(
     if key is not None:
         check_file(key, "key")
     if model is not None:
-        check_model(model, arch, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters)
+        check_model(
+            model,
+            arch,
+            img_size=img_size,
+            programs=True,
+            head=head,
+            tokens=tokens,
+            lora=lora,
+            adapters=adapters,
+        )
     check_data(data)
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.verify import verify as judge

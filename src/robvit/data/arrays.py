@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from robvit.data.dataset import ImageDataset, Listing
 from robvit.errors import DataError, InputError, check_images
-from robvit.files import tensors_sha256
+from robvit.tensor_files import tensors_sha256
 
 Array = torch.Tensor | np.ndarray[Any, Any]
 

@@ -25,11 +25,17 @@ from robvit.specs import check_split
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a dataset is, in words for people, a spec that opens it, and its splits if they are fixed."""
+    """What a dataset is, in words for people, a spec that opens it, and what is fixed of it.
+
+    splits, classes: their names, where the dataset decides them and not what lies in a folder
+    masks: whether images come with masks; None where that depends on an option
+    """
 
     about: str
     example: str
     splits: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    masks: bool | None = False
 
 
 DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("dataset", DatasetInfo)
@@ -54,6 +60,7 @@ CAMVID_CLASSES = [
     about="2,000 CIFAR-10 images in the package, half for training, half for testing",
     example="sample",
     splits=cifar.SPLITS,
+    classes=tuple(cifar.CIFAR10_CLASSES),
 )
 def sample(place: str, split: str | None) -> Listing:
     """The bundled images; both splits are balanced, and the test split is from CIFAR-10's."""
@@ -70,6 +77,8 @@ def sample(place: str, split: str | None) -> Listing:
     about="2,500 drawn scenes with exact masks of 8 forms, at any size",
     example="shapes",
     splits=cifar.SPLITS,
+    classes=tuple(shapes.CLASSES),
+    masks=True,
 )
 def drawn_shapes(place: str, split: str | None) -> Listing:
     """Scenes made on the fly, 2,000 for training and 500 for testing, the same on every machine."""
@@ -86,6 +95,7 @@ def drawn_shapes(place: str, split: str | None) -> Listing:
     about="900 drawings of one form each, labelled, 8 classes",
     example="forms",
     splits=cifar.SPLITS,
+    classes=tuple(forms.KINDS["forms"]),
 )
 def drawn_forms(place: str, split: str | None) -> Listing:
     """600 for training and 300 for testing, 64x64; the classes of `shapes`."""
@@ -97,6 +107,7 @@ def drawn_forms(place: str, split: str | None) -> Listing:
     about="900 drawn flowers, labelled by their number of petals",
     example="petals",
     splits=cifar.SPLITS,
+    classes=tuple(forms.KINDS["petals"]),
 )
 def drawn_petals(place: str, split: str | None) -> Listing:
     """As forms, with six classes that differ little."""
@@ -107,6 +118,7 @@ def drawn_petals(place: str, split: str | None) -> Listing:
     about="60,000 images, 10 classes; get them with: robvit data cifar10",
     example="cifar10",
     splits=cifar.SPLITS,
+    classes=tuple(cifar.CIFAR10_CLASSES),
 )
 def cifar10(place: str, split: str | None) -> Listing:
     return _cifar("cifar10", place, split)
@@ -180,7 +192,7 @@ def imagenet_c(place: str, split: str | None) -> Listing:
     return imagenet.imagenet_folder(folders.split_folder(folders.existing_folder(place), split))
 
 
-@DATASETS.add(about="ADE20K: images/validation, annotations/validation", example="ade20k:PATH")
+@DATASETS.add(about="ADE20K: images/validation, annotations/validation", example="ade20k:PATH", masks=True)
 def ade20k(place: str, split: str | None) -> Listing:
     """150 classes stored as 1..150; 0 is void."""
     root = folders.existing_folder(place)
@@ -191,7 +203,9 @@ def ade20k(place: str, split: str | None) -> Listing:
     return folders.mask_listing(found, MaskValues(ADE20K_CLASSES, first=1, void=0), names)
 
 
-@DATASETS.add(about="CamVid with 11 classes: test/images, test/masks, void = 11", example="camvid:PATH")
+@DATASETS.add(
+    about="CamVid with 11 classes: test/images, test/masks, void = 11", example="camvid:PATH", masks=True
+)
 def camvid(place: str, split: str | None) -> Listing:
     found = folders.masked_images(folders.existing_folder(place), split)
     return folders.mask_listing(found, MaskValues(len(CAMVID_CLASSES), void=11), CAMVID_CLASSES)
@@ -201,13 +215,14 @@ def camvid(place: str, split: str | None) -> Listing:
     about="Oxford-IIIT Pet, images/BREED and masks/BREED; three quarters of each breed are for training",
     example="pets:PATH?target=breeds",
     splits=cifar.SPLITS,
+    masks=None,
 )
 def pets(place: str, split: str | None, *, target: str = "masks") -> Listing:
     """Pets before a background, 1 and 2 in the masks, the border between void; or labelled by breed."""
     return folders.pets(folders.existing_folder(place), _known_split("pets", split), target)
 
 
-@DATASETS.add(about="any images with masks: images/ and masks/", example="masks:PATH?void=11")
+@DATASETS.add(about="any images with masks: images/ and masks/", example="masks:PATH?void=11", masks=True)
 def masks(place: str, split: str | None, *, void: str = str(IGNORE)) -> Listing:
     """Classes stored as 0, 1, ...; `classes.txt` beside the folders names them, else they are counted."""
     if not void.isdecimal():

@@ -21,9 +21,10 @@ from robvit.data.archives import member, opened_tar, raw_bytes, unpickle
 from robvit.data.decode import read_image
 from robvit.errors import CannotFetch, DataError
 from robvit.fetch import download, fetch_npm, with_digest
-from robvit.files import cache_dir, tensors_sha256, written_whole
+from robvit.files import cache_dir, written_whole
 from robvit.locks import one_at_a_time
 from robvit.progress import progress
+from robvit.tensor_files import tensors_sha256
 
 Tensors = dict[str, torch.Tensor]  # images, labels
 

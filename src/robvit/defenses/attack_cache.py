@@ -24,9 +24,10 @@ from robvit.attacks import ATTACKS, certify, eight_bit, pgd
 from robvit.attacks.core import refuse_targets, supported
 from robvit.backbones.model import Model
 from robvit.errors import InputError
-from robvit.files import cache_dir, remove_remains, tensors_sha256, written_whole
+from robvit.files import cache_dir, remove_remains, written_whole
 from robvit.processes import processes
 from robvit.progress import Advance
+from robvit.tensor_files import tensors_sha256
 from robvit.threat import Threat
 
 PER_SHARD = 16

@@ -24,10 +24,10 @@ from torch import nn
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import LORA, TrainedOn
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import described, read_tensors, written_whole
+from robvit.files import written_whole
 from robvit.sharing import Shareable
+from robvit.tensor_files import FORMATS, check_format, described, read_tensors
 
-FORMAT = "robvit-lora-1"
 ABOUT = {"alpha": float, "fingerprint": str, "settings": dict}
 DOWN, UP = ".down", ".up"  # how A and B of a layer are called in a file
 WHOLE = ".whole"  # and a parameter that was trained as it is
@@ -175,16 +175,13 @@ class LoRA(Shareable):
         tensors |= {name + WHOLE: value.detach().cpu().contiguous() for name, value in self.whole.items()}
         about = {name: getattr(self, name) for name in ABOUT}
         with written_whole(path) as aside:
-            save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(about)})
+            save_file(tensors, aside, {"format": FORMATS["lora"].word, "about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | Path) -> LoRA:
         """Factors from the file that `save` wrote."""
         tensors, facts = read_tensors(path, "a LoRA file")
-        if facts.get("format") != FORMAT:
-            raise InputError(
-                f"{path} does not hold a LoRA of format {FORMAT}; `robvit robustify --method lora` writes one"
-            )
+        check_format(path, facts, "lora")
         about = described(facts, "about", path, ABOUT)
         whole = {name.removesuffix(WHOLE): t for name, t in tensors.items() if name.endswith(WHOLE)}
         tensors = {name: t for name, t in tensors.items() if not name.endswith(WHOLE)}

@@ -20,10 +20,9 @@ from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
-from robvit.files import parse_json, read_tensors, written_whole
+from robvit.files import parse_json, written_whole
 from robvit.sharing import Shareable
-
-FORMAT = "robvit-token-pool-1"
+from robvit.tensor_files import FORMATS, check_format, kind_of, read_facts, read_tensors
 
 
 @dataclass(frozen=True)
@@ -89,14 +88,13 @@ class TokenPool(Shareable):
         tensors = {f"tokens {i}": one.values.detach().cpu().contiguous() for i, one in enumerate(self.sets)}
         about = json.dumps([one.about() for one in self.sets])
         with written_whole(path, mode=0o600) as aside:
-            save_file(tensors, aside, {"format": FORMAT, "about": about})
+            save_file(tensors, aside, {"format": FORMATS["pool"].word, "about": about})
 
     @classmethod
     def load(cls, path: str | Path) -> TokenPool:
         """A pool from the file that `save` wrote."""
         tensors, facts = read_tensors(path, "a pool of tokens")
-        if facts.get("format") != FORMAT:
-            raise InputError(f"{path} does not hold a pool; make one with `robvit robustify --pool`")
+        check_format(path, facts, "pool")
         about = parse_json(facts.get("about", "null"), path, "a pool of tokens")
         names = [f"tokens {i}" for i in range(len(tensors))]
         if not isinstance(about, list) or len(about) != len(tensors) or set(tensors) != set(names):
@@ -109,5 +107,5 @@ class TokenPool(Shareable):
 
 def load_tokens(path: str | Path) -> RobustTokens | TokenPool:
     """What a token file holds: one set, or a pool."""
-    _, facts = read_tensors(path, "a token file")
-    return TokenPool.load(path) if facts.get("format") == FORMAT else RobustTokens.load(path)
+    is_pool = kind_of(read_facts(path, "a token file")) == "pool"
+    return TokenPool.load(path) if is_pool else RobustTokens.load(path)

@@ -23,8 +23,9 @@ from robvit.defenses.batches import Batch, TokenBatches
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.secret import TokenSecret, normal
 from robvit.errors import Diverged, InputError
-from robvit.files import parse_json, read_tensors, written_whole
+from robvit.files import parse_json, written_whole
 from robvit.resuming import check_unchanged, versions
+from robvit.tensor_files import read_tensors
 
 LEAST_WINDOW = 20  # steps whose mean is told
 MOST_WINDOWS = 3

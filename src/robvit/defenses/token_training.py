@@ -24,8 +24,8 @@ from robvit.defenses.secret import TokenSecret
 from robvit.defenses.token_trainer import TokenTrainer
 from robvit.defenses.tokens import SECRET, SEED, RobustTokens
 from robvit.errors import InputError, Unsupported
-from robvit.files import tensors_sha256
 from robvit.progress import Advance, silent
+from robvit.tensor_files import tensors_sha256
 
 
 @dataclass

@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import described, is_dense, read_pickled, read_tensors, written_whole
+from robvit.files import written_whole
 from robvit.sharing import Shareable
+from robvit.tensor_files import FORMATS, check_format, described, is_dense, read_pickled, read_tensors
 
-FORMAT = "robvit-tokens-1"
 ABOUT = {
     "fingerprint": str,
     "key_id": str,
@@ -148,7 +148,7 @@ class RobustTokens(Shareable):
         """Write the tokens as safetensors that only their owner may read."""
         with written_whole(path, mode=0o600) as aside:
             tensors = {"tokens": self.values.detach().cpu().contiguous()}
-            save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(self.about())})
+            save_file(tensors, aside, {"format": FORMATS["tokens"].word, "about": json.dumps(self.about())})
 
     def about(self) -> dict[str, Any]:
         """All that is known of the tokens but their values."""
@@ -163,10 +163,9 @@ class RobustTokens(Shareable):
     def load(cls, path: str | Path) -> RobustTokens:
         """Tokens from the file that `save` wrote."""
         tensors, facts = read_tensors(path, "a token file")
-        if facts.get("format") != FORMAT or "tokens" not in tensors:
-            raise InputError(
-                f"{path} does not hold robvit tokens; published .pt files come in by `robvit tokens import`"
-            )
+        check_format(path, facts, "tokens")
+        if "tokens" not in tensors:
+            raise InputError(f"{path} is damaged: it has no tokens; make them again")
         return cls.read(tensors["tokens"], facts, path)
 
     @classmethod

@@ -38,9 +38,10 @@ from robvit.evaluation.black_boxes import (
     statistics_of,
 )
 from robvit.evaluation.probe import answers_digest
-from robvit.files import sha256, tensors_sha256
+from robvit.files import sha256
 from robvit.loading import brought, load, says_normalisation
 from robvit.registry import unknown
+from robvit.tensor_files import tensors_sha256
 
 BLACK_BOX = "answers only"  # what a record says of access to the model
 OUT_OF_PLAY = -1e4  # the logit of classes a set has no images of: finite, so that losses stay numbers

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.files import read_tensors, sha256, tensors_sha256, written_whole
+from robvit.files import sha256, written_whole
+from robvit.tensor_files import read_tensors, tensors_sha256
 
 
 @dataclass(frozen=True)

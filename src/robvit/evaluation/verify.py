@@ -15,10 +15,11 @@ from robvit.errors import InputError, RobvitError
 from robvit.evaluation.classifiers import Classifier, aligned, fitted
 from robvit.evaluation.shards import folder_sha256, shard_files
 from robvit.evaluation.verify_rules import Verification, check_protocol, left_out_flaw
-from robvit.files import given_path, read_tensors
+from robvit.files import given_path
 from robvit.progress import Advance, silent
 from robvit.record import Record, Trial
 from robvit.record_checks import check_outcomes
+from robvit.tensor_files import read_tensors
 from robvit.threat import Threat
 
 BESIDE = ("metrics", "tables", "curves", "findings", "claims", "notes")  # what no kept image shows

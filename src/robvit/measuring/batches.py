@@ -17,9 +17,10 @@ from torch import nn
 from robvit.attacks import Outcome, run
 from robvit.attacks.scales import Scaled
 from robvit.evaluation.trials import trial_of
-from robvit.files import parse_json, read_text, tensors_sha256, write_json
+from robvit.files import parse_json, read_text, write_json
 from robvit.record import Trial
 from robvit.resuming import key_of, versions
+from robvit.tensor_files import tensors_sha256
 from robvit.threat import Threat
 
 KEPT = ("correct", "predicted", "distance", "forward", "backward", "seconds", "warnings")

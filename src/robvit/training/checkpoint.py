@@ -15,7 +15,8 @@ from torch import nn
 
 from robvit.backbones.model import Model
 from robvit.errors import InputError
-from robvit.files import parse_json, read_tensors, written_whole
+from robvit.files import parse_json, written_whole
+from robvit.tensor_files import read_tensors
 
 FORMAT = "robvit-training-1"
 Tensors = dict[str, torch.Tensor]

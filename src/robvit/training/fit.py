@@ -20,10 +20,10 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from robvit.files import read_tensors, tensors_sha256
 from robvit.processes import on_cpu, processes
 from robvit.progress import Advance, Log, silent
 from robvit.resuming import check_unchanged, versions
+from robvit.tensor_files import read_tensors, tensors_sha256
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
 from robvit.training.computing import scaled, settled
 from robvit.training.losses import make_loss

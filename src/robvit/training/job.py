@@ -16,8 +16,8 @@ from robvit.data import ImageDataset
 from robvit.data.opening import open_to_learn
 from robvit.errors import InputError
 from robvit.evaluation.probe import answers_digest
-from robvit.files import tensors_sha256
 from robvit.loading import load
+from robvit.tensor_files import tensors_sha256
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import Recipe
 from robvit.training.splits import Splits, held_out

@@ -22,8 +22,8 @@ from robvit.attacks import losses as objectives
 from robvit.attacks.losses import Loss as AttackLoss
 from robvit.data import ImageDataset
 from robvit.errors import InputError
-from robvit.files import read_tensors
 from robvit.registry import NoInfo, Registry, unknown
+from robvit.tensor_files import read_tensors
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.recipe import Inner
 

@@ -24,13 +24,13 @@ from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
-from robvit.files import described, read_tensors, written_whole
+from robvit.files import written_whole
 from robvit.progress import Advance, silent
 from robvit.registry import NoInfo, Registry
 from robvit.sharing import Shareable
+from robvit.tensor_files import FORMATS, check_format, described, read_tensors
 
 HEADS: Registry[type[FeatureHead], NoInfo] = Registry("head", NoInfo)
-FORMAT = "robvit-head-1"
 ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list, "img_size": list, "resize": str}
 MOST_CLASSES = 100_000
 
@@ -94,7 +94,7 @@ class FeatureHead(nn.Module, Shareable):
 
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
-        facts = {"format": FORMAT, "head": json.dumps(self.shared_facts())}
+        facts = {"format": FORMATS["head"].word, "head": json.dumps(self.shared_facts())}
         with written_whole(path) as aside:
             save_file(self.state_dict(), aside, facts)
 
@@ -111,8 +111,7 @@ class FeatureHead(nn.Module, Shareable):
 def load_head(path: str | Path) -> FeatureHead:
     """A head from the file that `save` wrote."""
     state, facts = read_tensors(path, "a head file")
-    if facts.get("format") != FORMAT:
-        raise InputError(f"{path} is not a head of format {FORMAT}; train one with `robvit train head`")
+    check_format(path, facts, "head")
     about = described(facts, "head", path, ABOUT, img_size=[], resize="")  # older files do not say
     try:
         trained_on = TrainedOn.told_by({name: about.pop(name) for name in ("img_size", "resize")})

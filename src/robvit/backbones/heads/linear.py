@@ -13,8 +13,8 @@ from robvit.backbones.heads.base import HEADS, Batches, FeatureHead, check_class
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.errors import InputError, Unsupported
-from robvit.files import is_dense, read_pickled, read_tensors
 from robvit.progress import Advance, silent
+from robvit.tensor_files import is_dense, read_pickled, read_tensors
 
 
 @HEADS.add("linear")

@@ -20,7 +20,8 @@ from robvit.backbones.huggingface.config import CONFIG, Config, read_config, rea
 from robvit.backbones.huggingface.layouts import REGISTERS, Tensors, to_timm
 from robvit.backbones.validate import check_size, load_strict
 from robvit.errors import InputError, Unsupported
-from robvit.files import parse_json, read_tensors, read_text
+from robvit.files import parse_json, read_text
+from robvit.tensor_files import read_tensors
 
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 PROJECTION = "visual_projection."

@@ -14,9 +14,9 @@ from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
 from robvit.defenses.tora.modules import Adapters, AdapterShape, check_backbone
 from robvit.errors import InputError, WrongBackbone
-from robvit.files import described, read_tensors, written_whole
+from robvit.files import written_whole
+from robvit.tensor_files import FORMATS, check_format, described, read_tensors
 
-FORMAT = "robvit-adapters-2"
 ABOUT = {
     "width": int,
     "depth": int,
@@ -78,14 +78,13 @@ def save_adapters(adapters: Adapters, path: str | Path, settings: dict[str, Any]
     about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": told}
     tensors = {name: t.detach().cpu().contiguous() for name, t in adapters.state_dict().items()}
     with written_whole(path) as aside:
-        save_file(tensors, aside, {"format": FORMAT, "about": json.dumps(about)})
+        save_file(tensors, aside, {"format": FORMATS["adapters"].word, "about": json.dumps(about)})
 
 
 def load_adapters(path: str | Path) -> Adapters:
     """Adapters from the file that `save_adapters` wrote."""
     tensors, facts = read_tensors(path, "a file of adapters")
-    if facts.get("format") != FORMAT:
-        raise InputError(f"{path} does not hold adapters of format {FORMAT}; `robvit train tora` writes them")
+    check_format(path, facts, "adapters")
     about = described(facts, "about", path, ABOUT)
     fields = {name: about[name] for name in AdapterShape._fields}
     shape = AdapterShape(**fields | {"trades": tuple(about["trades"])})
