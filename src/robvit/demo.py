@@ -24,7 +24,7 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
-from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.token_surrogates import random_tokens
 from robvit.evaluation.trials import clean_trial, joined, trial_of
 from robvit.loading import load
 from robvit.progress import Log, progress
