@@ -13,7 +13,8 @@ class Trial:
     """One attack on all images: for each, whether the judged model is still correct, and its prediction.
 
     Lists run over the images. `threat` is the attack's budget and `distance` is in its norm; the attack
-    "clean" has none. A common corruption has its name as `attack` and a `severity`. Passes are sums over
+    "clean" has none. `variant` sets it apart from others of the same attack where settings do not, a control
+    at equal cost, say. A common corruption has its name as `attack` and a `severity`. Passes are sums over
     images. `scenario` says which variant of the model was judged and what its attacker knew, where there
     are several; `attacker` is that attacker's name among the protocols' and `surrogate` the model the
     images were made on, if not the judged one. The images in `skipped` were misclassified before this
@@ -44,6 +45,7 @@ class Trial:
     shards: str = ""
     shards_sha256: str = ""
     targets: list[int] = field(default_factory=list)
+    variant: str = ""
 
     @property
     def kind(self) -> str:
@@ -63,9 +65,14 @@ class Trial:
         return {*self.skipped, *self.unseen}
 
     @property
+    def name(self) -> str:
+        """The attack with its variant: "pgd, same cost"."""
+        return f"{self.attack}, {self.variant}" if self.variant else self.attack
+
+    @property
     def title(self) -> str:
         """The attack, for people, with its surrogate and the sample it saw: "fab_t, 300 of 812"."""
-        seen, name = len(self.correct) - len(self.not_attacked), self.attack
+        seen, name = len(self.correct) - len(self.not_attacked), self.name
         name += f" to {self.settings.get('target', 'targets')}" if self.targets else ""
         name += f" on {self.surrogate}" if self.surrogate else ""
         return name + (f", {seen} of {seen + len(self.unseen)}" if self.unseen else "")
