@@ -240,7 +240,9 @@ def _trial(rows: Rows, query: Query, threat: Threat, steps: int, seed: int) -> T
         attack,
         budget,
         settings,
-        *(rows[f"{query.name}/{what}"] for what in ("recall@1", "label", "distance")),
+        rows[f"{query.name}/recall@1"],
+        rows[f"{query.name}/label"],
+        rows[f"{query.name}/distance"],
         variant=query.goal,
         surrogate="" if query.has_tokens else "the public model",
     )
