@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from robvit.backbones import zoo
 from robvit.backbones.model import Model
-from robvit.backbones.trained_on import fitting
+from robvit.backbones.trained_on import OtherSize, fitting
+from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
+from robvit.certification.windows import patch_side
 from robvit.data import ImageDataset
 from robvit.defenses.low_rank import linear_layers
 from robvit.errors import RobvitError
@@ -19,31 +25,60 @@ from robvit.evaluation.classifiers import Classifier, Judged, open_classifier
 from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
-from robvit.progress import Advance, Log, silent
+from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Record, Table
-from robvit.training.expectation import expected
+from robvit.statistics import share_of
+from robvit.training.expectation import recorded
 from robvit.training.tuning import Tuning
 
 TIMED = 8  # images in a pass whose time is taken, and passes
+CERTIFIED = 32  # images, since a certificate takes dozens of passes an image
+PATCH = "2%"  # of the area
 PROTOCOL, BLACK_BOX = "check@1", "quick-black-box@1"  # for a network, and for a file of which answers are had
-# A defence: what it buys, what it costs, and the command that makes it.
+MEASURED = "Measured on these images"
+MEASURED_COLUMNS = ["defence", "model", "threat", "images", "accuracy without it", "with it"]
+MEASURED_NOTE = "In brackets are 95 % intervals. Attacks are short; a certificate holds against every attack."
+COLUMNS = ["defence", "what it buys", "costs", "figures", "next, or why not"]
+LORA, ADVERSARIAL, CERTIFICATE = "LoRA tuning", "adversarial training", "patch certificate"
+
+
+@dataclass(frozen=True)
+class Defence:
+    """What a defence buys and costs, the command that makes it, and the one that measures it then."""
+
+    buys: str
+    costs: str
+    make: str
+    measure: str = ""
+
+
 DEFENCES = {
-    "LoRA tuning": (
+    LORA: Defence(
         "accuracy in the white box at small budgets",
         "15 minutes, no labels, nothing at inference",
         "robvit robustify {model} {data} {options} --method lora --minutes 15",
+        "robvit check {model} {data} {options} --lora runs/robustify/lora.safetensors",
     ),
-    "robustness tokens": (
+    ADVERSARIAL: Defence(
+        "accuracy in the white box at larger budgets, for some of the clean accuracy",
+        "hours with labels, nothing at inference",
+        "robvit train pgd-at --model {model} --data {data}",
+        "robvit check runs/pgd-at/model.safetensors {data}",
+    ),
+    "robustness tokens": Defence(
         "accuracy under attacks made on the public model, none in the white box",
         "minutes, no labels",
         "robvit robustify {model} {data} {options}",
+        "robvit evaluate {model} {data} {options} --tokens runs/robustify/tokens.safetensors "
+        "--protocol rob-tokens@2",
     ),
-    "TORA adapters": (
+    "TORA adapters": Defence(
         "a trade-off of accuracy and robustness that can be moved",
         "training with labels",
         "robvit train tora --model {model} --data {data}",
+        "robvit evaluate {model} {data} --adapters runs/tora/adapters.safetensors",
     ),
-    "patch certificate": (
+    CERTIFICATE: Defence(
         "a proof against any small square patch",
         "no training, several passes an image",
         "robvit certify {model} {data} {options} --patch 2%",
@@ -83,28 +118,80 @@ def check(
     options: what else they need to open it, such as "--img-size 112".
     """
     classifier = open_classifier(model)
-    record = evaluate(
-        classifier,
-        data,
-        protocol=BLACK_BOX if classifier.black_box else PROTOCOL,
-        out=out,
-        split=split,
-        resize=resize,
-        limit=limit,
-        batch=batch,
-        log=log,
-        progress=progress,
-        command=command,
-    )
+    variant, certifiable = _robust_variant(classifier), not _why_not(CERTIFICATE, classifier.net)
+    share = 1 / (1 + (variant is not None) + certifiable)
+    wishes: dict[str, Any] = {"split": split, "resize": resize, "batch": batch}
+    rules: dict[str, Any] = {
+        "protocol": BLACK_BOX if classifier.black_box else PROTOCOL,
+        "limit": limit,
+        "command": command,
+        **wishes,
+    }
+    record = evaluate(classifier, data, out=out, log=log, progress=part_of(progress, share), **rules)
     images = judged_images(data, Subset(count=TIMED), split=split, limit=limit)
     images = images.resized(classifier.size or images.size, fitting(classifier.net, resize))
     record.metrics["seconds an image"] = seconds_an_image(classifier, images)
     record.notes.insert(0, vulnerability(record))
+    rows: list[list[Any]] = []
+    if variant is not None:
+        log(f"then {variant.name} on the same images, at most as long again")
+        rules["out"] = None if out is None else Path(out) / variant.name
+        robust = evaluate(variant, data, progress=part_of(progress, share, variant.name), **rules)
+        rows += variant_rows(record, robust)
+    if certifiable:
+        count = min(CERTIFIED, limit or CERTIFIED)
+        log(f"then a certificate against patches of {PATCH} of the area, on at most {count} images")
+        wishes |= {"limit": count, "progress": part_of(progress, share, "certificate")}
+        rows.append(_certificate_row(classifier, data, wishes))
     spec = str(data) if isinstance(data, str | Path) else "DATA"
-    record.tables.append(defences_table(classifier, name, spec, options))
+    record.tables.append(defences_table(classifier, name, spec, options, {row[0] for row in rows}))
+    if rows:
+        record.tables.append(Table(MEASURED, MEASURED_COLUMNS, rows, MEASURED_NOTE, lead=True))
     if out is not None:
         record.save(Path(out) / "record.json")
     return record
+
+
+def _robust_variant(classifier: Classifier) -> Classifier | None:
+    """Robust weights that are bundled for the model's network at its size, under the model's own head."""
+    net = classifier.net
+    if not isinstance(net, Model) or (known := zoo.robust_variant(net.name)) is None:
+        return None
+    if net.extra is not None or net.adapters is not None or net.original_fingerprint:  # defended already
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OtherSize)
+        try:
+            found = open_classifier(known.alias, img_size=net.input_size[0], head=net.head)
+        except (OtherSize, RobvitError):  # made for another size, or not under this head
+            return None
+    other = isinstance(found.net, Model) and found.net.original_fingerprint not in ("", net.fingerprint())
+    return None if other else found
+
+
+def variant_rows(plain: Record, robust: Record) -> list[list[Any]]:
+    """What robust weights keep and the model does not, at each budget, for a table."""
+    name = str(robust.model["name"])
+    defence = LORA if zoo.ALIASES[name].tuned_from else ADVERSARIAL
+    return [
+        [defence, name, one.strength, len(one.correct), *map(_percent, (one.correct, other.correct))]
+        for one, other in zip(plain.trials, robust.trials, strict=True)
+    ]
+
+
+def _certificate_row(classifier: Classifier, data: Data, wishes: dict[str, Any]) -> list[Any]:
+    """How many images are proven to stay correct, for a table; the model alone proves none."""
+    assert isinstance(classifier.net, Model)
+    side = patch_side(PATCH, classifier.net.input_size)
+    record = certify(classifier.net, data, patch=side, **wishes)
+    (proven,) = (trial for trial in record.trials if trial.attack == "certificate")
+    threat = f"any patch of {side}x{side} pixels"
+    return [CERTIFICATE, classifier.name, threat, len(proven.correct), "no proof", _percent(proven.correct)]
+
+
+def _percent(correct: Sequence[bool]) -> str:
+    share, low, high = share_of(correct)
+    return f"{share:.1%} ({low:.1%} to {high:.1%})"
 
 
 @torch.no_grad()
@@ -134,18 +221,30 @@ def vulnerability(record: Record) -> str:
     )
 
 
-def defences_table(classifier: Classifier, name: str = "", data: str = "DATA", options: str = "") -> Table:
-    """Which defences the model can take and what they buy; where not, why. What was recorded is the note."""
+def defences_table(
+    classifier: Classifier,
+    name: str = "",
+    data: str = "DATA",
+    options: str = "",
+    measured: Collection[str] = (),
+) -> Table:
+    """Which defences the model can take, what they buy and which figures there are; where not, why."""
     net = classifier.net
     words = {"model": shlex.quote(name or classifier.name), "data": shlex.quote(data), "options": options}
     rows: list[list[Any]] = []
-    for defence, (buys, costs, command) in DEFENCES.items():
-        reason = _why_not(defence, net)
-        rows.append([defence, buys, costs, reason or " ".join(command.format(**words).split())])
-    recorded = expected(net, Tuning()) if isinstance(net, Model) else ""
-    columns = ["defence", "what it buys", "costs", "next, or why not"]
-    note = f"LoRA tuning: {recorded}." if recorded else ""
-    return Table("Defences that fit", columns, rows, note, lead=True)
+    for defence, about in DEFENCES.items():
+        reason, figures = _why_not(defence, net), "–"
+        if not reason:
+            figures = MEASURED.lower() if defence in measured else _recorded(defence, net)
+        make, measure = (" ".join(one.format(**words).split()) for one in (about.make, about.measure))
+        figures = figures or f"not measured for this model; afterwards: {measure}"
+        rows.append([defence, about.buys, about.costs, figures, reason or make])
+    return Table("Defences that fit", COLUMNS, rows, lead=True)
+
+
+def _recorded(defence: str, net: torch.nn.Module) -> str:
+    """What the results that come with robvit tell of a defence of these weights; empty if nothing."""
+    return recorded(net, Tuning()) if defence == LORA and isinstance(net, Model) else ""
 
 
 def _why_not(defence: str, net: torch.nn.Module) -> str:
@@ -155,11 +254,11 @@ def _why_not(defence: str, net: torch.nn.Module) -> str:
     try:
         if defence == "robustness tokens" and not net.family.takes_extra:
             return f"cannot take tokens: {net.family.why_not}"
-        if defence == "LoRA tuning":
+        if defence == LORA:
             linear_layers(net)
         if defence == "TORA adapters" and not (net.family.plain_walk and net.has_class_token):
             return "needs a ViT with a class token"
-        if defence == "patch certificate":
+        if defence == CERTIFICATE:
             TokenDropping(net)
     except RobvitError as error:
         return str(error)

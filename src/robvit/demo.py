@@ -24,7 +24,7 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
-from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.token_surrogates import random_tokens
 from robvit.evaluation.trials import clean_trial, joined, trial_of
 from robvit.loading import load
 from robvit.progress import Log, progress
@@ -112,8 +112,8 @@ def _harden(
 
 def _tuned(model: Model) -> Model | None:
     """The bundled tuned network of this backbone under the same head, if there is one."""
-    known = next((one for one in zoo.ALIASES.values() if one.tuned_from == model.name), None)
-    if known is None:
+    known = zoo.robust_variant(model.name)
+    if known is None or not known.tuned_from:
         return None
     return load(known.alias, img_size=model.input_size[0]).replace(head=model.head)
 

@@ -156,7 +156,7 @@ class TestFolders:
             open_data("cifar11")
         with pytest.raises(UnknownName, match="did you mean void"):
             open_data("masks:here?viod=3")
-        with pytest.raises(DataError, match="needs a folder after the colon"):
+        with pytest.raises(DataError, match=r"needs a folder after the colon.*\./NAME for a folder"):
             open_data("imagenet")
 
     def test_not_fetched_yet(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,12 @@ def test_images_that_a_program_holds_need_no_names_of_classes(tmp_path: Path) ->
     robvit.attack("robvit-mini", (x, y), settings={"steps": 1}, out=tmp_path)
     assert (tmp_path / "sheet.png").is_file()
     assert Record.load(tmp_path / "record.json").data["labels"] == y.tolist()
+
+
+@pytest.mark.parametrize("verb", [robvit.attack, robvit.curve])
+def test_a_model_that_guesses_is_told_whatever_is_asked(verb: Callable[..., Record]) -> None:
+    def always_first(x: torch.Tensor) -> torch.Tensor:
+        return torch.eye(10)[0] + 0.5 * x.flatten(1)[:, :10]
+
+    record = verb(always_first, open_data("sample", limit=20))
+    assert any("near chance (10.0%)" in note for note in record.notes), record.notes

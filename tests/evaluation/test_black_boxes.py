@@ -207,6 +207,13 @@ def test_traced_transformers_can_be_opened(tmp_path: Path) -> None:
     torch.testing.assert_close(box.net(x), net(x).detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_program_that_fails_on_images_of_another_size_says_so(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
+    box = open_classifier(scripted(net, tmp_path / "net.pt"), normalise="none")
+    with pytest.raises(InputError, match=r"TorchScript file fails on .* of 32x32 pixels.*--img-size"):
+        robvit.evaluate(box, open_data("sample", limit=2), protocol=Protocol.model_validate(TINY))
+
+
 def test_torchscript_that_touches_files_is_refused_and_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import robvit
 from helpers.plain_vit import plain_vit
 from robvit.checking import defences_table
 from robvit.cli import app
+from robvit.data import open_data
 from robvit.evaluation.classifiers import open_classifier
 
 
@@ -26,21 +27,48 @@ def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Pat
     assert record.metrics["seconds an image"] > 0
     assert record.notes[0].startswith("Vulnerable: at linf")
     assert record.notes[0] in done.output
-    (table,) = record.tables
-    tuning = next(row for row in table.rows if row[0] == "LoRA tuning")
+    defences, measured = record.tables
+    told = {row[0]: row for row in defences.rows}
+    tuning = told["LoRA tuning"]
     assert tuning[-1] == "robvit robustify robvit-mini sample --img-size 32 --method lora --minutes 15"
     assert f"\nLoRA tuning: {tuning[-1]}\n" in done.output  # whole, whatever the terminal's width
-    assert "recorded" in table.note
+    assert "robvit check robvit-mini sample --img-size 32 --lora runs/robustify/lora.safetensors" in tuning[-2]
     left = [t.accuracy for t in record.attacks()]
     assert left == sorted(left, reverse=True)  # what falls at 1/255 falls at 4/255
+    assert told["adversarial training"][-2] == "measured on these images"
+    assert measured.title in done.output
+    robust = robvit.Record.load(tmp_path / "robvit-mini-robust" / "record.json")
+    assert robust.data["digest"] == record.data["digest"]
+    shares = [(one.accuracy, other.accuracy) for one, other in zip(record.trials, robust.trials, strict=True)]
+    for row, (without, with_it) in zip(measured.rows, shares, strict=True):
+        assert row[:2] == ["adversarial training", "robvit-mini-robust"]
+        assert [cell.split()[0] for cell in row[4:]] == [f"{without:.1%}", f"{with_it:.1%}"]
+
+
+def test_a_certificate_is_measured_where_the_model_can_have_one() -> None:
+    model, images = robvit.Model(plain_vit(), name="plain"), open_data("sample", limit=4)
+    defences, measured = robvit.check(model, images).tables
+    (row,) = measured.rows
+    assert row[:5] == ["patch certificate", "plain", "any patch of 5x5 pixels", 4, "no proof"]
+    side = robvit.certify(model, images, patch=5).trials[-1]
+    assert row[5].startswith(f"{side.accuracy:.1%} (")
+    figures = {row[0]: row[-2] for row in defences.rows}
+    assert figures["patch certificate"] == "measured on these images"
+    assert all("afterwards: robvit " in text for name, text in figures.items() if name != "patch certificate")
+
+
+def test_a_model_that_is_defended_already_is_not_compared_with_a_robust_one() -> None:
+    images = open_data("sample", limit=2)
+    tuned = robvit.load("robvit-mini").replace(original="0" * 64)
+    assert [table.title for table in robvit.check(tuned, images).tables] == ["Defences that fit"]
 
 
 @pytest.mark.parametrize(
     ("model", "fits"),
     [
-        (lambda: robvit.Model(plain_vit(), name="plain"), [True, True, True, True]),
-        (lambda: robvit.load("robvit-mini"), [True, True, True, False]),
-        (lambda: lambda x: torch.zeros(len(x), 10), [False] * 4),
+        (lambda: robvit.Model(plain_vit(), name="plain"), [True] * 5),
+        (lambda: robvit.load("robvit-mini"), [True, True, True, True, False]),
+        (lambda: lambda x: torch.zeros(len(x), 10), [False] * 5),
     ],
 )
 def test_defences_that_do_not_fit_say_why(model, fits: list[bool]) -> None:

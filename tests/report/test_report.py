@@ -23,7 +23,7 @@ from robvit.report import GalleryItem, write_report
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.report.charts import MOST_POINTS, budget_curves, history_curves, step_curves, thinned
 from robvit.report.gallery import Shrinker, factor, gallery
-from robvit.report.html import numeric_columns
+from robvit.report.html import metric, numeric_columns
 from robvit.report.summary import Labels, attacker_summaries, class_rows, headlines, share
 
 
@@ -270,6 +270,12 @@ def test_bare_records_have_a_page_too(tmp_path: Path) -> None:
 def test_figures_stand_to_the_right_and_words_do_not() -> None:
     rows = [["small", 0.5, "6.2e-14", "12.5 %", None, "3 of 4"], ["base", float("nan"), 7, "−1.0", 2, "4"]]
     assert numeric_columns(rows) == [False, True, True, True, True, False]
+
+
+def test_every_accuracy_among_the_metrics_is_in_per_cent() -> None:
+    assert metric("clean accuracy", 1.0) == "100.0 %"
+    assert metric("accuracy under attack", 0.125) == "12.5 %"
+    assert metric("seconds", 0.5) == 0.5
 
 
 def pixels(address: str) -> np.ndarray:

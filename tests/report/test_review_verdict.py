@@ -189,14 +189,60 @@ def test_junit_and_sarif_can_be_read_and_say_what_failed() -> None:
     assert (result["ruleId"], result["level"]) == ("masking", "warning")
 
 
-def test_sarif_has_what_its_schema_and_dashboards_require() -> None:
-    content = json.loads(sarif(review("." * 10, status="amber")))
+# Of the official schema of SARIF 2.1.0: what an object must have, and what of ours it may have besides;
+# it allows no other names. A list stands for its entries.
+SARIF_SCHEMA: dict[str, tuple[set[str], set[str]]] = {
+    "": ({"version", "runs"}, {"$schema"}),
+    "runs": ({"tool"}, {"results", "artifacts", "properties"}),
+    "runs.tool": ({"driver"}, set()),
+    "runs.tool.driver": ({"name"}, {"version", "rules"}),
+    "runs.tool.driver.rules": ({"id"}, {"shortDescription", "help"}),
+    "runs.tool.driver.rules.shortDescription": ({"text"}, set()),
+    "runs.tool.driver.rules.help": ({"text"}, set()),
+    "runs.results": ({"message"}, {"ruleId", "ruleIndex", "level", "locations"}),
+    "runs.results.message": ({"text"}, set()),
+    "runs.results.locations": (set(), {"physicalLocation", "logicalLocations"}),
+    "runs.results.locations.physicalLocation": ({"artifactLocation"}, {"region"}),
+    "runs.results.locations.physicalLocation.artifactLocation": (set(), {"uri"}),
+    "runs.results.locations.physicalLocation.region": (set(), {"startLine"}),
+    "runs.results.locations.logicalLocations": (set(), {"name", "kind"}),
+    "runs.artifacts": (set(), {"location", "hashes"}),
+    "runs.artifacts.location": (set(), {"uri"}),
+    "runs.artifacts.hashes": (set(), {"sha-256"}),
+    "runs.properties": (set(), {"terms"}),
+}
+
+
+def check_sarif(part: object, place: str = "") -> None:
+    """Compare every object below a part with the schema."""
+    if isinstance(part, list):
+        for entry in part:
+            check_sarif(entry, place)
+    elif isinstance(part, dict):
+        required, allowed = SARIF_SCHEMA[place]
+        assert required <= part.keys() <= required | allowed, (place, part.keys())
+        for name, value in part.items():
+            check_sarif(value, f"{place}.{name}".lstrip("."))
+    else:
+        assert isinstance(part, str | int), place
+
+
+@pytest.mark.parametrize("status", ["red", "amber", "green", "skipped"])
+@pytest.mark.parametrize("outcome", ["." * 10, "RRRRRRRRRR"])
+def test_sarif_has_what_its_schema_and_dashboards_require(outcome: str, status: str) -> None:
+    made = review(outcome, status=status)
+    content = json.loads(sarif(made))
+    check_sarif(content)
     assert content["version"] == "2.1.0"
+    assert content["$schema"].endswith("sarif-2.1.0.json")
     (run,) = content["runs"]
     driver = run["tool"]["driver"]
     rules = [rule["id"] for rule in driver["rules"]]
-    assert (driver["name"], rules) == ("robvit", ["robust_accuracy", "masking"])
+    assert driver["name"] == "robvit"
+    assert rules == list(dict.fromkeys(one.check for one in made.findings)), "each rule once"
     assert all(rule["shortDescription"]["text"] for rule in driver["rules"])
+    told = [one.check for one in made.findings if one.status in ("red", "amber")]
+    assert [result["ruleId"] for result in run["results"]] == told
     for result in run["results"]:
         assert result["ruleId"] == rules[result["ruleIndex"]]
         assert result["level"] in ("error", "warning")

@@ -123,7 +123,7 @@ def test_before_it_starts_it_says_what_is_recorded(mini: Model, tmp_path: Path) 
         (tmp_path / name / "record.json.gz").write_bytes(packed)
     (tmp_path / "verdict" / "broken.json.gz").write_bytes(b"no gzip")
     told = expected(mini, tuning, places)
-    assert "75% (30% to 95%) at linf 1/255" in told
+    assert "75% (30% to 95%) of 4 images at linf 1/255" in told
     assert "(1 steps of 4 images, eps 1/255)" in told
     assert "nothing is recorded" in expected(mini, robvit.Tuning(method="full"), places)
 

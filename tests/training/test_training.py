@@ -501,3 +501,11 @@ def test_held_out_images_are_balanced_and_apart() -> None:
     assert len(validation) == 20
     assert sorted(validation.labels) == sorted(list(range(10)) * 2)
     assert sorted(train.names + validation.names) == sorted(data.names)
+
+
+def test_a_number_of_held_out_images_for_large_data_is_a_fifth_of_small_data() -> None:
+    from robvit.training.splits import held_out
+
+    data = open_data("sample", split="train", limit=40)
+    assert [len(part) for part in held_out(data, 200, seed=0)] == [32, 8]
+    assert [len(part) for part in held_out(data, 20, seed=0)] == [20, 20]

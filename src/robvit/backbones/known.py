@@ -36,7 +36,8 @@ class Known:
     repository on the model hub, empty where it has none, `revision` the commit in it that a name asked for;
     `bundled` weights are part of robvit. Files that go by this alias take pixels `raw`, without mean and
     deviation, if their authors trained so. `tuned_from` is the alias whose weights a bundled LoRA of this
-    name, ALIAS.lora.safetensors, is merged into.
+    name, ALIAS.lora.safetensors, is merged into; `twin_of` the alias of the same network trained without
+    attacks.
     """
 
     alias: str
@@ -52,6 +53,7 @@ class Known:
     bundled: bool = False
     raw: bool = False
     tuned_from: str = ""
+    twin_of: str = ""
 
 
 def check_patches(name: str, size: int | Sequence[int], patch: int) -> None:

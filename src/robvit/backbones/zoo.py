@@ -145,7 +145,16 @@ TABLE: tuple[Known, ...] = (
     _wide_xcit("xcit-m12", "xcit_medium_24_p16_224", 46.4),
     _wide_xcit("xcit-l12", "xcit_large_24_p16_224", 103.8),
     Known("robvit-mini", "robvit_mini", "mini", "MIT", 0.8, "for 32x32 images", bundled=True),
-    Known("robvit-mini-robust", "robvit_mini", "mini", "MIT", 0.8, "adversarially trained", bundled=True),
+    Known(
+        "robvit-mini-robust",
+        "robvit_mini",
+        "mini",
+        "MIT",
+        0.8,
+        "adversarially trained",
+        bundled=True,
+        twin_of="robvit-mini",
+    ),
 )
 
 # Networks without published weights, for trainings from the start: the thesis's CaiT, and kin of its
@@ -168,6 +177,11 @@ UNTRAINED: tuple[Known, ...] = (
 )
 
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
+
+
+def robust_variant(alias: str) -> Known | None:
+    """The bundled robust weights of a network, tuned from it or trained beside it, if there are any."""
+    return next((one for one in TABLE if alias and alias in (one.tuned_from, one.twin_of)), None)
 
 
 TORCHVISION = "torchvision:"  # before the name of a network of torchvision's

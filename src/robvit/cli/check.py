@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +28,9 @@ from robvit.cli.options import (
 )
 from robvit.cli.shell import command_line, options_of, tell_next, typed
 from robvit.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from robvit.record import Table
 
 
 def check(
@@ -79,15 +83,21 @@ def check(
         )
     typer.echo(f"\n{record.notes[0]}\n\n{record.table()}\n")
     typer.echo(f"Latency: {1000 * record.metrics['seconds an image']:.1f} ms an image\n")
-    (table,) = record.tables
-    commands = {row[0]: row[-1] for row in table.rows if row[-1].startswith("robvit ")}
-    rows = [[*row[:-1], "yes" if row[0] in commands else f"no: {row[-1]}"] for row in table.rows]
-    show_table(replace(table, columns=[*table.columns[:-1], "fits"], rows=rows))
-    for defence, line in commands.items():  # in a table they would be cut
-        typer.echo(f"{defence}: {line}")
+    _tell_defences(*record.tables)
     typer.echo(f"\nwritten: {out}/record.json")
     own |= {"lora": lora, "split": split, "normalise": normalise, "resize": resize}
     if tokens is not None:
         tell_next("evaluate", model, data, **own, tokens=tokens, protocol="rob-tokens@2")
     else:
         typer.echo(f"next: {command_line('review', model, data, **own)} for a verdict that may be quoted")
+
+
+def _tell_defences(fitting: Table, *measured: Table) -> None:
+    """Which defences fit and what was measured of them; commands and figures by the line, uncut."""
+    commands = {row[0]: (row[-2], row[-1]) for row in fitting.rows if row[-1].startswith("robvit ")}
+    rows = [[*row[:-2], "yes" if row[0] in commands else f"no: {row[-1]}"] for row in fitting.rows]
+    show_table(replace(fitting, columns=[*fitting.columns[:-2], "fits"], rows=rows))
+    for table in measured:
+        show_table(table)
+    for defence, (figures, line) in commands.items():
+        typer.echo(f"{defence}: {line}\n  figures: {figures}")

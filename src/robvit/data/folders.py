@@ -32,7 +32,10 @@ def existing_folder(path: str | Path) -> Path:
     """The folder of that name, which must be there."""
     folder = given_path(path)
     if not str(path):
-        raise DataError("this dataset needs a folder after the colon, as in imagenet:PATH")
+        raise DataError(
+            "this dataset needs a folder after the colon, as in imagenet:PATH; write ./NAME for a folder of "
+            "images that is called like a dataset"
+        )
     if not folder.is_dir():
         raise DataError(f"expected a folder of images, got {folder}, which {_what_is(folder)}")
     return folder

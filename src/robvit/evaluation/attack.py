@@ -21,6 +21,7 @@ from robvit.drawing.images import pixels, save_png
 from robvit.drawing.sheet import Pair, attack_sheet
 from robvit.errors import InputError
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
+from robvit.evaluation.claims import chance_notes
 from robvit.evaluation.classifiers import (
     Classifier,
     Judged,
@@ -143,6 +144,7 @@ def attack(
             record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
             if target is not None:
                 record.tables.append(_targeted_table(record, images))
+            record.notes += chance_notes(record)
         if out is not None and processes().is_main_process:
             _write_images(done, folder, record)
             record.save(folder / "record.json")

@@ -89,7 +89,14 @@ class BlackBox(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.answer((x - self.mean) / self.std).to(x)
+        try:
+            return self.answer((x - self.mean) / self.std).to(x)
+        except Exception as error:  # each runtime has exceptions of its own; most often the size is wrong
+            reason = [line for line in str(error).splitlines() if line.strip()][-1:] or [type(error).__name__]
+            raise InputError(
+                f"the {self.kind} file fails on {len(x)} images of {x.shape[-2]}x{x.shape[-1]} pixels: "
+                f"{reason[0].strip()[:200]}; give the size that it was made for (--img-size)"
+            ) from error
 
 
 def statistics_of(normalise: str | Statistics) -> Statistics:

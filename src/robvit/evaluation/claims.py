@@ -70,11 +70,7 @@ def claims(record: Record) -> list[str]:
             notes.append(
                 "Each attack saw only the images on which none before it succeeded; others count as wrong."
             )
-    if (chance := near_chance(record)) is not None:
-        notes.append(
-            f"Doubtful: clean accuracy {share:.1%} is near chance ({chance:.1%}), so no figure means "
-            f"anything. {CHANCE_REMEDY}."
-        )
+    notes += chance_notes(record)
     wanted = (record.protocol.get("subset") or {}).get("count")
     if wanted and wanted > len(clean.correct):
         name = record.protocol["name"]
@@ -111,6 +107,17 @@ def near_chance(record: Record) -> float | None:
         return None
     chance = 1 / classes
     return chance if clean.accuracy < min(2 * chance, chance + 0.1 * (1 - chance)) else None
+
+
+def chance_notes(record: Record) -> list[str]:
+    """A warning where the model hardly recognises clean images."""
+    chance, clean = near_chance(record), record.clean()
+    if chance is None or clean is None:
+        return []
+    return [
+        f"Doubtful: clean accuracy {clean.accuracy:.1%} is near chance ({chance:.1%}), so no figure means "
+        f"anything. {CHANCE_REMEDY}."
+    ]
 
 
 def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:

@@ -24,6 +24,7 @@ from robvit.drawing.sheet import sheet
 from robvit.errors import InputError
 from robvit.evaluation.attack import passes_an_image, settled
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
+from robvit.evaluation.claims import chance_notes
 from robvit.evaluation.classifiers import Judged, aligned, check_fit, fitted, model_facts, open_classifier
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
@@ -199,6 +200,7 @@ def _fill(record: Record, norm: str, budgets: list[float], attacks: Sequence[str
         f"{_shown(budgets[-1], norm)}, {falls.eps.count(0.0)} are misclassified without any attack.",
         "An image falls at the size of the smallest perturbation that was found, and at every larger eps: an "
         "upper bound of robust accuracy. Images are floats, not rounded to grey levels.",
+        *chance_notes(record),
     ]
 
 

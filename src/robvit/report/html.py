@@ -178,7 +178,7 @@ def _protocol(rules: dict[str, Any]) -> dict[str, Any]:
 
 def metric(name: str, value: Any) -> Any:
     """A metric for people: an accuracy in per cent as everywhere else on the page."""
-    is_share = name.endswith("accuracy") and isinstance(value, float) and math.isfinite(value)
+    is_share = "accuracy" in name and isinstance(value, float) and math.isfinite(value)
     return percent(value) if is_share else value
 
 

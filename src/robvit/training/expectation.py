@@ -19,7 +19,16 @@ PLACES = (Path(__file__).parents[3] / "results", Path("results"))
 
 def expected(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) -> str:
     """What the nearest recorded tuning of these weights at this size kept under attack, in words."""
-    what = f"{model.name} at {model.input_size[0]} pixels, method {tuning.method}"
+    nothing = f"nothing is recorded for {_what(model, tuning)}, so nothing can be said of what it will reach"
+    return recorded(model, tuning, places) or nothing
+
+
+def _what(model: Model, tuning: Tuning) -> str:
+    return f"{model.name} at {model.input_size[0]} pixels, method {tuning.method}"
+
+
+def recorded(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) -> str:
+    """The same, or nothing where no record tells of it."""
     records = list(_records(places))
     mine = {"fingerprint": model.fingerprint(), "input": list(model.input_size)}
     tunings = [
@@ -39,18 +48,20 @@ def expected(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) ->
         and verdict.model.get("fingerprint") == one.model["tuned fingerprint"]
     ]
     if not judged:
-        return f"nothing is recorded for {what}, so nothing can be said of what it will reach"
+        return ""
     _, number, nearest, _ = min(judged, key=lambda entry: entry[:2])
     kept = []
     for _, owner, _, verdict in judged:
         if owner == number:
             row = verdict.headline()
-            kept.append(f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%}) at {row.threat}")
+            share = f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%})"
+            kept.append(f"{share} of {len(verdict.still_correct())} images at {row.threat}")
     settings, minutes = nearest.model["settings"], nearest.metrics["seconds"] / 60
     eps = Budget("linf", settings["eps"]).amount
+    done = f"{settings['steps']} steps of {settings['batch']} images, eps {eps}"
     return (
-        f"recorded for {what}: after {minutes:.0f} minutes ({settings['steps']} steps of {settings['batch']} "
-        f"images, eps {eps}) correct under every attack tried were {'; '.join(kept)}"
+        f"recorded for {_what(model, tuning)}: after {minutes:.0f} minutes ({done}) correct under every "
+        f"attack tried were {'; '.join(kept)}"
     )
 
 

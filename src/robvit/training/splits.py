@@ -8,6 +8,8 @@ from robvit.data import ImageDataset
 from robvit.errors import InputError
 from robvit.training.losses import Loss
 
+FEW_SHARE = 0.2  # held out of few images
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -19,9 +21,12 @@ class Splits:
 
 
 def held_out(images: ImageDataset, amount: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """Training and validation images: a share below one, or a number, drawn class by class."""
-    if amount >= len(images):
-        raise InputError(f"validation takes {amount:g} of {len(images)} images: none are left")
+    """Training and validation images: a share below one, or a number, drawn class by class.
+
+    A number that is made for more images, and would take half of these or more, becomes a fifth of them.
+    """
+    if amount >= 1 and 2 * amount > len(images):
+        amount = FEW_SHARE
     count = round(amount * len(images)) if amount < 1 else round(amount)
     chosen = set(images.balanced_order(seed)[: max(1, count)])
     everything = range(len(images))
