@@ -24,7 +24,7 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.drawing.images import save_png
 from robvit.drawing.sheet import Pair, attack_sheet
-from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.token_surrogates import random_tokens
 from robvit.evaluation.trials import clean_trial, joined, trial_of
 from robvit.loading import load
 from robvit.progress import Log, progress
@@ -212,9 +212,9 @@ def _claims(attacked: dict[str, float], count: int, steps: int) -> list[str]:
     """What may be said, in words that follow from the figures."""
     notes = [
         f"Secret tokens: against attacks on the public model {attacked[SECRET + PUBLIC]:.0%} of the images "
-        f"are still recognised, without a defence {attacked[BARE]:.0%}; an attacker who has the tokens leaves "
-        f"{attacked[SECRET + KNOWN]:.0%}. One who trains tokens of their own was not tried here; `robvit "
-        "evaluate --protocol rob-tokens@1` tries one, who broke nearly everything.",
+        f"are still recognised, without a defence {attacked[BARE]:.0%}; an attacker who has the tokens "
+        f"leaves {attacked[SECRET + KNOWN]:.0%}. One who trains tokens of their own was not tried here; "
+        "`robvit evaluate --protocol rob-tokens@1` tries one, who broke nearly everything.",
     ]
     if TUNED + KNOWN in attacked:
         notes.insert(

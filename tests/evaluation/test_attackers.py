@@ -16,11 +16,11 @@ from robvit.backbones.model import Model
 from robvit.budget import Budget
 from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError
-from robvit.evaluation.attackers import ATTACKERS, AttackerContext, random_tokens
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.claims import _may_claim
 from robvit.evaluation.protocol import AttackerBudget, Protocol, find
 from robvit.evaluation.shards import read_shards
-from robvit.evaluation.token_surrogates import FIRST_SEED, LogitEnsemble
+from robvit.evaluation.token_surrogates import FIRST_SEED, AttackerContext, LogitEnsemble, random_tokens
 from robvit.record import Record, Trial
 from robvit.threat import Threat
 

@@ -10,15 +10,14 @@ import torch
 import robvit
 from robvit.errors import InputError
 from robvit.evaluation.retrieval import (
-    COLLIDE,
-    NO_TOKENS,
-    PUSH,
     Gallery,
     average_precision,
     evaluate_retrieval,
     ranked,
 )
 from robvit.threat import Threat
+
+PUSHED = "feature (away)"
 
 
 def test_average_precision_of_lists_made_by_hand() -> None:
@@ -38,9 +37,9 @@ def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     settings = {"threat": Threat("linf", 16 / 255), "steps": 10, "limit": 8, "gallery_limit": 60, "batch": 4}
     record = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)
     metrics = record.metrics
-    assert metrics[f"recall@1, {PUSH}"] < metrics["recall@1, clean"]
-    assert metrics[f"collided, {COLLIDE}"] > 0.5
-    assert metrics["bits, clean"] == 0 < metrics[f"bits, {PUSH}"]
+    assert metrics[f"recall@1, {PUSHED}"] < metrics["recall@1, clean"]
+    assert metrics["collided, feature (collision)"] > 0.5
+    assert metrics["bits, clean"] == 0 < metrics[f"bits, {PUSHED}"]
     assert all(trial.threat is None or max(trial.distance) <= 16 / 255 + 1e-6 for trial in record.trials)
     sorted(tmp_path.rglob("part-*.json"))[1].unlink()
     again = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)
@@ -55,11 +54,12 @@ def test_secret_tokens_meet_who_has_them_and_who_has_not() -> None:
     record = evaluate_retrieval(
         hardened, "sample", limit=4, gallery_limit=40, steps=3, threat=Threat("linf", 8 / 255)
     )
-    assert [trial.attack for trial in record.trials] == [
-        *("clean", PUSH, COLLIDE),
-        *(PUSH + NO_TOKENS, COLLIDE + NO_TOKENS),
+    assert [(trial.attack, trial.variant, trial.surrogate) for trial in record.trials] == [
+        ("clean", "", ""),
+        *(("feature", goal, "") for goal in ("away", "collision")),
+        *(("feature", goal, "the public model") for goal in ("away", "collision")),
     ]
-    known, unknown = (record.metrics[f"bits, {PUSH}{who}"] for who in ("", NO_TOKENS))
+    known, unknown = (record.metrics[f"bits, {PUSHED}{who}"] for who in ("", ", without its tokens"))
     assert 0 < unknown != known > 0  # random tokens help nobody, but other images are made without them
 
 

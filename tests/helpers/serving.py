@@ -17,9 +17,10 @@ from PIL import Image
 
 from helpers.networks import small_net
 from robvit.backbones.model import Model
+from robvit.serve.limits import Limits
 from robvit.serve.predictor import ModelOutput, PreparedImage
 from robvit.serve.server import listen, server
-from robvit.serve.service import Limits, Service
+from robvit.serve.service import Service
 
 PNG = {"Content-Type": "image/png"}
 Reply = tuple[int, dict[str, str], bytes]

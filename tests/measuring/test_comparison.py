@@ -119,6 +119,8 @@ def test_scales_are_fitted_once_on_training_images_and_controls_stand_beside_the
     assert found.searches == [expected]
     assert set(found.scales) == {expected.values}
     assert found.scaled.forward > expected.forward  # the search is in the cost
+    named = [("clean", ""), ("pgd", ""), ("aas", ""), ("pgd", "same cost"), ("aas", "random scales")]
+    assert [(trial.attack, trial.variant) for trial in found.trials] == named
     control = found.others["random scales"]
     assert control.control
     assert found.beside_plain(control) == [

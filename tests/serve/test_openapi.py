@@ -14,9 +14,10 @@ import robvit
 from helpers.serving import ask, png, served
 from robvit.backbones.model import Model
 from robvit.defenses.tokens import RobustTokens
+from robvit.serve.limits import Limits
 from robvit.serve.openapi import document, page
 from robvit.serve.predictor import Predictor
-from robvit.serve.service import Limits, Service
+from robvit.serve.service import Service
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,6 +31,16 @@ def part(seed: int, **settings: Any) -> Record:
     return record
 
 
+def test_variants_of_an_attack_are_taken_together_each_with_its_own() -> None:
+    parts = [part(seed) for seed in range(3)]
+    for record in parts:
+        record.trials = [replace(t, attack="aas") for t in record.trials] + [
+            replace(t, variant="same cost", control=True) for t in record.trials
+        ]
+    titles = [row[1] for row in pool(parts).tables[0].rows]
+    assert titles == ["AAS", "AAS", "PGD, same cost", "PGD, same cost"]
+
+
 def test_a_claim_over_parts_is_the_claim_over_all_seeds(tmp_path: Path) -> None:
     pooled = pool([part(seed) for seed in range(3)], out=tmp_path)
     assert pooled.claims == [claim_over_seeds("a over b", FIRST, SECOND, 20.0)]

@@ -16,7 +16,7 @@ from torch import nn
 
 from robvit.backbones.families import Extra, Family, Tokens, family_of
 from robvit.backbones.fingerprint import facts, fingerprint, identity
-from robvit.backbones.parts import Adapted, AnyTokens, TokenSource
+from robvit.backbones.parts import Adapted, AnyTokens, TokenSource, by_layer
 from robvit.backbones.trained_on import agreed_resize, resizes_of
 from robvit.errors import InputError, Unsupported
 from robvit.settings import check_layers
@@ -296,10 +296,4 @@ class Model(nn.Module):
             return {}
         if not self.family.takes_extra:
             raise Unsupported(f"{self.name} cannot take extra tokens: {self.family.why_not}")
-        layers = self.chosen_layers(layers)
-        if extra.ndim != 3 or extra.shape[-1] != self.width or len(extra) != len(layers) > 1:
-            several = f"({len(layers)} R {self.width})"
-            expected = several if len(layers) > 1 else f"(1 R {self.width}) or (B R {self.width})"
-            raise InputError(f"extra tokens must be {expected} for {self.name}, got {tuple(extra.shape)}")
-        apart = extra.split(1) if len(layers) > 1 else [extra]
-        return dict(zip(layers, apart, strict=True))
+        return by_layer(extra, self.chosen_layers(layers), self.width, self.name)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from robvit.backbones.families import Extra, Tokens
+from robvit.errors import InputError
 
 
 class PlacedTokens(Protocol):
@@ -48,3 +49,11 @@ class Adapted(Protocol):
 
 
 AnyTokens = torch.Tensor | PlacedTokens | TokenSource | None
+
+
+def by_layer(extra: torch.Tensor, layers: Sequence[int], width: int, name: str) -> Extra:
+    """Each layer's own tokens, from (L R D), for one layer also (B R D); refuses those that do not fit."""
+    if extra.ndim != 3 or extra.shape[-1] != width or len(extra) != len(layers) > 1:
+        expected = f"({len(layers)} R {width})" if len(layers) > 1 else f"(1 R {width}) or (B R {width})"
+        raise InputError(f"extra tokens must be {expected} for {name}, got {tuple(extra.shape)}")
+    return dict(zip(layers, extra.split(1) if len(layers) > 1 else [extra], strict=True))

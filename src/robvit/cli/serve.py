@@ -109,9 +109,10 @@ def serve(
     from robvit.loading import load
     from robvit.processes import device_name, processes
     from robvit.serve.hosts import is_loopback
+    from robvit.serve.limits import Limits
     from robvit.serve.predictor import Predictor
     from robvit.serve.server import listen, run
-    from robvit.serve.service import Limits, Service
+    from robvit.serve.service import Service
 
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)

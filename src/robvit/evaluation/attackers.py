@@ -8,70 +8,28 @@ are secret, so an attacker may learn tokens as the defender did, or ask for feat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-from robvit.backbones.model import Model
-from robvit.data import ImageDataset
-from robvit.defenses.attack_cache import AttackSetting
-from robvit.defenses.recipe import TokenRecipe
-from robvit.defenses.token_training import train_tokens
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError
-from robvit.evaluation.token_surrogates import FIRST_SEED, LogitEnsemble, recover_tokens
-from robvit.progress import Advance, part_of, silent
+from robvit.evaluation.token_surrogates import (
+    FIRST_SEED,
+    AttackerContext,
+    Surrogate,
+    defenders_recipe,
+    learned_surrogates,
+    measure_leak,
+    other_recipe,
+    recover_tokens,
+)
 from robvit.registry import Registry
-from robvit.threat import Threat
 
 if TYPE_CHECKING:
     from robvit.evaluation.protocol import AttackerBudget  # protocols are checked against the entries here
 
-NOISE_SEED = 6007
 GUESSED_LAYERS = (0.0, 1 / 3, 2 / 3)  # how deep in the network, by whoever does not know the layer
 GUESSED_COUNTS = (4, 1)  # by whoever does not know the number; the paper's is ten
-
-
-@dataclass(frozen=True)
-class Surrogate:
-    """What an attacker makes images on; without a network it is the judged model itself."""
-
-    label: str = ""
-    net: nn.Module | None = None
-    identity: str = ""
-
-
-@dataclass
-class AttackerContext:
-    """What attackers find: the judged model, images of their own, a budget, and a folder for their work.
-
-    `metrics` takes what they found out; `progress` the shares of their work, one in all.
-    """
-
-    judged: nn.Module
-    public: Callable[[int], ImageDataset]
-    threat: Threat
-    budget: AttackerBudget
-    folder: Path
-    progress: Advance = silent
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def hardened(self) -> Model:
-        if not isinstance(self.judged, Model) or self.judged.extra is None:
-            raise InputError("this attacker is after secret tokens, the model has none; give --tokens")
-        return self.judged
-
-    @property
-    def secret(self) -> torch.Tensor:
-        """The real tokens (L R D); attackers look at nothing but their shape."""
-        assert self.hardened.extra is not None
-        return self.hardened.extra
 
 
 @dataclass(frozen=True)
@@ -160,9 +118,9 @@ def no_tokens(context: AttackerContext) -> list[Surrogate]:
     learning=lambda budget: _learning(budget, budget.sets),
 )
 def own_tokens(context: AttackerContext) -> list[Surrogate]:
-    known = _defenders(context)
+    known = defenders_recipe(context)
     guesses = {f"own tokens {i + 1}": replace(known, seed=FIRST_SEED + i) for i in range(context.budget.sets)}
-    return _surrogates(context, guesses, "own tokens together")
+    return learned_surrogates(context, guesses, "own tokens together")
 
 
 @ATTACKERS.add(
@@ -176,10 +134,10 @@ def own_tokens(context: AttackerContext) -> list[Surrogate]:
     learning=lambda budget: _learning(budget, len(GUESSED_LAYERS)),
 )
 def guess_layer(context: AttackerContext) -> list[Surrogate]:
-    known, depth = _defenders(context), context.hardened.depth
+    known, depth = defenders_recipe(context), context.hardened.depth
     layers = dict.fromkeys(round(share * (depth - 1)) for share in GUESSED_LAYERS)
     guesses = {f"tokens before block {layer + 1}": replace(known, layers=(layer,)) for layer in layers}
-    return _surrogates(context, guesses, "tokens of several layers together")
+    return learned_surrogates(context, guesses, "tokens of several layers together")
 
 
 @ATTACKERS.add(
@@ -193,10 +151,10 @@ def guess_layer(context: AttackerContext) -> list[Surrogate]:
     learning=lambda budget: _learning(budget, len(GUESSED_COUNTS)),
 )
 def guess_count(context: AttackerContext) -> list[Surrogate]:
-    known = _defenders(context)
+    known = defenders_recipe(context)
     counts = [count for count in GUESSED_COUNTS if count != known.count] or [known.count + 1]
     guesses = {f"{count} tokens": replace(known, count=count) for count in counts}
-    return _surrogates(context, guesses, "other numbers together")
+    return learned_surrogates(context, guesses, "other numbers together")
 
 
 @ATTACKERS.add(
@@ -209,7 +167,9 @@ def guess_count(context: AttackerContext) -> list[Surrogate]:
     learning=lambda budget: _learning(budget, 1),
 )
 def guess_recipe(context: AttackerContext) -> list[Surrogate]:
-    return _surrogates(context, {"tokens of another recipe": _other_recipe(_defenders(context))}, "")
+    return learned_surrogates(
+        context, {"tokens of another recipe": other_recipe(defenders_recipe(context))}, ""
+    )
 
 
 @ATTACKERS.add(
@@ -223,14 +183,14 @@ def guess_recipe(context: AttackerContext) -> list[Surrogate]:
     learning=lambda budget: _learning(budget, len(GUESSED_LAYERS)),
 )
 def guess_all(context: AttackerContext) -> list[Surrogate]:
-    other, depth = _other_recipe(_defenders(context)), context.hardened.depth
+    other, depth = other_recipe(defenders_recipe(context)), context.hardened.depth
     count = next(count for count in GUESSED_COUNTS if count != other.count)
     layers = dict.fromkeys(round(share * (depth - 1)) for share in GUESSED_LAYERS)
     guesses = {
         f"guessed tokens before block {layer + 1}": replace(other, count=count, layers=(layer,))
         for layer in layers
     }
-    return _surrogates(context, guesses, "guessed tokens together")
+    return learned_surrogates(context, guesses, "guessed tokens together")
 
 
 @ATTACKERS.add(
@@ -260,67 +220,10 @@ def leak(context: AttackerContext) -> list[Surrogate]:
         tokens = RobustTokens(values, context.hardened.fingerprint(), "recovered", layers=layers)
         tokens.save(place)
     model = context.hardened.replace(tokens=tokens).to(context.secret.device)
-    _measure_leak(context, model)
+    measure_leak(context, model)
     return [Surrogate("recovered tokens", model, model.identity())]
-
-
-def random_tokens(tokens: torch.Tensor, seed: int = NOISE_SEED) -> torch.Tensor:
-    """Noise with the mean length of these tokens (L R D): the control for what any tokens would do."""
-    noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens)
-    return F.normalize(noise, dim=-1) * float(tokens.norm(dim=-1).mean())
 
 
 def _learning(budget: AttackerBudget, sets: int) -> int:
     """Passes before the first attack: images attacked once, and so many token sets learned from them."""
     return budget.images * budget.attack_steps + sets * budget.steps * budget.batch * 2
-
-
-def _defenders(context: AttackerContext) -> TokenRecipe:
-    """The defender's own choices of number, layers and attack, with the attacker's effort and seed."""
-    budget = context.budget
-    return TokenRecipe(
-        count=context.secret.shape[1],
-        steps=budget.steps,
-        batch=budget.batch,
-        seed=FIRST_SEED,
-        layers=context.hardened.layers,
-        attack=AttackSetting("feature", context.threat, {"steps": budget.attack_steps, "psnr": None}),
-    )
-
-
-def _other_recipe(recipe: TokenRecipe) -> TokenRecipe:
-    """The same with another rate and another attack."""
-    weaker = replace(recipe.attack, threat=replace(recipe.attack.threat, eps=recipe.attack.threat.eps / 2))
-    return replace(recipe, lr=5 * recipe.lr, attack=weaker)
-
-
-def _surrogates(
-    context: AttackerContext, guesses: Mapping[str, TokenRecipe], together: str
-) -> list[Surrogate]:
-    """A surrogate with tokens by each recipe, and where there are several the mean of all their logits."""
-    hardened = context.hardened
-    # Tokens do not depend on the head, and so neither do the attacked images, which all sets share.
-    headless = hardened.replace(tokens=None, head=None)
-    images, models = context.public(context.budget.images), list[Model]()
-    for number, (label, recipe) in enumerate(guesses.items(), start=1):
-        advance = part_of(context.progress, 1 / len(guesses), f"{label}, {number} of {len(guesses)}")
-        state = context.folder / f"{label.replace(' ', '-')}.safetensors"
-        tokens = train_tokens(headless, images, recipe, state=state, progress=advance).tokens
-        models.append(hardened.replace(tokens=tokens))
-    alone = [Surrogate(label, m, m.identity()) for label, m in zip(guesses, models, strict=True)]
-    if len(models) == 1:
-        return alone
-    identity = "+".join(surrogate.identity for surrogate in alone)
-    return [*alone, Surrogate(together, LogitEnsemble(models), identity)]
-
-
-@torch.no_grad()
-def _measure_leak(context: AttackerContext, recovered: Model) -> None:
-    """How near the recovered model's features come to the hardened one's, beside the public model's."""
-    hardened, images = context.hardened, context.public(context.budget.images)
-    x = images.take(range(min(len(images), context.budget.batch))).tensors()[0].to(context.secret.device)
-    seen = hardened.features(x)
-    guesses = {"recovered": recovered, "public": hardened.replace(tokens=None)}
-    for name, model in guesses.items():
-        cosine = F.cosine_similarity(model.features(x), seen, dim=-1).mean()
-        context.metrics[f"leak: cosine of {name} with hardened features"] = float(cosine)

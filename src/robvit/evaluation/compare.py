@@ -128,7 +128,7 @@ def _trials(record: Record) -> dict[str, list[bool]]:
     found: dict[str, list[bool]] = {}
     for trial in record.trials:
         settings = ", ".join(f"{k}={v}" for k, v in sorted(trial.settings.items()) if k != "seed" or v)
-        inner = f"{trial.attack} ({settings})" if settings else trial.attack
+        inner = f"{trial.name} ({settings})" if settings else trial.name
         surrogate = f"on {trial.surrogate}" if trial.surrogate else ""
         strength = "" if trial.kind == "clean" else trial.strength
         found[" ".join(filter(None, (trial.scenario, inner, surrogate, strength)))] = trial.correct

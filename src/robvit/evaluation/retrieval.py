@@ -35,10 +35,22 @@ from robvit.record import Record, Table, Trial
 from robvit.threat import Threat
 
 USUAL = Threat("linf", 2 / 255)
-PUSH, COLLIDE = "feature (away)", "feature (collision)"
-NO_TOKENS = ", without its tokens"  # of an attacker who has the public model only
+AWAY, COLLISION = "away", "collision"  # what an attacker is after
 BEST = (1, 5)  # recall among so many neighbours
 SHOWN = (*(f"recall@{k}" for k in BEST), "mAP", "bits")
+
+
+class Query(NamedTuple):
+    """How queries come: untouched, or moved to a goal by an attacker with the tokens or without them."""
+
+    goal: str = ""
+    has_tokens: bool = True
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        who = "" if self.has_tokens else ", without its tokens"
+        return f"feature ({self.goal}){who}" if self.goal else "clean"
 
 
 class Gallery(NamedTuple):
@@ -98,8 +110,10 @@ def evaluate_retrieval(
         facts = [net.identity(), stored.facts(), str(threat), steps, seed]
         rest = part_of(progress, 0.9, "queries")
         rows = in_parts(make, queries, folder, facts=facts, batch=batch, progress=rest)
-        record = Record("retrieval", model_facts(net), queries.facts(), _trials(rows, threat, steps, seed))
-        record.metrics, record.tables = _metrics(rows), [_table(rows, len(stored))]
+        asked = _queries(net)
+        trials = [_trial(rows, query, threat, steps, seed) for query in asked]
+        record = Record("retrieval", model_facts(net), queries.facts(), trials)
+        record.metrics, record.tables = _metrics(rows, asked), [_table(rows, asked, len(stored))]
         record.notes = [
             f"Neighbours are looked for among {len(stored)} images of {stored.spec or 'your own'} by the "
             f"cosine of class embeddings; the attacker has the model, {threat}, {steps} steps."
@@ -179,15 +193,15 @@ def _attacked(
     target = torch.tensor(list(_collisions(images, gallery, seed)))
     settings: dict[str, Any] = {"steps": steps, "seed": seed, "psnr": None}
 
-    made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {"clean": (x, torch.zeros(len(x)))}
-    for known, name in _sources(model):
-        source = partial(_embedding, known)
-        for attack, wanted in ((PUSH, None), (COLLIDE, gallery.embeddings[target])):
-            outcome = run("feature", source, x, wanted, threat, batch=len(x), **settings)
-            made[attack + name] = outcome.adv, outcome.distance
     clean = embed(model, x)
     rows: Rows = {}
-    for name, (adv, dist) in made.items():
+    for query in _queries(model):
+        name, adv, dist = query.name, x, torch.zeros(len(x))
+        if query.goal:
+            source = partial(_embedding, model if query.has_tokens else model.replace(tokens=None).eval())
+            wanted = gallery.embeddings[target] if query.goal == COLLISION else None
+            outcome = run("feature", source, x, wanted, threat, batch=len(x), **settings)
+            adv, dist = outcome.adv, outcome.distance
         queried = embed(model, adv)
         order = ranked(queried, gallery)
         relevant = gallery.labels[order] == labels[:, None]
@@ -202,10 +216,10 @@ def _attacked(
     return rows
 
 
-def _sources(model: Model) -> list[tuple[Model, str]]:
-    """The models that attackers have: the judged one and, of one with secret tokens, that without them."""
-    own = [(model, "")]
-    return own if model.extra is None else [*own, (model.replace(tokens=None).eval(), NO_TOKENS)]
+def _queries(model: Model) -> list[Query]:
+    """Untouched ones, and those of attackers; of a model with secret tokens also of who has none."""
+    attackers = (True,) if model.extra is None else (True, False)
+    return [Query(), *(Query(goal, has) for has in attackers for goal in (AWAY, COLLISION))]
 
 
 def _collisions(images: ImageDataset, gallery: Gallery, seed: int) -> Iterator[int]:
@@ -216,39 +230,38 @@ def _collisions(images: ImageDataset, gallery: Gallery, seed: int) -> Iterator[i
         yield int(others[int.from_bytes(digest[:8], "big") % len(others)])
 
 
-def _trials(rows: Rows, threat: Threat, steps: int, seed: int) -> list[Trial]:
-    settings = {"steps": steps, "seed": seed, "psnr": None}
-    return [
-        Trial(
-            name,
-            None if name == "clean" else threat.budget,
-            {} if name == "clean" else settings,
-            rows[f"{name}/recall@1"],
-            rows[f"{name}/label"],
-            rows[f"{name}/distance"],
-        )
-        for name in _attackers(rows)
-    ]
-
-
-def _attackers(rows: Rows) -> list[str]:
-    return [column.removesuffix("/label") for column in rows if column.endswith("/label")]
+def _trial(rows: Rows, query: Query, threat: Threat, steps: int, seed: int) -> Trial:
+    """A query counts as correct where its nearest neighbour has its label."""
+    attack, budget, settings = "clean", None, dict[str, Any]()
+    if query.goal:
+        attack, budget = "feature", threat.budget
+        settings = {"steps": steps, "seed": seed, "psnr": None}
+    return Trial(
+        attack,
+        budget,
+        settings,
+        rows[f"{query.name}/recall@1"],
+        rows[f"{query.name}/label"],
+        rows[f"{query.name}/distance"],
+        variant=query.goal,
+        surrogate="" if query.has_tokens else "the public model",
+    )
 
 
 def _mean(values: list[Any]) -> float:
     return float(sum(values) / len(values))
 
 
-def _metrics(rows: Rows) -> dict[str, float]:
+def _metrics(rows: Rows, asked: list[Query]) -> dict[str, float]:
     kept = (*SHOWN, "collided")
-    return {f"{what}, {name}": _mean(rows[f"{name}/{what}"]) for name in _attackers(rows) for what in kept}
+    return {f"{what}, {q.name}": _mean(rows[f"{q.name}/{what}"]) for q in asked for what in kept}
 
 
-def _table(rows: Rows, count: int) -> Table:
+def _table(rows: Rows, asked: list[Query], count: int) -> Table:
     columns = ["", *(f"recall@{k}, %" for k in BEST), "mAP, %", "bits flipped, %", "nearest is the target, %"]
     lines: list[list[Any]] = []
-    for name in _attackers(rows):
-        shares = [100 * _mean(rows[f"{name}/{what}"]) for what in SHOWN]
-        hit = 100 * _mean(rows[f"{name}/collided"]) if name.startswith(COLLIDE) else None
-        lines.append([name, *shares, hit])
+    for query in asked:
+        shares = [100 * _mean(rows[f"{query.name}/{what}"]) for what in SHOWN]
+        hit = 100 * _mean(rows[f"{query.name}/collided"]) if query.goal == COLLISION else None
+        lines.append([query.name, *shares, hit])
     return Table("Retrieval", columns, lines, f"Gallery of {count} images.")

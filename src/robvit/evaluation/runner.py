@@ -15,13 +15,14 @@ from robvit.audit import Audit
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
-from robvit.evaluation.attackers import ATTACKERS, AttackerContext, Surrogate, random_tokens
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.audit_sample import draw_sample
 from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
 from robvit.evaluation.forecast import Passes, Plan, audited_count
 from robvit.evaluation.protocol import NO_TOKENS, RANDOM_TOKENS, Attack, Protocol
 from robvit.evaluation.subset import learned_settings
+from robvit.evaluation.token_surrogates import AttackerContext, Surrogate, random_tokens
 from robvit.evaluation.trials import spread
 from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Trial

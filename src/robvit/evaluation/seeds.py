@@ -95,5 +95,5 @@ def _setting(record: Record) -> dict[str, Any]:
     found = {f"recipe.{key}": value for key, value in (recipe or {}).items() if key != "seed"}
     for trial in record.trials:
         own = {key: value for key, value in trial.settings.items() if key != "seed"}
-        found[f"{trial.scenario} {trial.attack} {trial.strength}".strip()] = own
+        found[f"{trial.scenario} {trial.name} {trial.strength}".strip()] = own
     return found

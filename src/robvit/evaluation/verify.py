@@ -51,7 +51,7 @@ def verify(
     if beside := [name for name in BESIDE if getattr(record, name)]:
         found.unchecked.append(f"{', '.join(beside)}: no kept image shows them")
     for number, trial in enumerate(record.trials):
-        label = f"trial {number} ({' '.join(filter(None, (trial.attack, trial.strength, trial.scenario)))})"
+        label = f"trial {number} ({' '.join(filter(None, (trial.name, trial.strength, trial.scenario)))})"
         if trial.not_attacked:
             why_not = left_out_flaw(trial, record.trials[:number], rules)
             found.note(f"{label}: images that were not attacked", why_not)

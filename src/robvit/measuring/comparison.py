@@ -161,19 +161,19 @@ class _Arms:
         base, settings = runner.base, runner.settings
         empty = Trial(base, runner.threat.budget, settings, [], [], [])
         scaled: dict[str, Any] = {
-            "attack": f"{base}+{method.name}",
-            "settings": {**settings, **method.settings},
+            "attack": method.name,
+            "settings": {"base": base, **settings, **method.settings},
             "surrogate": "the model with its attention scaled",
         }
         self.parts = {
             "clean": [clean_trial([], [])],
             "plain": [empty],
             "scaled": [replace(empty, **scaled)],
-            "control": [replace(empty, attack=f"{base}, same cost", control=True)],
+            "control": [replace(empty, variant="same cost", control=True)],
         }
         for name in others:
-            at_other = {**scaled, "attack": f"{base}, {name}", "settings": settings}
-            self.parts[name] = [replace(empty, **at_other, control=True)]
+            other = {**scaled, "settings": {"base": base, **settings}}
+            self.parts[name] = [replace(empty, **other, variant=name, control=True)]
         self.searches: list[Scales] = []
         self.scales: list[tuple[float, ...]] = []
         self.own: list[tuple[int, int, int]] = []

@@ -22,7 +22,7 @@ def budget_curves(record: Record) -> list[Curve]:
         if threat := trial.threat:
             eps = round(255 * threat.eps, 6) if threat.norm == "linf" else threat.eps
             bound = "" if threat.psnr is None else f"PSNR >= {threat.psnr:g} dB"
-            line = (trial.attack, trial.scenario, _as_text(trial.settings), bound)
+            line = (trial.name, trial.scenario, _as_text(trial.settings), bound)
             points = charts.setdefault(threat.norm, {}).setdefault(line, {})
             points[eps] = trial.correct
     curves = []
@@ -43,7 +43,7 @@ def step_curves(record: Record) -> list[Curve]:
         steps = trial.settings.get("steps")
         if isinstance(steps, int | float):
             others = {k: v for k, v in trial.settings.items() if k != "steps"}
-            line = (trial.attack, trial.scenario, _as_text(others))
+            line = (trial.name, trial.scenario, _as_text(others))
             charts.setdefault(trial.strength, {}).setdefault(line, {})[float(steps)] = trial.correct
     return [
         curve

@@ -113,7 +113,7 @@ class ClassRow:
 
 def trial_name(trial: Trial, among: Sequence[Trial]) -> str:
     """The attack's name, with what tells it from its namesakes."""
-    same = [t.settings for t in among if (t.attack, t.surrogate) == (trial.attack, trial.surrogate)]
+    same = [t.settings for t in among if (t.name, t.surrogate) == (trial.name, trial.surrogate)]
     different = [k for k in trial.settings if any(other.get(k) != trial.settings[k] for other in same)]
     settings = ", ".join(f"{k}={trial.settings[k]}" for k in different)
     return f"{trial.title} ({settings})" if settings else trial.title

@@ -113,7 +113,7 @@ class Review:
         record, robust, clean = self.evaluation, self.headline, self.evaluation.clean()
         file = f" (file SHA-256 {self.model_sha256[:16]}...)" if self.model_sha256 else ""
         before = f", and {clean.accuracy:.1%} without attack" if clean is not None else ""
-        attacks = ", ".join(dict.fromkeys(t.attack for t in record.attacks()))
+        attacks = ", ".join(dict.fromkeys(t.name for t in record.attacks()))
         limits = (
             "" if "white box" in self.knowledge else " No claim is made about attackers who have the model."
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from robvit import __version__
 
 if TYPE_CHECKING:
-    from robvit.serve.service import Limits
+    from robvit.serve.limits import Limits
 
 RAW = "application/octet-stream"
 ERRORS = {

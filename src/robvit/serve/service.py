@@ -21,7 +21,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,37 +34,17 @@ from robvit.decoding import ImageError
 from robvit.serve.arriving import Arriving
 from robvit.serve.batching import Batcher, Closed, QueueFull
 from robvit.serve.hosts import answers_to
+from robvit.serve.limits import Limits, Refused
 from robvit.serve.metrics import Metrics, resident_bytes
 from robvit.serve.openapi import PAGE_HEADERS, RAW, document, page
 from robvit.serve.predictor import ModelOutput, Predictor, PreparedImage
 
 LATER = {"Retry-After": "1"}
 LARGE_SHARE = 4  # large images may hold one queue slot in so many, so that they do not fill the queue
-ARRIVING_IMAGES = 8  # of the largest size, that may lie half received in memory
 PROBES = ("/healthz", "/readyz")  # answered under any name and without a key; they tell nothing
 log = logging.getLogger("robvit.serve")
 
 Render = Callable[[ModelOutput, Request], Response]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request, and all together, may ask for."""
-
-    max_bytes: int = 10_000_000
-    max_pixels: int = 25_000_000
-    max_batch: int = 16
-    max_wait: float = 0.005  # seconds a batch waits for more
-    queue: int = 64  # requests accepted and not answered yet
-    timeout: float = 10.0  # seconds to send an image
-
-
-class Refused(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.status, self.text, self.headers = status, text, headers
 
 
 class Service:
@@ -93,7 +72,7 @@ class Service:
         # Each thread waits for another process to decode; no more wait than there are slots.
         self._preparing = ThreadPoolExecutor(limits.queue, "robvit-images")
         self._rendering = ThreadPoolExecutor(1, "robvit-answers")
-        self._arriving = Arriving(limits.timeout, ARRIVING_IMAGES * limits.max_bytes)
+        self._arriving = Arriving(limits.timeout, limits.max_bytes)
         self._gauges = {"robvit_queue_slots": float(limits.queue)}
 
     def app(self) -> Starlette:
@@ -137,7 +116,7 @@ class Service:
                 self._check_host(route, request)
                 response = await handle(request)
             except Refused as refused:
-                await self._discard(request)
+                await self._arriving.rest(request)
                 response = _error(refused.status, refused.text, refused.headers)
             except asyncio.CancelledError:  # by the server, when the time to end is up
                 response = _error(503, "the service is shutting down", LATER)
@@ -166,7 +145,7 @@ class Service:
             start = time.monotonic()
             try:
                 self._batcher.check()
-                data = await self._body(request)
+                data = await self._arriving.body(request)
                 with self._batcher.slot():
                     output = await self._output(data)
                     response = await asyncio.get_running_loop().run_in_executor(
@@ -192,44 +171,6 @@ class Service:
         except ImageError as error:
             raise Refused(422, str(error)) from None
         return await asyncio.wrap_future(self._batcher.submit(image))
-
-    async def _body(self, request: Request) -> bytes:
-        """The image's bytes, no more than allowed and no slower."""
-        kind = request.headers.get("content-type", RAW).split(";")[0].strip().lower()
-        if kind != RAW and not kind.startswith("image/"):
-            raise Refused(415, f"send the image's bytes as image/... or {RAW}, got {kind}")
-        most = self.limits.max_bytes
-        too_large = Refused(413, f"an image may have at most {most:,} bytes")
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > most:
-            raise too_large
-        try:
-            async with self._arriving.receiving() as data:
-                async for chunk in request.state.body:
-                    data += chunk
-                    if len(data) > most:
-                        raise too_large
-                    self._arriving.make_room()
-        except TimeoutError:
-            text = (
-                f"the image took more than {self.limits.timeout:g} seconds to arrive, or others wanted room"
-            )
-            raise Refused(408, text, {"Connection": "close"}) from None
-        return bytes(data)
-
-    async def _discard(self, request: Request) -> None:
-        """Read a little of what is still being sent: closing at once would hide the answer from it."""
-        if "expect" in request.headers:
-            return  # the sender waits before it sends
-        left = self.limits.max_bytes
-        try:
-            async with asyncio.timeout(1.0):
-                async for chunk in request.state.body:
-                    left -= len(chunk)
-                    if left < 0:
-                        return
-        except (TimeoutError, ClientDisconnect):
-            return
 
     def _check_host(self, route: str, request: Request) -> None:
         header = request.headers.get("host", "")

@@ -119,7 +119,7 @@ def _pairs(kept: Record, anew: Record) -> Iterator[tuple[str, list[bool], list[b
 
 
 def _key(trial: Trial) -> tuple[Any, ...]:
-    return trial.scenario, trial.attack, trial.surrogate, trial.severity, trial.strength, trial.control
+    return trial.scenario, trial.name, trial.surrogate, trial.severity, trial.strength, trial.control
 
 
 def _figures(kept: Record, anew: Record) -> Iterator[tuple[str, float, float]]:

@@ -83,7 +83,8 @@ def _facts(record: Record) -> dict[str, Any]:
 
 def _line(trial: Trial) -> list[str]:
     """What was judged, and how."""
-    return [trial.scenario, attack_title(trial.attack, trial.settings), trial.strength]
+    title = ", ".join(filter(None, (attack_title(trial.attack, trial.settings), trial.variant)))
+    return [trial.scenario, title, trial.strength]
 
 
 def _trials(records: Sequence[Record]) -> list[Trial]:

@@ -67,8 +67,10 @@ def transfer_matrix(
     trials, cells = list[Trial](), list[Cell]()
     for name, model in opened.items():
         made = judge_transfer(context, model, opened, images, attempt, label=f"made on {name}")
-        clean = made[::2]
-        attacked = [replace(t, surrogate="" if t.scenario == name else name) for t in made[1::2]]
+        clean = [t for t in made if t.kind == "clean"]
+        attacked = [
+            replace(t, surrogate="" if t.scenario == name else name) for t in made if t.kind == "attack"
+        ]
         trials += attacked if trials else [one for pair in zip(clean, attacked, strict=True) for one in pair]
         cells += [_cell(name, before, after) for before, after in zip(clean, attacked, strict=True)]
     return _record(context, opened, images, trials, cells, attempt)

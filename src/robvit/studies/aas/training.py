@@ -32,8 +32,9 @@ MODEL, IMAGES, FIT = "robvit-mini", 64, 256
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A trained model, judged as it ships, and the seconds its training took."""
+    """A model trained by a recipe, judged as it ships, and the seconds its training took."""
 
+    recipe: str
     model: Model
     images: ImageDataset
     comparison: Comparison
@@ -81,7 +82,7 @@ def trainings(
     columns = ["training", *effort.columns(), "seconds"]
     columns += ["paper: clean %", "PGD-100 %", "with AAS %", "AutoAttack %"]
     rows: list[list[Any]] = [
-        [name, *_means(seeds), mean([one.seconds for one in seeds.values()]), *published.row(_row(name))]
+        [name, *_means(seeds), mean([one.seconds for one in seeds.values()]), *published.row(_row(seeds))]
         for name, seeds in judged.items()
     ]
     table = Table("Table 5: AAS-AT", columns, rows, effort.note(_text(gaps)))
@@ -104,7 +105,7 @@ def larger(
     rows: list[list[Any]] = []
     for name, seeds in judged.items():
         ours = _means(seeds)
-        rows.append([name, ours[0], ours[-1], *published.row(_row(name))])
+        rows.append([name, ours[0], ours[-1], *published.row(_row(seeds))])
     table = Table("Table 4: AAS-AT", columns, rows, effort.note(_text(gaps)))
     return _record(context, table, judged, claims)
 
@@ -137,9 +138,9 @@ def _text(gaps: Sequence[int]) -> str:
     return " or ".join(f"{gap or 'few'}" for gap in gaps)
 
 
-def _row(name: str) -> str:
+def _row(seeds: Seeds) -> str:
     """The paper's row for a training, whatever its gap."""
-    return paper_row(name.partition(",")[0])
+    return paper_row(next(iter(seeds.values())).recipe)
 
 
 def _means(seeds: Seeds) -> list[float]:
@@ -163,7 +164,7 @@ def _pairs(
         for gap in gaps:
             name = f"{scaled}, every {gap}" if len(gaps) > 1 else scaled
             judged[name] = _trained(context, effort, scaled, gap)
-            gain = published.gain(_row(name), _row(method), "AutoAttack")
+            gain = published.gain(_row(judged[name]), _row(judged[method]), "AutoAttack")
             ours, theirs = ([one.autoattack.correct for one in judged[n].values()] for n in (name, method))
             claims.append(claim_over_seeds(f"{name} over {method}, AutoAttack", ours, theirs, gain))
             ours, theirs = ([one.comparison.both for one in judged[n].values()] for n in (name, method))
@@ -188,7 +189,7 @@ def _trained(context: StudyContext, effort: AasTrainingEffort, name: str, every:
         images = context.dataset("sample", "test", size, context.count(IMAGES))
         fit = context.dataset("sample", "train", size, FIT)
         comparison, autoattack = _judge(context, model, images, fit, effort)
-        found[seed] = JudgedTraining(model, images, comparison, autoattack, seconds)
+        found[seed] = JudgedTraining(name, model, images, comparison, autoattack, seconds)
     return found
 
 

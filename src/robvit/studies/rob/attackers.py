@@ -157,7 +157,7 @@ def _attacked(
     """An attacked trial of each judged model, by images made on the surrogate."""
     label = next(reversed(judged))
     trials = judge_transfer(context, surrogate, judged, at.judged, attempt, label=label, batch=BATCH)
-    return [trial for trial in trials if trial.attack != "clean"]
+    return [trial for trial in trials if trial.kind == "attack"]
 
 
 def _may_claim(public: Trial, best: Trial, seen: bool) -> str:

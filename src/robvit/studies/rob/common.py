@@ -15,7 +15,7 @@ from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import TrainedTokens, train_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.errors import InputError
-from robvit.evaluation.attackers import random_tokens
+from robvit.evaluation.token_surrogates import random_tokens
 from robvit.progress import progress
 from robvit.studies.common import StudyContext
 from robvit.studies.published import read_published

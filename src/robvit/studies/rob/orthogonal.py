@@ -41,8 +41,8 @@ def orthogonal(
         at = replace(context, model=name, out=context.out / name)
         variants = prepare_variants(at, effort, HeadSource(head), tokens="", images=64)
         judged = judge_attacked(at, variants, attempt)
-        clean = {t.scenario: t for t in judged if t.attack == "clean"}
-        attacked = {t.scenario: t for t in judged if t.attack != "clean"}
+        clean = {t.scenario: t for t in judged if t.kind == "clean"}
+        attacked = {t.scenario: t for t in judged if t.kind == "attack"}
         found[name] = attacked
         trials += [replace(t, scenario=f"{name}: {t.scenario}", shards="", shards_sha256="") for t in judged]
         for row in ROWS:

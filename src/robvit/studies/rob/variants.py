@@ -167,7 +167,7 @@ def _accuracy(trials: list[Trial], scenario: str, clean: bool) -> float:
 
 
 def _trial(trials: list[Trial], scenario: str, clean: bool) -> Trial:
-    return next(t for t in trials if t.scenario == scenario and (t.attack == "clean") == clean)
+    return next(t for t in trials if t.scenario == scenario and (t.kind == "clean") == clean)
 
 
 def _with_controls(trials: list[Trial]) -> list[Trial]:

@@ -75,10 +75,13 @@ def _transfer(context: StudyContext, judged: JudgedVariants, attempt: Attempt, r
     for name, surrogate in models.items():
         label = f"{attempt.title} on {name}"
         trials = judge_transfer(context, surrogate, models, judged.images, attempt, label=label)
-        attacked = [trial for trial in trials if trial.attack != "clean"]
+        attacked = [trial for trial in trials if trial.kind == "attack"]
         rows.append([name, *(over_seeds_cell([trial.correct]) for trial in attacked)])
-        marked = [replace(t, scenario=f"{t.scenario}, images of {name}", control=True) for t in attacked]
-        record.trials += [trial for trial in marked if not trial.scenario.startswith(name)]
+        record.trials += [
+            replace(trial, scenario=f"{trial.scenario}, images of {name}", control=True)
+            for trial in attacked
+            if trial.scenario != name
+        ]
     columns = ["images made on", *(f"{name} %" for name in models)]
     return Table(f"Transfer: accuracy under {attempt.title} made elsewhere", columns, rows)
 
