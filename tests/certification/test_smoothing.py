@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
 
+import robvit
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label, shifted
 from robvit.errors import InputError
+from robvit.record import Record
 from robvit.statistics import lowest_share
 
 
@@ -85,6 +89,24 @@ def test_the_shift_follows_the_normal_distribution() -> None:
     assert shifted(0.9, 0.0) == pytest.approx(0.9)
     assert shifted(-1.0, 0.5) == -1
     assert shifted(1.0, 1.0) < 1
+
+
+def test_a_record_holds_what_was_certified_and_a_table_of_it(tmp_path: Path) -> None:
+    asked = dict[str, Any](l2=0.05, samples=100, limit=4)
+    record = robvit.certify("robvit-mini", "sample", **asked, out=tmp_path / "label")
+    smoothed, certificate = record.trials[1:]
+    share = sum(certificate.correct) / 4
+    assert record.metrics["certified accuracy"] == share <= sum(smoothed.correct) / 4
+    (table,) = Record.load(tmp_path / "label" / "record.json").tables
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["radius, L2"], row["samples"], row["images"]) == (0.05, 100, 4)
+    assert row["certified accuracy, %"] == 100 * share
+
+    record = robvit.certify("robvit-mini", "sample", **asked, embedding=True)
+    row = dict(zip(record.tables[0].columns, record.tables[0].rows[0], strict=True))
+    assert row["images"] == 4
+    assert row["mean certified cosine"] == record.metrics["mean certified cosine"] <= 1
+    assert row["images with a bound, %"] == 100 * record.metrics["images with a bound"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from robvit.certification.patch_certificate import NO_LABEL, trial
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
-from robvit.record import Record
+from robvit.record import Record, Table
 
 LABEL, EMBEDDING = "label", "embedding"
 COSINES = ("cosine of smoothed and plain embedding", "certified cosine")
@@ -70,13 +70,22 @@ class SmoothedCertificate:
         return self.model.features(x)[:, 0]
 
     def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
-        """Put what was found into the record: trials of labels, and the figures to quote."""
-        if self.kind == EMBEDDING:
-            for name in COSINES:
-                record.metrics[f"mean {name}"] = sum(rows[name]) / len(rows[name])
-            proven = [value > 0 for value in rows[COSINES[1]]]
-            record.metrics["images with a bound"] = sum(proven) / len(proven)
-            return
+        """Put what was found into the record: trials of labels, the figures to quote, and a table of them."""
+        found = self._cosines(rows) if self.kind == EMBEDDING else self._labels(record, rows, labels)
+        record.metrics |= {name.removesuffix(", %"): value for name, value in found.items()}
+        drawn = {"radius, L2": self.budget.eps, "sigma": self.rules.sigma, "samples": self.rules.samples}
+        cells = [100 * value if name.endswith("%") else value for name, value in found.items()]
+        drawn["images"] = len(next(iter(rows.values())))
+        title = f"Certified by smoothing, {self.kind}"
+        record.tables = [Table(title, [*drawn, *found], [[*drawn.values(), *cells]])]
+
+    def _cosines(self, rows: Rows) -> dict[str, float]:
+        """Means over the images; a bound of -1 is none."""
+        means = {f"mean {name}": sum(rows[name]) / len(rows[name]) for name in COSINES}
+        proven = [value > 0 for value in rows[COSINES[1]]]
+        return means | {"images with a bound, %": sum(proven) / len(proven)}
+
+    def _labels(self, record: Record, rows: Rows, labels: list[int]) -> dict[str, float]:
         radius: list[float] = rows["radius"]
         pred = [NO_LABEL if r == 0 else label for label, r in zip(rows["label"], radius, strict=True)]
         sure = [label if r >= self.budget.eps else NO_LABEL for label, r in zip(pred, radius, strict=True)]
@@ -85,6 +94,11 @@ class SmoothedCertificate:
             trial("clean", pred, labels, scenario="defended"),
             trial("certificate", sure, labels, self.budget, scenario="defended"),
         ]
-        shares = {"certified accuracy": record.trials[-1].correct, "abstained": [r == 0 for r in radius]}
-        record.metrics |= {name: sum(hits) / len(hits) for name, hits in shares.items()}
-        record.metrics["mean radius"] = sum(radius) / len(radius)
+        shares = {
+            "clean accuracy without noise, %": record.trials[0].correct,
+            "clean accuracy, smoothed, %": record.trials[1].correct,
+            "certified accuracy, %": record.trials[2].correct,
+            "abstained, %": [r == 0 for r in radius],
+        }
+        means = {name: sum(hits) / len(hits) for name, hits in shares.items()}
+        return means | {"mean radius": sum(radius) / len(radius)}

@@ -81,8 +81,9 @@ def certify_embedding(
     """For x (3 H W): the cosine of smoothed and clean embedding, and the least cosine within `radius`.
 
     The second is between the mean embedding direction here and the mean embedding of any image in the ball;
-    `embed` gives (B D), which is normalised. A mean is no longer than 1, so its product with a direction,
-    which is what the theorem bounds, is at most their cosine where it is positive; else nothing is known: -1.
+    `embed` gives (B D), which is normalised. A mean is no longer than 1, so that its product with a
+    direction, which is what the theorem bounds, is at most their cosine where it is positive; else nothing
+    is known: -1.
     """
     mean = _mean_embedding(embed, x, rules, draws)
     direction = F.normalize(mean, dim=0)
