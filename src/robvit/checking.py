@@ -155,14 +155,14 @@ def check(
 def _robust_variant(classifier: Classifier) -> Classifier | None:
     """Robust weights that are bundled for the model's network at its size, under the model's own head."""
     net = classifier.net
-    if not isinstance(net, Model) or (known := zoo.robust_variant(net.name)) is None:
+    if not isinstance(net, Model) or not (variants := zoo.robust_variants(net.name)):
         return None
     if net.extra is not None or net.adapters is not None or net.original_fingerprint:  # defended already
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("error", OtherSize)
         try:
-            found = open_classifier(known.alias, img_size=net.input_size[0], head=net.head)
+            found = open_classifier(variants[0].alias, img_size=net.input_size[0], head=net.head)
         except (OtherSize, RobvitError):  # made for another size, or not under this head
             return None
     other = isinstance(found.net, Model) and found.net.original_fingerprint not in ("", net.fingerprint())

@@ -34,7 +34,7 @@ from robvit.threat import Threat
 
 BARE, RANDOM, SECRET, TUNED = "no defence", "random tokens", "secret tokens", "tuned weights"
 TITLE = "What each defence buys"
-KNOWN = ", attacker has all"  # after a defence: not only the public model
+PUBLIC, KNOWN = ", transfer", ", white box"  # after a defence: the attacker has the public model, or all
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def _harden(
 
 def _tuned(model: Model) -> Model | None:
     """The bundled tuned network of this backbone under the same head, if there is one."""
-    known = zoo.robust_variant(model.name)
-    if known is None or not known.tuned_from:
+    known = next((one for one in zoo.robust_variants(model.name) if one.tuned_from), None)
+    if known is None:
         return None
     return load(known.alias, img_size=model.input_size[0]).replace(head=model.head)
 
@@ -134,12 +134,12 @@ def _scenarios(
     found = [
         Scenario(BARE, model, *public, control=True),
         Scenario(RANDOM, model.replace(tokens=random_tokens(trained)), *public, control=True),
-        Scenario(SECRET, hardened, *public, control=beside),
+        Scenario(SECRET + PUBLIC, hardened, *public, control=beside),
         Scenario(SECRET + KNOWN, hardened, *insider, control=beside),
     ]
     if tuned is not None:
         whole = _attack(tuned, images, threat, steps, "5/5 attack by one who has the tuned weights")
-        found += [Scenario(TUNED, tuned, *public), Scenario(TUNED + KNOWN, tuned, *whole)]
+        found += [Scenario(TUNED + PUBLIC, tuned, *public), Scenario(TUNED + KNOWN, tuned, *whole)]
     return found
 
 
@@ -194,9 +194,10 @@ def _table(
     clean: dict[str, float], attacked: dict[str, float], count: int, threat: Threat, scale: Scale
 ) -> Table:
     """What each defence buys: accuracy without an attack and against each of the two attackers."""
-    both = [name for name in (BARE, SECRET, TUNED) if name in attacked]
+    defences = [name for name in (SECRET, TUNED) if name + KNOWN in attacked]
     # Without a defence the public model is all there is.
-    rows = [[n, clean[n], attacked[n], attacked.get(n + KNOWN, attacked[n])] for n in both]
+    rows = [[BARE, clean[BARE], attacked[BARE], attacked[BARE]]]
+    rows += [[n, clean[n + KNOWN], attacked[n + PUBLIC], attacked[n + KNOWN]] for n in defences]
     return Table(
         TITLE,
         ["defence", "clean", "attacker has the public model", "attacker has everything"],
@@ -210,17 +211,17 @@ def _table(
 def _claims(attacked: dict[str, float], count: int, steps: int) -> list[str]:
     """What may be said, in words that follow from the figures."""
     notes = [
-        f"Secret tokens: against attacks on the public model {attacked[SECRET]:.0%} of the images are still "
-        f"recognised, without a defence {attacked[BARE]:.0%}; an attacker who has the tokens leaves "
-        f"{attacked[SECRET + KNOWN]:.0%}. One who trains tokens of their own was not tried here; `robvit "
-        "evaluate --protocol rob-tokens@1` tries one, who broke nearly everything.",
+        f"Secret tokens: against attacks on the public model {attacked[SECRET + PUBLIC]:.0%} of the images "
+        f"are still recognised, without a defence {attacked[BARE]:.0%}; an attacker who has the tokens "
+        f"leaves {attacked[SECRET + KNOWN]:.0%}. One who trains tokens of their own was not tried here; "
+        "`robvit evaluate --protocol rob-tokens@1` tries one, who broke nearly everything.",
     ]
-    if TUNED in attacked:
+    if TUNED + KNOWN in attacked:
         notes.insert(
             0,
             f"Tuned weights: {attacked[TUNED + KNOWN]:.0%} are still recognised when the attacker has "
-            f"everything, and {attacked[TUNED]:.0%} against attacks on the public model. Nothing about them "
-            "is a secret.",
+            f"everything, and {attacked[TUNED + PUBLIC]:.0%} against attacks on the public model. Nothing "
+            "about them is a secret.",
         )
     return [
         *notes,
@@ -252,7 +253,7 @@ def _sheet(record: Record, scenarios: list[Scenario], images: ImageDataset, path
     before, after = (levels(t).permute(0, 2, 3, 1).numpy() for t in (x, scenarios[0].adv))
     bare, hardened = (
         next(t for t in record.trials if t.scenario == scenario and t.attack == "pgd")
-        for scenario in (BARE, SECRET)
+        for scenario in (BARE, SECRET + PUBLIC)
     )
     names = images.classes
     rows = [

@@ -13,6 +13,7 @@ from robvit.diagnosis.grading import surely_more
 from robvit.errors import InputError
 from robvit.evaluation.black_boxes import STATISTICS
 from robvit.evaluation.classifiers import Classifier, Judged, aligned, model_facts, open_classifier
+from robvit.evaluation.doubts import training_images
 from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.subset import Data, judged_images
@@ -90,7 +91,8 @@ def review(
         command=command,
         progress=part_of(progress, 0.3, "doctor"),
     )
-    own = [weakness(judged.headline(), "red"), normalisation(classifier, images)]
+    learned = training_images(classifier, judged_images(data, rules.subset, split=split, limit=limit))
+    own = [weakness(judged.headline(), "red"), normalisation(classifier, images), learned]
     made = Review(
         without_places(judged),
         without_places(examined),

@@ -50,13 +50,13 @@ def test_the_demo_leads_with_what_each_defence_buys(tmp_path: Path, monkeypatch:
     assert done.exit_code == 0, done.output
     assert "What each defence buys" in done.output
     record = Record.load(tmp_path / "out" / "record.json")
-    assert record.scenarios()[-2:] == ["tuned weights", "tuned weights, attacker has all"]
+    assert record.scenarios()[-2:] == ["tuned weights, transfer", "tuned weights, white box"]
     judged = {trial.scenario for trial in record.trials if not trial.control}
-    assert judged == {"tuned weights", "tuned weights, attacker has all"}
+    assert judged == {"tuned weights, transfer", "tuned weights, white box"}
     (table,) = record.tables
     assert [row[0] for row in table.rows] == ["no defence", "secret tokens", "tuned weights"]
     attacked = {t.scenario: f"{t.accuracy:.0%}" for t in record.trials if t.attack == "pgd"}
     assert table.rows[0][2:] == [attacked["no defence"]] * 2
-    assert table.rows[2][2:] == [attacked["tuned weights"], attacked["tuned weights, attacker has all"]]
+    assert table.rows[2][2:] == [attacked[name] for name in record.scenarios()[-2:]]
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert page.index("What each defence buys") < page.index("What may be claimed")

@@ -33,7 +33,7 @@ def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Pat
     assert tuning[-1] == "robvit robustify robvit-mini sample --img-size 32 --method lora --minutes 15"
     assert f"\nLoRA tuning: {tuning[-1]}\n" in done.output  # whole, whatever the terminal's width
     again = "robvit check robvit-mini sample --img-size 32 --lora runs/robustify/lora.safetensors"
-    assert again in tuning[-2]
+    assert tuning[-2].endswith(again)
     left = [t.accuracy for t in record.attacks()]
     assert left == sorted(left, reverse=True)  # what falls at 1/255 falls at 4/255
     assert told["adversarial training"][-2] == "measured on these images"

@@ -272,6 +272,16 @@ def test_figures_stand_to_the_right_and_words_do_not() -> None:
     assert numeric_columns(rows) == [False, True, True, True, True, False]
 
 
+def test_one_image_is_not_several_and_options_are_whole_words(tmp_path: Path) -> None:
+    record = small_record()
+    record.data["count"], record.command = 1, "robvit evaluate net --protocol <b>"
+    write_report(record, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "1 image of" in page
+    words = '<span class="word">--protocol</span> <span class="word">&lt;b&gt;</span></pre>'
+    assert words in page
+
+
 def test_every_accuracy_among_the_metrics_is_in_per_cent() -> None:
     assert metric("clean accuracy", 1.0) == "100.0 %"
     assert metric("accuracy under attack", 0.125) == "12.5 %"

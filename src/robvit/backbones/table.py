@@ -159,6 +159,7 @@ UNTRAINED: tuple[Known, ...] = (
 ALIASES: dict[str, Known] = {known.alias: known for known in (*TABLE, *UNTRAINED)}
 
 
-def robust_variant(alias: str) -> Known | None:
-    """The bundled robust weights of a network, tuned from it or trained beside it, if there are any."""
-    return next((one for one in TABLE if alias and alias in (one.tuned_from, one.twin_of)), None)
+def robust_variants(alias: str) -> list[Known]:
+    """The bundled robust weights of a network: tuned from it first, then trained beside it."""
+    found = [one for one in ALIASES.values() if alias and alias in (one.tuned_from, one.twin_of)]
+    return sorted(found, key=lambda one: not one.tuned_from)

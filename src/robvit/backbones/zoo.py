@@ -15,7 +15,7 @@ from robvit.backbones.programs import PROGRAMS
 from robvit.backbones.table import ALIASES as ALIASES
 from robvit.backbones.table import TABLE as TABLE
 from robvit.backbones.table import UNTRAINED as UNTRAINED
-from robvit.backbones.table import robust_variant as robust_variant
+from robvit.backbones.table import robust_variants as robust_variants
 from robvit.errors import InputError, UnknownName
 from robvit.names import mentioned, sources
 from robvit.registry import unknown

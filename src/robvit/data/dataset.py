@@ -145,8 +145,12 @@ class ImageDataset(Dataset[Item]):
 
     def shared(self, other: ImageDataset) -> int:
         """How many of another set's images are in this one too, by what is stored of them."""
-        mine = {_stored_sha256(self.listing.images[index]) for index in self.indices}
-        return sum(_stored_sha256(other.listing.images[index]) in mine for index in other.indices)
+        mine = set(self.checksums())
+        return sum(one in mine for one in other.checksums())
+
+    def checksums(self) -> list[str]:
+        """The beginning of the SHA-256 of what is stored of every image."""
+        return [_stored_sha256(self.listing.images[index])[:8].hex() for index in self.indices]
 
     def facts(self) -> dict[str, Any]:
         """What a record tells of its images: what was opened, which images, and how they were fitted."""

@@ -31,6 +31,7 @@ from robvit.evaluation.classifiers import (
     model_facts,
     open_classifier,
 )
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
@@ -137,7 +138,7 @@ def attack(
         with compute.in_use():
             done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
         record.protocol, record.machine = {"batch": batch, **compute.rules()}, compute.machine()
-        record.notes = [*filter(None, [judged.doubt]), *compute.notes()]
+        record.notes = [*doubts(judged, images), *compute.notes()]
         if images.kind == "masks":
             _add_scores(record, *done.mask_scores())
         else:

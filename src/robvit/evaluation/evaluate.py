@@ -25,6 +25,7 @@ from robvit.evaluation.classifiers import (
     open_classifier,
 )
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.forecast import forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.runner import Runner
@@ -135,7 +136,7 @@ def evaluate(
             command=command,
         )
         record.tables += attacker_levels(record)
-        record.notes += [*claims(record), *filter(None, [classifier.doubt]), *compute.notes()]
+        record.notes += [*claims(record), *doubts(classifier, images), *compute.notes()]
         if rules.corruptions is not None:
             summarise(record, published)
         if out is not None and processes().is_main_process:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from robvit.evaluation.claims import CHANCE_REMEDY, judged_by_autoattack, knowledge_of, near_chance
+from robvit.evaluation.doubts import TRAINED_ON
 from robvit.record import Finding, Record, Row
 
 ORDER = ("red", "amber", "green", "skipped")
@@ -84,6 +85,8 @@ class Review:
             return "No: the model hardly recognises clean images, or not as it should; see the first finding."
         if self.headline.share == 0:
             return "Yes: every success is an image that is kept and can be checked, and it cannot be lower."
+        if any(one.check == TRAINED_ON for one in self.own):
+            return "No: the head was trained on images that it is judged on; every accuracy is too high."
         if any(one.status == "red" for one in checks):
             return "No: a check found that such attacks are blind on this model; the figure is too high."
         if "white box" not in self.knowledge:

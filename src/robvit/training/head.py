@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from robvit.backbones.heads import HEADS, FeatureHead
+from robvit.backbones.heads.base import MOST_REMEMBERED
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn, fitting
 from robvit.data import open_data
@@ -77,6 +78,8 @@ def train_head(
         head = fit(model, train, progress=share)
     score = clean_score(model.replace(head=head.to(model.mean.device)), test, batch=batch)
     head.trained_on = TrainedOn(model.input_size, resize)
+    if len(train) <= MOST_REMEMBERED:
+        head.learned_from = tuple(train.checksums())
     if out is not None:
         head.save(out)
     divided = HELD_OUT if train.split == LEARN else ""

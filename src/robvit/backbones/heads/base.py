@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
 from robvit.errors import IGNORE, InputError, WrongBackbone
-from robvit.files import written_whole
+from robvit.files import parse_json, written_whole
 from robvit.progress import Advance, silent
 from robvit.registry import NoInfo, Registry
 from robvit.sharing import Shareable
@@ -33,6 +33,8 @@ from robvit.tensor_files import FORMATS, check_format, described, read_tensors
 HEADS: Registry[type[FeatureHead], NoInfo] = Registry("head", NoInfo)
 ABOUT = {"kind": str, "classes": int, "fingerprint": str, "names": list, "img_size": list, "resize": str}
 MOST_CLASSES = 100_000
+LEARNED_FROM = "learned_from"  # in a file: the checksums of images
+MOST_REMEMBERED = 20_000  # of them, 400 kB
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
@@ -59,6 +61,7 @@ class FeatureHead(nn.Module, Shareable):
         self.fingerprint = fingerprint
         self.names = names or []
         self.trained_on = TrainedOn()
+        self.learned_from: tuple[str, ...] = ()  # checksums of the images, so that no test has them
 
     @classmethod
     @abstractmethod
@@ -86,7 +89,8 @@ class FeatureHead(nn.Module, Shareable):
         return facts | self.trained_on.settings()
 
     def write_shared(self, path: Path) -> None:
-        self.save(path)
+        """Without checksums of the images, by which strangers could tell whether one was among them."""
+        self._write(path, ())
 
     @classmethod
     def read_shared(cls, path: Path) -> FeatureHead:
@@ -94,7 +98,12 @@ class FeatureHead(nn.Module, Shareable):
 
     def save(self, path: str | Path) -> None:
         """Write the head as safetensors, whole or not at all."""
+        self._write(path, self.learned_from)
+
+    def _write(self, path: str | Path, learned_from: Sequence[str]) -> None:
         facts = {"format": FORMATS["head"].word, "head": json.dumps(self.shared_facts())}
+        if learned_from:
+            facts[LEARNED_FROM] = json.dumps(learned_from)
         with written_whole(path) as aside:
             save_file(self.state_dict(), aside, facts)
 
@@ -122,7 +131,16 @@ def load_head(path: str | Path) -> FeatureHead:
     load_strict(head, state, str(path), assign=True)
     head.check_state(str(path))
     head.trained_on = trained_on
+    head.learned_from = _checksums(facts.get(LEARNED_FROM, "[]"), path)
     return head.eval()
+
+
+def _checksums(text: str, path: str | Path) -> tuple[str, ...]:
+    """The checksums of images in a file, which may say anything."""
+    found = parse_json(text, path, "a file of robvit's")
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise InputError(f"{path} is damaged: {LEARNED_FROM} must be a list of texts; train the head again")
+    return tuple(found[:MOST_REMEMBERED])
 
 
 @torch.no_grad()
