@@ -156,7 +156,7 @@ def challenge(
             record = Record("challenge", facts, images.facts(), [], command=command)
             record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
             _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
-            record.metrics = _figures(record)
+            record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
             record.protocol = {"threat": asdict(threat.budget), **effort, "seed": seed, "batch": batch}
             record.notes = [_meaning(record)]
@@ -274,7 +274,7 @@ def _attack(
     record.tables = [Table("Attackers", columns, rows, "The worst case is taken image by image.")]
 
 
-def _figures(record: Record) -> dict[str, float]:
+def _metrics(record: Record) -> dict[str, float]:
     trials = {trial.settings.get("attacker"): trial for trial in record.trials}
     found = {
         "clean accuracy, undefended": record.trials[0].accuracy,

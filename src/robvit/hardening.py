@@ -177,9 +177,9 @@ def robustify(
         _refuse({"rank": rank, "norms": norms, "lora": lora} if method == "full" else {}, method, "lora")
     net = tokens_verb.open_model(model, head=head, img_size=img_size, arch=arch, published=published)
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
-    told: dict[str, Any] = {"out": out, "progress": progress, "command": command}
+    outputs: dict[str, Any] = {"out": out, "progress": progress, "command": command}
     if method == "tokens":
-        learned = tokens_verb.robustify(net, data, **_given(shared | of_tokens), **place, **told)
+        learned = tokens_verb.robustify(net, data, **_given(shared | of_tokens), **place, **outputs)
         file = None if out is None else Path(out) / learned.file
         return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
     if not isinstance(data, torch.Tensor) or limit is not None:
@@ -190,7 +190,7 @@ def robustify(
     if eps is not None:
         wishes["eps"] = parse_number(eps)
     chosen = replace(tuning or Tuning(), **wishes)
-    tuned = finetune(net, data, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **told)
+    tuned = finetune(net, data, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **outputs)
     return Hardening(
         tuned.model, tuned.record, None if out is None else Path(out) / METHODS[method], lora=tuned.lora
     )

@@ -117,9 +117,9 @@ def push_folder(
             "being secret"
         )
     config = read_object(folder / CONFIG)
-    told: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    told |= {key: facts[key] for key in ("fingerprint", "img_size", "resize", "classes") if key in facts}
-    card = card_of("model", told, records, repo)
+    shown: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    shown |= {key: facts[key] for key in ("fingerprint", "img_size", "resize", "classes") if key in facts}
+    card = card_of("model", shown, records, repo)
     names += [name for name in (CONFIG, PREPROCESSOR) if (folder / name).is_file()]
     if to is not None:
         if to.resolve() == folder.resolve():

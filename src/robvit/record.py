@@ -188,9 +188,9 @@ class Record(Shareable):
         return frame.assign(**{name: 100 * frame[name] for name in ("share", "low", "high")})
 
     def shared_facts(self) -> dict[str, Any]:
-        told = {"kind": self.kind, "schema": self.schema, "created": self.created}
+        about = {"kind": self.kind, "schema": self.schema, "created": self.created}
         names = {"model": self.model.get("name", ""), "fingerprint": self.model.get("fingerprint", "")}
-        facts: dict[str, Any] = without_places(told | names | {"data digest": self.data.get("digest", "")})
+        facts: dict[str, Any] = without_places(about | names | {"data digest": self.data.get("digest", "")})
         return facts
 
     def card(self, records: Sequence[Record] = (), name: str = "") -> str:

@@ -158,8 +158,8 @@ def shared_kind(folder: Path) -> str:
     """What kind of thing of robvit's a folder holds, by its config; nothing if it is none."""
     if not (folder / CONFIG).is_file():
         return ""
-    told = parse_json(read_text(folder / CONFIG, "a config", CONFIG_BYTES), folder / CONFIG, "a config")
-    return str(told.get("shared_as") or "") if isinstance(told, dict) else ""
+    config = parse_json(read_text(folder / CONFIG, "a config", CONFIG_BYTES), folder / CONFIG, "a config")
+    return str(config.get("shared_as") or "") if isinstance(config, dict) else ""
 
 
 def _hub_folder() -> Any:

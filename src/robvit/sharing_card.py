@@ -40,8 +40,8 @@ def card_of(
 ) -> str:
     """The card; `facts` are what its config tells."""
     title = code_line(name or f"robvit {kind}")
-    told = {key: value for key, value in facts.items() if value not in ("", [], {}, None)}
-    rows = [(key.replace("_", " "), _text(value)) for key, value in told.items()]
+    shown = {key: value for key, value in facts.items() if value not in ("", [], {}, None)}
+    rows = [(key.replace("_", " "), _text(value)) for key, value in shown.items()]
     parts = [
         metadata(kind),
         f"# {markdown_text(title)}",

@@ -72,6 +72,15 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
     assert "nothing is claimed" in model_card([tuning])
 
 
+def test_a_card_tells_what_a_tuning_started_from(tuning: Record) -> None:
+    assert "started from" not in model_card([tuning])
+    settings = tuning.model["settings"] | {"start": {"digest": "f" * 64, "steps": 170}}
+    later = replace(tuning, model=tuning.model | {"settings": settings})
+    assert f"| started from | factors of 170 steps, whose cost comes on top, `{'f' * 12}` |" in model_card(
+        [later]
+    )
+
+
 def test_no_name_or_note_writes_markdown_of_its_own(tuning: Record) -> None:
     """Whose record it is decides what a card says, not how it looks or what a reader's browser fetches."""
     hostile = "x\n\n## Judged <img src=//evil.example> ![a](//evil.example) `<b>` | 99 %\x1b[31m"

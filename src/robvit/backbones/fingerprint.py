@@ -47,7 +47,7 @@ def facts(model: Model) -> dict[str, Any]:
     """What a record tells of a model: its name, and what decides its output."""
     sets = [] if model.pool is None else [one.values for one in model.pool.sets]
     sets = sets if model.extra is None else [model.extra]
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "name": model.name,
         "identity": model.identity(),
         "fingerprint": model.fingerprint(),
@@ -55,5 +55,5 @@ def facts(model: Model) -> dict[str, Any]:
         "tokens": sets[0].shape[1] if sets else 0,
     }
     known = {"tuned from": model.original_fingerprint, "hub revision": model.revision}
-    told |= {what: value for what, value in known.items() if value}
-    return told if model.adapters is None else told | {"trade-off": model.trade_off}
+    found |= {what: value for what, value in known.items() if value}
+    return found if model.adapters is None else found | {"trade-off": model.trade_off}

@@ -51,8 +51,8 @@ def open_folder(
     if isinstance(img_size, tuple) and img_size[0] != img_size[1]:
         raise Unsupported(f"{name} is opened for square images, got {img_size}")
     folder = place_of(name)
-    told = read_object(folder / CONFIG)
-    opened = _open_timm(folder, told, side) if "architecture" in told else open_transformers(folder, side)
+    stored = read_object(folder / CONFIG)
+    opened = _open_timm(folder, stored, side) if "architecture" in stored else open_transformers(folder, side)
     own = (opened.mean, opened.std) if opened.mean and opened.std else None
     mean, std = statistics(opened.net, normalise, own)
     size = None if opened.side is None else (opened.side, opened.side)
@@ -74,8 +74,8 @@ def open_folder(
 def architecture(name: str) -> str:
     """timm's name of the network in a folder; of transformers' one that is built alike, if timm has any."""
     folder = place_of(name)
-    told = read_object(folder / CONFIG)
-    return str(told["architecture"]) if "architecture" in told else read_config(folder, told).twin()
+    stored = read_object(folder / CONFIG)
+    return str(stored["architecture"]) if "architecture" in stored else read_config(folder, stored).twin()
 
 
 def place_of(name: str) -> Path:
@@ -109,11 +109,11 @@ def hub_folder(text: str) -> Path:
     revision = asked or settled(repository) or download.commit_of(config)
     if not asked:  # all other files are taken from the same commit, and so is everything the next time
         settle(repository, revision, f"hf:{repository}@{revision}")
-    told = read_object(config)
+    stored = read_object(config)
     _fetched(repository, PREPROCESSOR, revision, needed=False)
     if _fetched(repository, WEIGHTS, revision, needed=False) is None:
         if _fetched(repository, SHARDS, revision, needed=False) is None:
-            if "architecture" in told:  # timm's older ones; only tensors are read of it
+            if "architecture" in stored:  # timm's older ones; only tensors are read of it
                 _fetched(repository, download.HUB_FILES[1], revision)
                 return folder
             raise WeightsUnavailable(f"{repository} on the hub has no {WEIGHTS}, and pickles are not opened")
@@ -141,16 +141,16 @@ def _fetched(repository: str, name: str, revision: str, *, needed: bool = True) 
     return path
 
 
-def _open_timm(folder: Path, told: Mapping[str, Any], side: int | None) -> Opened:
+def _open_timm(folder: Path, stored: Mapping[str, Any], side: int | None) -> Opened:
     """A network that timm wrote with its config."""
-    arguments, shown = told.get("model_args") or {}, told.get("pretrained_cfg") or told
+    arguments, shown = stored.get("model_args") or {}, stored.get("pretrained_cfg") or stored
     if not isinstance(arguments, dict) or not isinstance(shown, dict):
         raise InputError(f"{folder / CONFIG} is damaged: model_args and pretrained_cfg must be settings")
     if strange := [key for key in arguments if key in ("pretrained", "checkpoint_path", "cache_dir")]:
         raise InputError(f"{folder / CONFIG} is damaged: {strange[0]} is no setting of a network")
-    classes = told.get("num_classes", shown.get("num_classes"))
+    classes = stored.get("num_classes", shown.get("num_classes"))
     options = dict(arguments) | ({"num_classes": classes} if isinstance(classes, int) else {})
-    known = zoo.resolve(str(told["architecture"]).partition(".")[0])
+    known = zoo.resolve(str(stored["architecture"]).partition(".")[0])
     known = zoo.Known(str(folder), known.timm_name, known.family, "", 0.0, options=options)
     tensors = _timm_tensors(folder)
     native = shown.get("input_size")

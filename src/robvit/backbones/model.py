@@ -226,8 +226,8 @@ class Model(nn.Module):
     def input_size(self) -> tuple[int, int]:
         """Rows and columns of the images it takes."""
         embed = getattr(self.net, "patch_embed", None)
-        told = self._input_size or getattr(embed, "img_size", None)
-        rows, columns = told or resolve_model_data_config(self.net)["input_size"][1:]
+        size = self._input_size or getattr(embed, "img_size", None)
+        rows, columns = size or resolve_model_data_config(self.net)["input_size"][1:]
         return int(rows), int(columns)
 
     @property

@@ -66,26 +66,26 @@ class TrainedOn:
 
 def agreed_size(parts: Mapping[str, Any]) -> tuple[int, int] | None:
     """The image size that a model's parts were trained on, if they tell; a contradiction is refused."""
-    told = {what: part.trained_on.size for what, part in parts.items() if part is not None}
-    told = {what: size for what, size in told.items() if size is not None}
-    if len(set(told.values())) > 1:
-        listed = ", ".join(f"the {what} on {_pixels(size)}" for what, size in told.items())
+    known = {what: part.trained_on.size for what, part in parts.items() if part is not None}
+    known = {what: size for what, size in known.items() if size is not None}
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"the {what} on {_pixels(size)}" for what, size in known.items())
         raise InputError(f"trained on images of different sizes: {listed}; train them at one")
-    return next(iter(told.values()), None)
+    return next(iter(known.values()), None)
 
 
 def resizes_of(**parts: Any) -> dict[str, str]:
     """How images became square for each of the parts that tell."""
-    told = {what: getattr(getattr(part, "trained_on", None), "resize", "") for what, part in parts.items()}
-    return {what: how for what, how in told.items() if how}
+    known = {what: getattr(getattr(part, "trained_on", None), "resize", "") for what, part in parts.items()}
+    return {what: how for what, how in known.items() if how}
 
 
-def agreed_resize(told: Mapping[str, str]) -> str:
+def agreed_resize(known: Mapping[str, str]) -> str:
     """How images became square for all of these parts; a contradiction is refused."""
-    if len(set(told.values())) > 1:
-        listed = ", ".join(f"the {what} by {how}" for what, how in told.items())
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"the {what} by {how}" for what, how in known.items())
         raise InputError(f"images became square differently: {listed}; train them alike")
-    return next(iter(told.values()), "")
+    return next(iter(known.values()), "")
 
 
 def fitting(model: object, wanted: str | None) -> str:

@@ -198,9 +198,9 @@ def _checks(known: Known, tensors: Tensors, origin: Origin) -> Iterator[Check]:
     file = known.registry
     ours = origin.kind in ("cache", "package")  # the hub's copy may be of another precision
     if file and ours:
-        right = origin.sha256 == file.sha256
-        detail = f"sha256 of the tensors is {origin.sha256}" + ("" if right else f", expected {file.sha256}")
-        yield Check("checksum", right, detail)
+        same = origin.sha256 == file.sha256
+        detail = f"sha256 of the tensors is {origin.sha256}" + ("" if same else f", expected {file.sha256}")
+        yield Check("checksum", same, detail)
     model = zoo.build(known)
     try:
         load_strict(model, tensors, known.alias)

@@ -138,10 +138,10 @@ class PatchCertificate:
         for side in self.sides:
             own, cover = self._rows(side, rows), self.defenses[self.of[side]].cover
             count = len(labels)
-            right = sum(a == b for a, b in zip(own["label"], labels, strict=True))
+            correct = sum(a == b for a, b in zip(own["label"], labels, strict=True))
             certified = sum(own["certified"])
             accuracy = [
-                100 * share for share in (right / count, certified / count, *interval(certified, count))
+                100 * share for share in (correct / count, certified / count, *interval(certified, count))
             ]
             seconds = sum(own["inference seconds"]) + sum(own["certificate seconds"])
             windows = f"{cover.shape[0]}x{cover.shape[1]}"
@@ -155,8 +155,8 @@ class PatchCertificate:
             found = [one for one in record.trials if one.kind == kind and not one.control]
             hits = [(sum(one.correct), len(one.correct)) for one in found]
             lines[name] = [
-                [side, right / count, *interval(right, count)]
-                for side, (right, count) in zip(self.sides, hits, strict=True)
+                [side, correct / count, *interval(correct, count)]
+                for side, (correct, count) in zip(self.sides, hits, strict=True)
             ]
         note = "Whiskers are 95 % intervals."
         return Curve("Accuracy by the size of the patch", "side in pixels", "accuracy", lines, note, True)

@@ -15,6 +15,7 @@ from robvit.backbones import zoo
 from robvit.backbones.known import check_patches
 from robvit.backbones.programs import is_program, program_file
 from robvit.budget import check_budget, parse_number
+from robvit.certification.windows import patch_side, window_counts
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
 from robvit.files import given_path
@@ -174,6 +175,13 @@ def check_image(spec: str) -> None:
 def check_threat(norm: str, eps: str, *, usable: bool = False) -> None:
     """Refuse a budget that is no number, negative, or meant in grey levels; with `usable` zero too."""
     check_budget(norm, parse_number(eps), usable=usable)
+
+
+def check_patch(patch: str | None, windows: str) -> None:
+    """Refuse a patch that is no number of pixels or share of an image, and windows that are none."""
+    window_counts(windows)
+    if patch is not None and patch_side(patch, (224, 224)) < 1:
+        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
 
 
 def check_figures(figures: list[str] | None) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.certification.windows import patch_side, window_counts
-from robvit.cli.checks import check_data, check_model, free_place
+from robvit.cli.checks import check_data, check_model, check_patch, free_place
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -25,7 +24,6 @@ from robvit.cli.options import (
     choice,
 )
 from robvit.cli.shell import tell_device
-from robvit.errors import InputError
 from robvit.names import facts
 
 SUFFIXES = {name: known["suffix"] for name, known in facts("format").items()}
@@ -88,11 +86,9 @@ def export(
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
-    window_counts(windows)
+    check_patch(patch, windows)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
-    elif patch_side(patch, (224, 224)) < 1:
-        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
     from robvit.backbones import weights
     from robvit.backbones.trained_on import fitting
     from robvit.certification.patches import open_defense

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from robvit.certification.windows import patch_side, window_counts
-from robvit.cli.checks import check_file, check_model
+from robvit.cli.checks import check_file, check_model, check_patch
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -92,16 +90,15 @@ def serve(
     """
     from importlib.util import find_spec
 
-    from robvit.errors import InputError, Unsupported
+    from robvit.errors import Unsupported
+    from robvit.serve.keys import read_key
 
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
-    window_counts(windows)  # refuse a slip before torch is loaded
+    check_patch(patch, windows)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
-    elif patch_side(patch, (224, 224)) < 1:
-        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
-    key = _key(bearer_file) if bearer_file else ""
+    key = read_key(bearer_file) if bearer_file else ""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise Unsupported(
             "serving needs starlette and uvicorn; install them with: pip install 'robvit[serve]'"
@@ -117,11 +114,6 @@ def serve(
     sock = listen(host, port)
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     net = net.to(processes().device)
-    if net.hardened and not features and not net.classes:
-        raise InputError(
-            f"{model} has no classes, and its features would give the tokens away; serve it with a head, "
-            "or say --features if whoever asks may have the tokens"
-        )
     defense = None
     if patch is not None:
         from robvit.certification.patches import open_defense
@@ -154,22 +146,3 @@ def serve(
     typer.echo(f"next: curl -X POST -T IMAGE {at}/{'predict' if net.classes else 'features'}")
     run(service, sock)
     typer.echo("stopped")
-
-
-def _key(file: Path) -> str:
-    """The key in a file; it is never shown."""
-    from robvit.errors import InputError
-
-    if os.name == "posix" and file.stat().st_mode & 0o002:
-        raise InputError(
-            f"anyone may write {file}, so its key may be anyone's; make a new one, and chmod 600 the file"
-        )
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no key can be read from {file}: {error}") from None
-    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(
-            f"the key in {file} must be 16 or more letters and digits; make one: openssl rand -hex 32"
-        )
-    return key

@@ -152,11 +152,11 @@ class LoRA(Shareable):
         )
 
     def shared_facts(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        facts: dict[str, Any] = {
             name: self.settings[name] for name in ("eps", "norm", "loss") if name in self.settings
         }
-        told |= {"model": Path(str(self.settings.get("model", ""))).name} | self.trained_on.settings()
-        return {"fingerprint": self.fingerprint, "rank": self.rank, "alpha": self.alpha, **told}
+        facts |= {"model": Path(str(self.settings.get("model", ""))).name} | self.trained_on.settings()
+        return {"fingerprint": self.fingerprint, "rank": self.rank, "alpha": self.alpha, **facts}
 
     def write_shared(self, path: Path) -> None:
         named = {"model": Path(str(self.settings["model"])).name} if "model" in self.settings else {}

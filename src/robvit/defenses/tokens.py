@@ -130,8 +130,13 @@ class RobustTokens(Shareable):
         self.trained_on.check("set of tokens", model)
 
     def shared_facts(self) -> dict[str, Any]:
-        told = {"fingerprint": self.fingerprint, "key": self.key_id, "count": self.count, "width": self.width}
-        return told | {"layers": list(self.layers), "origin": self.origin} | self.trained_on.settings()
+        facts = {
+            "fingerprint": self.fingerprint,
+            "key": self.key_id,
+            "count": self.count,
+            "width": self.width,
+        }
+        return facts | {"layers": list(self.layers), "origin": self.origin} | self.trained_on.settings()
 
     def warning(self) -> str:
         open_ = self.origin in (SEED, IMPORTED)

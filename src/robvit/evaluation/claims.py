@@ -144,16 +144,16 @@ def _may_claim(record: Record) -> list[str]:
     attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == NO_TOKENS)
     if (bare := next(attacked, None)) is None:
         return []
-    told: dict[bool, list[str]] = {True: [], False: []}
+    scenarios: dict[bool, list[str]] = {True: [], False: []}
     for scenario, attacker in dict.fromkeys((t.scenario, t.attacker) for t in record.attacks()):
         claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
-        told[claim.verdict is Verdict.SEEN].append(ATTACKERS.info(attacker).scenario)
+        scenarios[claim.verdict is Verdict.SEEN].append(ATTACKERS.info(attacker).scenario)
     notes = []
-    if told[True]:
-        notes.append(f"A defender may claim that tokens help where the {'; the '.join(told[True])}.")
-    if told[False]:
+    if scenarios[True]:
+        notes.append(f"A defender may claim that tokens help where the {'; the '.join(scenarios[True])}.")
+    if scenarios[False]:
         notes.append(
-            f"Nothing may be claimed where the {'; the '.join(told[False])}: what is left is not told apart "
-            f"from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
+            f"Nothing may be claimed where the {'; the '.join(scenarios[False])}: what is left is not told "
+            f"apart from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
         )
     return notes

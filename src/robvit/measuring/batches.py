@@ -71,8 +71,8 @@ class BatchRunner:
             what = "what became of a batch"
             kept = parse_json(read_text(path, what), path, what)
             trial = Trial(self.base, self.threat.budget, self.settings, **{k: kept[k] for k in KEPT})
-            count, right, under = kept["own"]
-            return AtScales(trial, (count, right, under))
+            count, correct, adv_correct = kept["own"]
+            return AtScales(trial, (count, correct, adv_correct))
         outcome = run(name, self.model, x, y, self.threat, batch=len(x), **settings)
         trial = trial_of(outcome, self.base, self.threat, self.settings)
         found = AtScales(trial, self._own(x, y, outcome, scales))

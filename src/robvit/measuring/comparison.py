@@ -211,8 +211,8 @@ class _Arms:
         )
         own = None
         if self.own:
-            count, right, under = (sum(column) for column in zip(*self.own, strict=True))
-            own = (right / count, under / count)
+            count, correct, adv_correct = (sum(column) for column in zip(*self.own, strict=True))
+            own = (correct / count, adv_correct / count)
         named = dict(zip(self.others, others, strict=True))
         return Comparison(clean, plain, scaled, control, self.scales, own, self.searches, named)
 

@@ -92,6 +92,9 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
         ("made", tuning.created),
     ]
+    if start := settings.get("start"):
+        factors = _with_code(f"factors of {start['steps']} steps, whose cost comes on top,", start["digest"])
+        rows.insert(2, ("started from", factors))
     return [*rows, ("command", Markdown(markdown_code(tuning.command)))] if tuning.command else rows
 
 

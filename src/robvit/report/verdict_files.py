@@ -37,7 +37,7 @@ def markdown(review: Review) -> str:
         lines.append(f"- **{one.status}**: {markdown_text(f'{one.title or one.check}: {one.evidence}')}")
         if one.remedy and one.status in ("red", "amber"):
             lines.append(f"  - Remedy: {markdown_text(one.remedy)}")
-    lines += ["", "## Figures", "", "```", _figures(review), "```", ""]
+    lines += ["", "## Figures", "", "```", _tables(review), "```", ""]
     lines += [f"- {markdown_text(note)}" for note in review.evaluation.notes]
     lines += ["", "## Terms", "", "| catalogue | identifier | name |", "|---|---|---|"]
     lines += [f"| {' | '.join(term)} |" for term in review.terms]
@@ -45,7 +45,7 @@ def markdown(review: Review) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figures(review: Review) -> str:
+def _tables(review: Review) -> str:
     """The table as code, in which no name can end the code."""
     return printable(review.evaluation.table().replace("`", "'"))
 

@@ -68,13 +68,13 @@ def document(limits: Limits, *, classes: int, features: bool, key: bool) -> dict
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": components}
 
 
-def page(told: dict[str, Any]) -> str:
+def page(spec: dict[str, Any]) -> str:
     """The document as HTML."""
     parts = []
-    for path, methods in told["paths"].items():
+    for path, methods in spec["paths"].items():
         for method, operation in methods.items():
             parts.append(_operation(path, method, operation, key="security" in operation))
-    head = f"<h1>{escape(told['info']['title'])} {escape(told['info']['version'])}</h1>"
+    head = f"<h1>{escape(spec['info']['title'])} {escape(spec['info']['version'])}</h1>"
     note = "<p>For programs: <a href='openapi.json'>openapi.json</a> (OpenAPI 3.1).</p>"
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>robvit serve</title>"
@@ -93,19 +93,19 @@ STYLE = (
 )
 
 
-def _operation(path: str, method: str, told: dict[str, Any], *, key: bool) -> str:
+def _operation(path: str, method: str, spec: dict[str, Any], *, key: bool) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(status)}</code></td><td>{escape(answer['description'])}</td></tr>"
-        for status, answer in told["responses"].items()
+        for status, answer in spec["responses"].items()
     )
     header = " -H 'Authorization: Bearer KEY'" if key else ""
     send = " -X POST -T IMAGE" if method == "post" else ""
-    notes = "".join(f"<p>{escape(told[name])}</p>" for name in ("summary", "description") if name in told)
-    body = told.get("requestBody", {}).get("description", "")
+    notes = "".join(f"<p>{escape(spec[name])}</p>" for name in ("summary", "description") if name in spec)
+    body = spec.get("requestBody", {}).get("description", "")
     asked = "".join(
         f"<p><code>?{escape(one['name'])}={'|'.join(map(escape, one['schema']['enum']))}</code> "
         f"{escape(one['description'])}</p>"
-        for one in told.get("parameters", [])
+        for one in spec.get("parameters", [])
     )
     call = f"<pre>curl{escape(header)}{send} http://HOST:PORT{escape(path)}</pre>"
     sent = f"<p>{escape(body)}</p>" if body else ""

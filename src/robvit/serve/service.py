@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from robvit.data.decoder import DecoderBusy
 from robvit.decoding import ImageError
+from robvit.errors import InputError
 from robvit.serve.arriving import Arriving
 from robvit.serve.batching import Batcher, Closed, QueueFull
 from robvit.serve.hosts import answers_to
@@ -61,7 +62,13 @@ class Service:
         features: bool | None = None,
     ) -> None:
         """Features may be asked for, if nothing is said only of a model without tokens, which they leak."""
-        self._gives_features = not predictor.model.hardened if features is None else features
+        model = predictor.model
+        self._gives_features = not model.hardened if features is None else features
+        if model.hardened and not self._gives_features and not model.classes:
+            raise InputError(
+                f"{model.name} has no classes, and its features would give the tokens away; serve it with a "
+                "head, or say --features if whoever asks may have the tokens"
+            )
         self.limits = limits
         self._host, self._allowed_hosts = host, tuple(name.lower() for name in allowed_hosts)
         self.metrics = Metrics()
@@ -181,8 +188,8 @@ class Service:
         if not self._bearer:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self._bearer.encode())
-        if scheme.lower() != "bearer" or not right:
+        matches = hmac.compare_digest(given.strip().encode(), self._bearer.encode())
+        if scheme.lower() != "bearer" or not matches:
             raise Refused(
                 401, "this needs the header Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"}
             )

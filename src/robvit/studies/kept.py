@@ -103,7 +103,7 @@ def agreement(kept: Record, anew: Record) -> Agreement:
             disagree.append(what)
         verdict = "no" if p < SURE else "yes"
         rows.append([what, with_interval(first), with_interval(second), f"{p:.2g}", verdict])
-    rows += [[what, Table.cell(a), Table.cell(b), None, "–"] for what, a, b in _figures(kept, anew)]
+    rows += [[what, Table.cell(a), Table.cell(b), None, "–"] for what, a, b in _metrics(kept, anew)]
     columns = ["what", f"kept, {kept.data['count']} images", f"anew, {anew.data['count']}", "p", "agrees"]
     note = "Shares in per cent with 95 % intervals; p is Fisher's, after Holm's correction."
     return Agreement(Table("The kept record and one made anew", columns, rows, note), disagree, len(pairs))
@@ -122,7 +122,7 @@ def _key(trial: Trial) -> tuple[Any, ...]:
     return trial.scenario, trial.name, trial.surrogate, trial.severity, trial.strength, trial.control
 
 
-def _figures(kept: Record, anew: Record) -> Iterator[tuple[str, float, float]]:
+def _metrics(kept: Record, anew: Record) -> Iterator[tuple[str, float, float]]:
     """The measured numbers in tables of records that judge nothing image by image."""
     if kept.trials:
         return

@@ -85,8 +85,8 @@ class FeatureHead(nn.Module, Shareable):
         """Refuse tensors that no training can have left; shapes have been compared already."""
 
     def shared_facts(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("kind", "classes", "names", "fingerprint")}
-        return told | self.trained_on.settings()
+        facts = {name: getattr(self, name) for name in ("kind", "classes", "names", "fingerprint")}
+        return facts | self.trained_on.settings()
 
     def write_shared(self, path: Path) -> None:
         """Without checksums of the images, by which strangers could tell whether one was among them."""

@@ -62,8 +62,8 @@ class Config(BaseModel):
     def names(self) -> list[str]:
         """The names of its classes in order; none where they are LABEL_0, LABEL_1, which name nothing."""
         names = [self.id2label[i] for i in range(len(self.id2label)) if i in self.id2label]
-        told = len(names) == len(self.id2label) and names != [f"LABEL_{i}" for i in range(len(names))]
-        return names if told else []
+        content = len(names) == len(self.id2label) and names != [f"LABEL_{i}" for i in range(len(names))]
+        return names if content else []
 
     def options(self) -> dict[str, Any]:
         """timm's settings for the same network, without a classifier."""
@@ -164,15 +164,15 @@ class Preprocessor(BaseModel):
         return "crop" if edge and side and abs(side / edge - CROP_SHARE) < 0.01 else ""
 
 
-Told = TypeVar("Told", Config, Preprocessor)
+Read = TypeVar("Read", Config, Preprocessor)
 
 
-def read_config(folder: Path, told: dict[str, Any]) -> Config:
+def read_config(folder: Path, content: dict[str, Any]) -> Config:
     """The network that a folder's `config.json` tells of; of CLIP, its image tower."""
-    kind = told.get("model_type")
-    if kind == "clip" and isinstance(told.get("vision_config"), dict):
-        tower = {key: told[key] for key in ("architectures", "id2label") if key in told}
-        told, kind = told["vision_config"] | tower | {"model_type": CLIP.kind}, CLIP.kind
+    kind = content.get("model_type")
+    if kind == "clip" and isinstance(content.get("vision_config"), dict):
+        tower = {key: content[key] for key in ("architectures", "id2label") if key in content}
+        content, kind = content["vision_config"] | tower | {"model_type": CLIP.kind}, CLIP.kind
     if kind not in LAYOUTS:
         raise Unsupported(
             f"{folder}: expected transformers' {', '.join(LAYOUTS)} or clip, got model_type {kind!r}; "
@@ -180,7 +180,7 @@ def read_config(folder: Path, told: dict[str, Any]) -> Config:
         )
     defaults: dict[str, Any] = {"layer_norm_eps": 1e-12} if kind in ("vit", "deit") else {}
     defaults |= {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"} if kind == CLIP.kind else {}
-    return _validated(Config, defaults | told, folder / CONFIG)
+    return _validated(Config, defaults | content, folder / CONFIG)
 
 
 def read_preprocessor(folder: Path) -> Preprocessor:
@@ -193,15 +193,15 @@ def read_preprocessor(folder: Path) -> Preprocessor:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The settings of a JSON file from elsewhere."""
-    told = parse_json(read_text(path, "a file of settings", CONFIG_BYTES), path, "a file of settings")
-    if not isinstance(told, dict):
-        raise InputError(f"{path}: expected settings by name, got {type(told).__name__}")
-    return {key: value for key, value in told.items() if value is not None}
+    content = parse_json(read_text(path, "a file of settings", CONFIG_BYTES), path, "a file of settings")
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected settings by name, got {type(content).__name__}")
+    return {key: value for key, value in content.items() if value is not None}
 
 
-def _validated(kind: type[Told], told: dict[str, Any], path: Path) -> Told:
+def _validated(kind: type[Read], content: dict[str, Any], path: Path) -> Read:
     try:
-        return kind.model_validate(told)
+        return kind.model_validate(content)
     except ValidationError as error:
         flaw = error.errors()[0]
         place = ".".join(map(str, flaw["loc"]))

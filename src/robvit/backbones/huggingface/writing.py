@@ -113,7 +113,7 @@ def layout_of(model: Model) -> Layout:
 def preprocessor(model: Model, layout: Layout) -> dict[str, Any]:
     """The `preprocessor_config.json` that gives the network the images that the model takes."""
     side = model.input_size[0]
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "image_processor_type": "CLIPImageProcessor" if layout is CLIP else "BitImageProcessor",
         "do_resize": True,
         "do_rescale": True,
@@ -125,12 +125,12 @@ def preprocessor(model: Model, layout: Layout) -> dict[str, Any]:
     }
     if model.resize == "crop":
         crop = {"height": side, "width": side}
-        return told | {
+        return config | {
             "size": {"shortest_edge": round(side / CROP_SHARE)},
             "do_center_crop": True,
             "crop_size": crop,
         }
-    return told | {"size": {"height": side, "width": side}, "do_center_crop": False}
+    return config | {"size": {"height": side, "width": side}, "do_center_crop": False}
 
 
 def _expressible(model: Model, kind: Layout) -> bool:

@@ -74,8 +74,8 @@ def check(adapters: Adapters, model: Model) -> None:
 
 def save_adapters(adapters: Adapters, path: str | Path, settings: dict[str, Any] | None = None) -> None:
     """Write adapters as safetensors, with the backbone's fingerprint and how they came about."""
-    told = (settings or {}) | adapters.trained_on.settings() | {"names": adapters.names}
-    about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": told}
+    stored = (settings or {}) | adapters.trained_on.settings() | {"names": adapters.names}
+    about = {**adapters.shape._asdict(), "fingerprint": adapters.fingerprint, "settings": stored}
     tensors = {name: t.detach().cpu().contiguous() for name, t in adapters.state_dict().items()}
     with written_whole(path) as aside:
         save_file(tensors, aside, {"format": FORMATS["adapters"].word, "about": json.dumps(about)})
@@ -102,10 +102,14 @@ def load_adapters(path: str | Path) -> Adapters:
     return made.eval().requires_grad_(False)
 
 
-def _names(told: Any, classes: int, path: str | Path) -> list[str]:
+def _names(stored: Any, classes: int, path: str | Path) -> list[str]:
     """The names of the classes; older files have none."""
-    if not told:
+    if not stored:
         return []
-    if not isinstance(told, list) or len(told) != classes or not all(isinstance(one, str) for one in told):
+    if (
+        not isinstance(stored, list)
+        or len(stored) != classes
+        or not all(isinstance(one, str) for one in stored)
+    ):
         raise InputError(f"{path} is damaged: it must name all of its {classes} classes, or none")
-    return told
+    return stored

@@ -162,9 +162,9 @@ class Adapters(nn.Module, Shareable):
         self.register_buffer("place", self.trades.mean())
 
     def shared_facts(self) -> dict[str, Any]:
-        told = {"fingerprint": self.fingerprint, "classes": self.shape.classes, "names": self.names}
+        facts = {"fingerprint": self.fingerprint, "classes": self.shape.classes, "names": self.names}
         kind = {"tuning": self.shape.tuning, "fusion": self.shape.fusion, "trades": list(self.shape.trades)}
-        return told | kind | self.trained_on.settings()
+        return facts | kind | self.trained_on.settings()
 
     def write_shared(self, path: Path) -> None:
         from robvit.defenses.tora.io import save_adapters  # which imports this module

@@ -96,7 +96,7 @@ def one_or_two_steps(context: StudyContext, effort: RecipeEffort) -> Record:
     """The light recipe at 8/255 with one step and with two; doubts that a training told are findings here."""
     eps = {"inner.eps": effort.eps or 8 / 255}
     # The step is the recipe's own, 1.5 eps over all steps, and the guard looks after every epoch.
-    told = {**eps, "inner.step": None, "validate_every": 1, "validation": 200, "judge_steps": 10}
+    guarded = {**eps, "inner.step": None, "validate_every": 1, "validation": 200, "judge_steps": 10}
     variants = [
         Variant(
             name,
@@ -104,7 +104,7 @@ def one_or_two_steps(context: StudyContext, effort: RecipeEffort) -> Record:
             "xcit-light-8",
             changes={**LIGHT, **eps, "inner.steps": steps},
             on=IMAGENET,
-            small=told,
+            small=guarded,
         )
         for name, steps in (("one step", 1), ("two steps", 2))
     ]
