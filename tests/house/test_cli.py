@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import robvit
 from robvit.backbones.families import family_of
 from robvit.backbones.heads import load_head
-from robvit.cli import app
+from robvit.cli import app, main
 from robvit.cli.models import FAMILIES
 from robvit.cli.shell import command_line, typed
 from robvit.defenses.tokens import RobustTokens
@@ -108,3 +108,15 @@ def test_published_tokens_are_imported_by_command(tmp_path: Path) -> None:
     done = robvit_("tokens", "import", tmp_path / "small.pt", "--model", "robvit-mini", "--out", out)
     assert done.exit_code == 0, done.output
     RobustTokens.load(out).check(robvit.load("robvit-mini"))
+
+
+def test_ctrl_c_ends_with_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(kind: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("robvit.cli.attack.facts", interrupted)
+    monkeypatch.setattr(sys, "argv", ["robvit", "attacks"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert "interrupted; run the same command again to resume" in capsys.readouterr().err

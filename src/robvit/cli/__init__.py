@@ -110,6 +110,9 @@ def _warning(message: Warning | str, *_: object, **__: object) -> str:
     return f"warning: {printable(' '.join(str(message).split()))}\n"
 
 
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
+
+
 def main() -> None:
     """Run a command; what robvit refuses is one line on standard error and exit code 2."""
     warnings.formatwarning = _warning
@@ -121,6 +124,7 @@ def main() -> None:
     except OSError as error:  # the disk, a folder that may not be written: no fault of robvit's
         print(printable(f"robvit: {error}"), file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("robvit: interrupted; run the same command again to resume", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:  # typer ends so after Ctrl-C, without a word
+        if end.code == INTERRUPTED:
+            print("robvit: interrupted; run the same command again to resume", file=sys.stderr)
+        raise
