@@ -120,3 +120,11 @@ def test_ctrl_c_ends_with_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         main()
     assert end.value.code == 130
     assert "interrupted; run the same command again to resume" in capsys.readouterr().err
+
+
+def test_help_flows_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = robvit_("evaluate", "--help").output
+    about = text.partition("╭")[0].strip().split("\n")
+    paragraph = [line.strip() for line in about[about.index(next(a for a in about if "forecast" in a)) :]]
+    assert all(len(line) > 60 for line in paragraph[:-1]), paragraph

@@ -50,7 +50,7 @@ def check(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Tell in a few minutes how vulnerable a model is, how fast, and which defences fit it.
+    """Tell in a few minutes how vulnerable a model is, how fast, which defences fit it and what they buy.
 
     Of an ONNX or TorchScript file only answers are used.
     """

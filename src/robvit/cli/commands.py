@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,8 +45,17 @@ def _without_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def _flowing(text: str | None) -> str | None:
+    """Help whose paragraphs are one line each: terminals have other widths than the source."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(one.split()) for one in paragraphs) or None
+
+
 class Command(TyperCommand):
     """One command."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, help=_flowing(help), **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
