@@ -18,7 +18,7 @@ from helpers.hostile_files import Harm
 from robvit.backbones import download, weights, zoo
 from robvit.backbones.folders import hub_folder
 from robvit.cli import app
-from robvit.errors import InputError, RobvitError, WeightsUnavailable
+from robvit.errors import InputError, RobvitError, UnknownName, WeightsUnavailable
 from robvit.evaluation.classifiers import open_classifier
 
 CONFIG = {
@@ -133,6 +133,10 @@ def test_names_that_lead_nowhere_say_what_was_expected(
         robvit.load("hf:facebook/dinov2-nowhere")
     with pytest.raises(InputError, match="or hf:facebook/dinov2-small if it is on the model hub"):
         zoo.check_name("facebook/dinov2-small")
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownName, match=r"no model is called 'mine'.* the folder that is here, \./mine"):
+        zoo.check_name("mine")
     with pytest.raises(WeightsUnavailable, match="not on this machine"):
         open_classifier("hf:json")  # a module's name, but what is meant is the hub
     for name in ("../../etc", "a/b/c", "", "a b/c", "a/..b@../x"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -106,7 +107,9 @@ def _text(files: Iterable[Path]) -> str:
 
 
 def _unknown(name: str, published: list[str]) -> UnknownName:
-    return unknown("model", name, [*ALIASES, *published], "(see `robvit models`)", listed=list(ALIASES))
+    there = os.path.isdir(name)  # noqa: PTH112  also of names that are too long for a file's
+    hint = "(see `robvit models`)" + (f" Or, for the folder that is here, ./{name}" if there else "")
+    return unknown("model", name, [*ALIASES, *published], hint, listed=list(ALIASES))
 
 
 def resolve(name: str) -> Known:
