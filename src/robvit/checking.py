@@ -19,6 +19,7 @@ from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.windows import patch_side
 from robvit.data import ImageDataset
+from robvit.data.opening import HELD_OUT, LEARN
 from robvit.defenses.low_rank import linear_layers
 from robvit.errors import RobvitError
 from robvit.evaluation.classifiers import Classifier, Judged, open_classifier
@@ -59,32 +60,32 @@ DEFENCES = {
     LORA: Defence(
         "accuracy in the white box at small budgets",
         "15 minutes, no labels, nothing at inference",
-        "robvit robustify {model} {data} {options} --method lora --minutes 15",
-        "robvit check {model} {data} {options} --lora runs/robustify/lora.safetensors",
+        "robvit robustify {model} {data} {learn} {options} --method lora --minutes 15",
+        "robvit check {model} {data} {judge} {options} --lora runs/robustify/lora.safetensors",
     ),
     ADVERSARIAL: Defence(
         "accuracy in the white box at larger budgets, for some of the clean accuracy",
         "hours with labels, nothing at inference",
-        "robvit train pgd-at --model {model} --data {data}",
-        "robvit check runs/pgd-at/model.safetensors {data}",
+        "robvit train pgd-at --model {model} --data {data} {learn}",
+        "robvit check runs/pgd-at/model.safetensors {data} {judge}",
     ),
     "robustness tokens": Defence(
         "accuracy under attacks made on the public model, none in the white box",
         "minutes, no labels",
-        "robvit robustify {model} {data} {options}",
-        "robvit evaluate {model} {data} {options} --tokens runs/robustify/tokens.safetensors "
+        "robvit robustify {model} {data} {learn} {options}",
+        "robvit evaluate {model} {data} {judge} {options} --tokens runs/robustify/tokens.safetensors "
         "--protocol rob-tokens@2",
     ),
     "TORA adapters": Defence(
         "a trade-off of accuracy and robustness that can be moved",
         "training with labels",
-        "robvit train tora --model {model} --data {data}",
-        "robvit evaluate {model} {data} --adapters runs/tora/adapters.safetensors",
+        "robvit train tora --model {model} --data {data} {learn}",
+        "robvit evaluate {model} {data} {judge} --adapters runs/tora/adapters.safetensors",
     ),
     CERTIFICATE: Defence(
         "a proof against any small square patch",
         "no training, several passes an image",
-        "robvit certify {model} {data} {options} --patch 2%",
+        "robvit certify {model} {data} {judge} {options} --patch 2%",
     ),
 }
 
@@ -147,7 +148,9 @@ def check(
         wishes |= {"limit": count, "progress": part_of(progress, share, "certificate")}
         rows.append(_certificate_row(classifier, data, wishes))
     spec = str(data) if isinstance(data, str | Path) else "DATA"
-    record.tables.append(defences_table(classifier, name, spec, options, {row[0] for row in rows}))
+    record.tables.append(
+        defences_table(classifier, name, spec, options, split or "", {row[0] for row in rows})
+    )
     if rows:
         record.tables.append(Table(MEASURED, MEASURED_COLUMNS, rows, MEASURED_NOTE, lead=True))
     if out is not None:
@@ -229,11 +232,14 @@ def defences_table(
     name: str = "",
     data: str = "DATA",
     options: str = "",
+    split: str = "",
     measured: Collection[str] = (),
 ) -> Table:
     """Which defences the model can take, what they buy and which figures there are; where not, why."""
     net = classifier.net
     words = {"model": shlex.quote(name or classifier.name), "data": shlex.quote(data), "options": options}
+    words |= {"judge": f"--split {shlex.quote(split)}" if split else ""}
+    words |= {"learn": f"--split {LEARN}" if split == HELD_OUT else ""}  # what judges is not learned from
     rows: list[list[Any]] = []
     for defence, about in DEFENCES.items():
         reason, figures = _why_not(defence, net), "–"

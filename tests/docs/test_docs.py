@@ -68,7 +68,6 @@ STANDS_FOR = {
     "learn_data=imagenet:OTHER": "learn_data=sample",
     "IMAGENET_FOLDER": "images",
     "IMAGES": "images",
-    "ANIMALS": "animals",
     "camvid:PATH": "shapes",
     "segmentation_data=camvid:FOLDER": "segmentation_data=shapes",
     "HEAD": "head.safetensors",
@@ -372,11 +371,9 @@ def _write_placeholders(folder: Path) -> None:
     sample = robvit.data.open_data("sample", split="train", limit=20)
     for i, name in enumerate(sample.names):
         x, label = sample[i]
-        animal = f"{'train' if i % 4 < 2 else 'val'}/{'animal' if i % 2 else 'thing'}"
-        for root, kind in (("images", sample.classes[label]), ("animals", animal)):
-            place = folder / root / kind / f"{name.replace('/', '-')}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
+        place = folder / "images" / sample.classes[label] / f"{name.replace('/', '-')}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     plain_vit.save_plain_vit(folder / "plain.safetensors")
     (folder / "tiny-hf").mkdir()

@@ -46,6 +46,14 @@ def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Pat
         assert [cell.split()[0] for cell in row[4:]] == [f"{without:.1%}", f"{with_it:.1%}"]
 
 
+def test_what_judges_is_not_offered_to_learn_from() -> None:
+    table = defences_table(open_classifier("robvit-mini"), data="IMAGES", split="held-out")
+    told = {row[0]: row for row in table.rows}
+    assert told["LoRA tuning"][-1].startswith("robvit robustify robvit-mini IMAGES --split learn ")
+    assert " robvit check robvit-mini IMAGES --split held-out " in told["LoRA tuning"][-2]
+    assert told["adversarial training"][-1].endswith("--data IMAGES --split learn")
+
+
 def test_a_certificate_is_measured_where_the_model_can_have_one() -> None:
     model, images = robvit.Model(plain_vit(), name="plain"), open_data("sample", limit=4)
     defences, measured = robvit.check(model, images).tables
