@@ -275,7 +275,9 @@ def test_a_file_of_another_kind_is_refused_without_torch(tmp_path: Path) -> None
         header = json.dumps({"__metadata__": {"format": held}}).encode() if held else b"{"
         (tmp_path / f"{held}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         typed.append(["attack", *SAMPLE, f"--{option}", f"{held}.safetensors"])
-    for (*_, wanted), (code, printed) in zip(OTHER_KINDS, answers(typed, tmp_path), strict=True):
+    wants = [*(wanted for *_, wanted in OTHER_KINDS), "does not hold tokens of format robvit-tokens-1, got a"]
+    typed.append(["tokens", "show", "robvit-head-1.safetensors"])
+    for wanted, (code, printed) in zip(wants, answers(typed, tmp_path), strict=True):
         assert code == 2, printed
         assert wanted in " ".join(printed.split())
 

@@ -54,11 +54,16 @@ def check_model(
     if img_size is not None and patch:
         check_patches(str(name), img_size, patch)
     for kind, path in files.items():
-        if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
-            continue  # of the hub, or a folder of save_pretrained
-        check_file(path, kind)
-        facts = read_facts(given_path(path), f"a file for --{kind}")
-        check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
+        check_part(path, kind)
+
+
+def check_part(path: Path | None, kind: str) -> None:
+    """Refuse a file that is not there, or not of this kind: head, tokens, lora or adapters."""
+    if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
+        return  # of the hub, or a folder of save_pretrained
+    check_file(path, kind)
+    facts = read_facts(given_path(path), f"a file for --{kind}")
+    check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
 
 
 def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
