@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -48,11 +49,13 @@ class Registry(Generic[T, Info]):
 
     `info` makes, from keywords, what an entry tells about its thing: mostly a frozen dataclass. A name that
     is not there may be `module:function`, or an entry point of an installed package (`robvit.plugins`):
-    what it leads to is filed under that name, by `adopt` where it is set.
+    what it leads to is filed under that name, by `adopt` where it is set. `takes` names what its functions
+    are called with; one that takes something else is refused before any work.
     """
 
-    def __init__(self, kind: str, info: Callable[..., Info]) -> None:
+    def __init__(self, kind: str, info: Callable[..., Info], takes: tuple[str, ...] = ()) -> None:
         self.kind = kind
+        self.takes = takes
         self._info = info
         self.adopt: Callable[[str, T], None] = self._file
         self._entries: dict[str, Entry[T, Info]] = {}
@@ -93,7 +96,25 @@ class Registry(Generic[T, Info]):
                 return
         if not callable(value):
             raise InputError(f"{name} must be a function to be a {self.kind}, got {type(value).__name__}")
+        self._check_call(name, value)
         self.adopt(name, value)
+
+    def _check_call(self, name: str, value: Callable[..., Any]) -> None:
+        """Refuse a function that cannot be called as those of this table are; keywords are its settings."""
+        if not self.takes or isinstance(value, type):
+            return
+        try:
+            signature = inspect.signature(value)
+        except ValueError:  # written in C, it does not tell
+            return
+        settings = {p.name: None for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        try:
+            signature.bind(*self.takes, **settings)
+        except TypeError:
+            raise InputError(
+                f"{name} must take ({', '.join(self.takes)}) to be a {self.kind}, and settings as keywords "
+                f"after a star; it takes {signature}"
+            ) from None
 
     def info(self, name: str) -> Info:
         """What is known about the thing of that name."""

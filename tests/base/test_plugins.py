@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.evaluation.classifiers import open_classifier
 from robvit.evaluation.protocol import find
 from robvit.record import Record
+from robvit.registry import Registry
 from robvit.training import LOSSES
 
 ATTACK = """
@@ -289,3 +291,21 @@ def test_a_package_offers_an_attack_by_an_entry_point(mine: str, monkeypatch: py
     ).adv
     assert adv.shape == (2, 3, 32, 32)
     assert ATTACKS.info("shove").defaults == {"share": 1.0, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("registry", "body", "takes"),
+    [
+        (LOSSES, "def odd(model, x, y): pass", "model, x, y, attack"),
+        (ATTACKS, "def odd(model, x, y, eps, steps): pass", "model, x, y, threat"),
+        (DATASETS, "def odd(): pass", "place, split"),
+    ],
+)
+def test_a_function_that_takes_something_else_is_refused_before_any_work(
+    registry: Registry[Any, Any], body: str, takes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"odd_{registry.kind.split()[-1]}_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(body)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"odd must take \({takes}\) .*; it takes \("):
+        registry.entry(f"{name}:odd")

@@ -11,8 +11,8 @@ from robvit.budget import Budget
 from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation.seeds import compare_seeds, over_seeds
+from robvit.evaluation.tables import formatted
 from robvit.record import Record, Trial
-from robvit.report.tables import formatted
 from robvit.statistics import mean_interval, t_quantile, welch
 
 LABELS = [0] * 10

@@ -19,9 +19,9 @@ from robvit.budget import Budget
 from robvit.cli import app
 from robvit.defenses.lora import LoRA
 from robvit.errors import InputError
+from robvit.evaluation.tables import formatted
 from robvit.record import Record, Trial
 from robvit.report.card import model_card
-from robvit.report.tables import formatted
 
 
 @pytest.fixture(scope="module")

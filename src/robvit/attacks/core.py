@@ -82,7 +82,7 @@ class AttackInfo:
     check: AttackCheck = field(default_factory=AttackCheck)
 
 
-ATTACKS: Registry[Attack, AttackInfo] = Registry("attack", AttackInfo)
+ATTACKS: Registry[Attack, AttackInfo] = Registry("attack", AttackInfo, ("model", "x", "y", "threat"))
 
 
 def attack(

@@ -28,6 +28,6 @@ def table(
     for place in records:
         check_record(place)
     from robvit.evaluation.compare import open_record
-    from robvit.report.tables import formatted
+    from robvit.evaluation.tables import formatted
 
     typer.echo(formatted([open_record(place) for place in records], style, seeds=seeds), nl=False)

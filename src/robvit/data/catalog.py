@@ -38,7 +38,7 @@ class DatasetInfo:
     masks: bool | None = False
 
 
-DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("dataset", DatasetInfo)
+DATASETS: Registry[Callable[..., Listing], DatasetInfo] = Registry("dataset", DatasetInfo, ("place", "split"))
 
 ADE20K_CLASSES = 150
 CAMVID_CLASSES = [

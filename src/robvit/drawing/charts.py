@@ -31,7 +31,8 @@ from robvit.drawing.style import (
 
 MARKED = 24  # points of a line up to which each has a dot
 TOP, BOTTOM, LEFT, RIGHT = 48, 46, 62, 14  # around the plot of an image
-SVG_SIZE, SVG_TOP, SVG_BOTTOM, SVG_LEFT, SVG_RIGHT = (480, 190), 12, 34, 40, 8
+# Below there is room for numbers and a name in a phone's larger letters.
+SVG_SIZE, SVG_TOP, SVG_BOTTOM, SVG_LEFT, SVG_RIGHT = (480, 198), 12, 42, 40, 8
 
 Lines = Mapping[str, Sequence[Sequence[float]]]  # points [x, y] by name
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from robvit.training.validation import Scores
 
 LossFunction = Callable[..., torch.Tensor]
-LOSSES: Registry[Any, NoInfo] = Registry("training loss", NoInfo)
+LOSSES: Registry[Any, NoInfo] = Registry("training loss", NoInfo, ("model", "x", "y", "attack"))
 
 
 class Loss(nn.Module):

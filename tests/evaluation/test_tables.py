@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 from robvit.budget import Budget
 from robvit.cli import app
 from robvit.errors import InputError
+from robvit.evaluation.tables import formatted, rows_of
 from robvit.record import Record, Trial
-from robvit.report.tables import formatted, rows_of
 
 
 def record(name: str = "my_net & co") -> Record:
@@ -66,3 +67,8 @@ def test_a_data_frame_has_the_tables_rows() -> None:
     frame = record().to_dataframe()
     assert frame["share"].tolist() == [75, 25]
     assert frame["attack"].tolist() == ["clean", "pgd"]
+
+
+def test_tables_of_records_are_quick_for_they_need_no_torch() -> None:
+    code = "import sys, robvit.evaluation.tables; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
