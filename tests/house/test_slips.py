@@ -133,6 +133,17 @@ SLIPS = [
         "pgd attacks a classifier",
     ),
     (["models", "dinov33"], "no timm model is called 'dinov33'"),
+    (
+        ["attack", *SAMPLE, "--surrogate", "dinov2-small"],
+        "dinov2-small has no classifier; `robvit train head`",
+    ),
+    (["evaluate", "dinov2-small"], "dinov2-small has no classifier; `robvit train head` makes one"),
+    (["evaluate", "vit-base"], "vit-base tells 1000 classes apart, the images have 10"),
+    (["curve", "robvit-mini", "forms"], "robvit-mini tells 10 classes apart, the images have 8"),
+    (["doctor", "dinov2-base", "sample"], "dinov2-base has no classifier"),
+    (["challenge", "xcit-s12", "sample", "--defence", "json:loads"], "xcit-s12 tells 1000 classes apart"),
+    (["check", "dinov2-small", "sample"], "dinov2-small has no classifier"),
+    (["review", "dinov2-small", "sample"], "dinov2-small has no classifier"),
 ]
 # Options that would do nothing beside the others, and what the answer says.
 IGNORED = [

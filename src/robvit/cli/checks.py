@@ -66,6 +66,24 @@ def check_part(path: Path | None, kind: str) -> None:
     check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
 
 
+def check_classifier(
+    model: str | None, data: str, head: Path | None = None, adapters: Path | None = None
+) -> None:
+    """Refuse a known model that has no classes, or others than the data, unless it is given a head."""
+    known = names.facts("model").get(model or "")
+    if known is None or head is not None or adapters is not None:
+        return
+    if not known["classes"]:
+        raise InputError(f"{model} has no classifier; `robvit train head` makes one, then give --head")
+    dataset = names.facts("dataset").get(_dataset(data), {})
+    classes = len(dataset.get("classes", ()))
+    if classes not in (0, known["classes"]) and not dataset["masks"]:
+        raise InputError(
+            f"{model} tells {known['classes']} classes apart, the images have {classes}; choose other "
+            "images, or train a head on them (`robvit train head`)"
+        )
+
+
 def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
     """Refuse blocks that a model does not have, and what needs a head where there is none."""
     known = names.facts("model").get(model, {})
