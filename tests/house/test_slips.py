@@ -142,6 +142,11 @@ SLIPS = [
     (["curve", "robvit-mini", "forms"], "robvit-mini tells 10 classes apart, the images have 8"),
     (["doctor", "dinov2-base", "sample"], "dinov2-base has no classifier"),
     (["challenge", "xcit-s12", "sample", "--defence", "json:loads"], "xcit-s12 tells 1000 classes apart"),
+    (
+        ["train", "head", "robvit-mini", "shapes"],
+        "learns from labels, shapes has other targets; take --kind seg",
+    ),
+    (["train", "head", *SAMPLE, "--kind", "segmentation"], "learns from masks, sample has other targets"),
     (["check", "dinov2-small", "sample"], "dinov2-small has no classifier"),
     (["review", "dinov2-small", "sample"], "dinov2-small has no classifier"),
 ]

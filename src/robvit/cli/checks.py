@@ -243,6 +243,16 @@ def check_task(attack: str, settings: list[str] | None, data: str) -> None:
         raise DataError(f"{attack} needs labels, {data} has masks (masks are attacked by segpgd)")
 
 
+def check_head(kind: str, data: str) -> None:
+    """Refuse an unknown kind of head, and one whose targets, labels or masks, a dataset does not have."""
+    names.check_name("head", kind)
+    wanted = names.facts("head").get(kind, {}).get("learns_from")
+    masks = names.facts("dataset").get(_dataset(data), {}).get("masks")
+    if wanted is not None and masks is not None and masks != (wanted == "masks"):
+        others = "segmentation" if masks else "linear or knn"
+        raise DataError(f"a {kind} head learns from {wanted}, {data} has other targets; take --kind {others}")
+
+
 def check_target(target: str | None, attack: str, model: str, data: str, own: bool) -> None:
     """Refuse a class to aim at that is none of the data's; `own` says that the model brings names."""
     if target is None or attack not in names.facts("attack"):
