@@ -47,6 +47,8 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
         own = [entry for entry in registry if entry.name not in registry.brought]
         found[registry.kind] = {e.name: {fact: getattr(e.info, fact) for fact in told} for e in own}
     found[LOSSES.kind] = dict(sorted(found[LOSSES.kind].items()))  # their modules are loaded in any order
+    for name, facts in found[HEADS.kind].items():
+        facts["learns_from"] = HEADS[name].learns_from
     options = dataset_options()
     for name, facts in found[DATASETS.kind].items():
         facts["options"] = options[name]

@@ -10,7 +10,8 @@ import torch
 from helpers.networks import small_net
 from robvit.backbones.heads import HEADS, LinearHead, load_head, pooled
 from robvit.backbones.model import Model
-from robvit.errors import IGNORE, InputError, WrongBackbone
+from robvit.errors import IGNORE, DataError, InputError, WrongBackbone
+from robvit.training.head import train_head
 
 
 def bright_or_dark(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,3 +110,17 @@ def test_bad_labels_and_files_are_refused(model: Model, tmp_path: Path) -> None:
         load_head(tmp_path / "broken.safetensors")
     with pytest.raises(InputError, match="not a head file"):
         load_head(tmp_path / "absent.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        ("linear", "shapes", "a linear head learns from labels, the images of shapes have masks"),
+        ("segmentation", "sample", "a segmentation head learns from masks, the images of sample have labels"),
+    ],
+)
+def test_a_head_does_not_learn_from_targets_of_another_kind(
+    kind: str, data: str, message: str, model: Model
+) -> None:
+    with pytest.raises(DataError, match=message):
+        train_head(model, data, kind=kind, limit=4)

@@ -258,7 +258,9 @@ def test_what_a_seed_makes_says_that_it_is_no_secret(
     model: Model, images: TensorImages, cache: Path, tmp_path: Path
 ) -> None:
     quick = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "cache": cache}
-    robustify(model, images.x, seed=7, out=tmp_path / "open", **quick)
+    typed = "robvit robustify robvit-mini --seed 7 --steps 1"
+    made = robustify(model, images.x, seed=7, out=tmp_path / "open", command=typed, **quick)
+    assert made.record.command == "robvit robustify robvit-mini --seed ... --steps 1"
     robustify(model, images.x, out=tmp_path / "hidden", **quick)
     for folder, is_secret in (("open", False), ("hidden", True)):
         tokens = load_tokens(tmp_path / folder / "tokens.safetensors")

@@ -133,6 +133,22 @@ SLIPS = [
         "pgd attacks a classifier",
     ),
     (["models", "dinov33"], "no timm model is called 'dinov33'"),
+    (
+        ["attack", *SAMPLE, "--surrogate", "dinov2-small"],
+        "dinov2-small has no classifier; `robvit train head`",
+    ),
+    (["evaluate", "dinov2-small"], "dinov2-small has no classifier; `robvit train head` makes one"),
+    (["evaluate", "vit-base"], "vit-base tells 1000 classes apart, the images have 10"),
+    (["curve", "robvit-mini", "forms"], "robvit-mini tells 10 classes apart, the images have 8"),
+    (["doctor", "dinov2-base", "sample"], "dinov2-base has no classifier"),
+    (["challenge", "xcit-s12", "sample", "--defence", "json:loads"], "xcit-s12 tells 1000 classes apart"),
+    (
+        ["train", "head", "robvit-mini", "shapes"],
+        "learns from labels, shapes has other targets; take --kind seg",
+    ),
+    (["train", "head", *SAMPLE, "--kind", "segmentation"], "learns from masks, sample has other targets"),
+    (["check", "dinov2-small", "sample"], "dinov2-small has no classifier"),
+    (["review", "dinov2-small", "sample"], "dinov2-small has no classifier"),
 ]
 # Options that would do nothing beside the others, and what the answer says.
 IGNORED = [
@@ -275,7 +291,9 @@ def test_a_file_of_another_kind_is_refused_without_torch(tmp_path: Path) -> None
         header = json.dumps({"__metadata__": {"format": held}}).encode() if held else b"{"
         (tmp_path / f"{held}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         typed.append(["attack", *SAMPLE, f"--{option}", f"{held}.safetensors"])
-    for (*_, wanted), (code, printed) in zip(OTHER_KINDS, answers(typed, tmp_path), strict=True):
+    wants = [*(wanted for *_, wanted in OTHER_KINDS), "does not hold tokens of format robvit-tokens-1, got a"]
+    typed.append(["tokens", "show", "robvit-head-1.safetensors"])
+    for wanted, (code, printed) in zip(wants, answers(typed, tmp_path), strict=True):
         assert code == 2, printed
         assert wanted in " ".join(printed.split())
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_file
+from robvit.cli.checks import check_data, check_part
 
 PASSWORD = "ROBVIT_APP_PASSWORD"  # noqa: S105  the variable's name
 SHORTEST = 12
@@ -43,8 +43,8 @@ def app(
     bundled models, and dinov2-small where its weights are there (`robvit weights get dinov2-small`);
     after `robvit demo` that model also has its classifier and its tokens.
     """
-    check_file(tokens, "tokens")
-    check_file(head, "head")
+    check_part(tokens, "tokens")
+    check_part(head, "head")
     check_data(images)
     password = _password(password_file)
     import signal

@@ -9,6 +9,7 @@ import typer
 
 from robvit.cli.checks import (
     check_attack,
+    check_classifier,
     check_compiler,
     check_data,
     check_model,
@@ -104,6 +105,9 @@ def attack(
     check_model(surrogate)
     check_data(data, split)
     check_task(attack, setting, data)
+    check_classifier(model, data, head, adapters)
+    if surrogate != model:
+        check_classifier(surrogate, data)
     check_target(target, attack, model, data, own=head is not None or adapters is not None)
     check_compiler(compiler)
     statistics = parse_normalise(normalise)

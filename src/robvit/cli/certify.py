@@ -132,7 +132,7 @@ def certify(
     if patch is not None:
         largest = max(patch_sides(patch, net.input_size))
         learn = command_line("train", "head", model, data, patch=largest, windows=windows, img_size=img_size)
-        typer.echo(f"next: {learn} for a head that expects dropped tokens")
+        typer.echo(f"next: {learn}\n      unless your head has seen dropped tokens: that certifies more")
 
 
 def _show(record: Record) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_threat
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, check_threat
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -71,6 +71,7 @@ def challenge(
     check_threat(norm, eps, usable=True)
     check_model(model, arch, img_size=img_size, head=head, lora=lora)
     check_data(data, split)
+    check_classifier(model, data, head)
     check_out(out)
     from robvit.challenging import challenge as run
     from robvit.evaluation.classifiers import open_classifier

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, parse_normalise
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -56,6 +56,7 @@ def check(
     """
     check_model(model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora)
     check_data(data, split)
+    check_classifier(model, data, head)
     statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.checking import check as run

@@ -54,11 +54,34 @@ def check_model(
     if img_size is not None and patch:
         check_patches(str(name), img_size, patch)
     for kind, path in files.items():
-        if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
-            continue  # of the hub, or a folder of save_pretrained
-        check_file(path, kind)
-        facts = read_facts(given_path(path), f"a file for --{kind}")
-        check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
+        check_part(path, kind)
+
+
+def check_part(path: Path | None, kind: str) -> None:
+    """Refuse a file that is not there, or not of this kind: head, tokens, lora or adapters."""
+    if path is None or str(path).startswith(zoo.HUB) or given_path(path / "config.json").is_file():
+        return  # of the hub, or a folder of save_pretrained
+    check_file(path, kind)
+    facts = read_facts(given_path(path), f"a file for --{kind}")
+    check_format(path, facts, "pool" if kind == "tokens" and kind_of(facts) == "pool" else kind)
+
+
+def check_classifier(
+    model: str | None, data: str, head: Path | None = None, adapters: Path | None = None
+) -> None:
+    """Refuse a known model that has no classes, or others than the data, unless it is given a head."""
+    known = names.facts("model").get(model or "")
+    if known is None or head is not None or adapters is not None:
+        return
+    if not known["classes"]:
+        raise InputError(f"{model} has no classifier; `robvit train head` makes one, then give --head")
+    dataset = names.facts("dataset").get(_dataset(data), {})
+    classes = len(dataset.get("classes", ()))
+    if classes not in (0, known["classes"]) and not dataset["masks"]:
+        raise InputError(
+            f"{model} tells {known['classes']} classes apart, the images have {classes}; choose other "
+            "images, or train a head on them (`robvit train head`)"
+        )
 
 
 def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
@@ -218,6 +241,16 @@ def check_task(attack: str, settings: list[str] | None, data: str) -> None:
         raise DataError(f"{attack} needs masks, {data} has none; take shapes, or masks:PATH for your own")
     if dataset["masks"] and not wanted:
         raise DataError(f"{attack} needs labels, {data} has masks (masks are attacked by segpgd)")
+
+
+def check_head(kind: str, data: str) -> None:
+    """Refuse an unknown kind of head, and one whose targets, labels or masks, a dataset does not have."""
+    names.check_name("head", kind)
+    wanted = names.facts("head").get(kind, {}).get("learns_from")
+    masks = names.facts("dataset").get(_dataset(data), {}).get("masks")
+    if wanted is not None and masks is not None and masks != (wanted == "masks"):
+        others = "segmentation" if masks else "linear or knn"
+        raise DataError(f"a {kind} head learns from {wanted}, {data} has other targets; take --kind {others}")
 
 
 def check_target(target: str | None, attack: str, model: str, data: str, own: bool) -> None:

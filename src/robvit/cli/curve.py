@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_threat
+from robvit.cli.checks import check_attack, check_classifier, check_data, check_model, check_out, check_threat
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -85,6 +85,7 @@ def curve(
         check_threat(norm, budget)
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data, split)
+    check_classifier(model, data, head, adapters)
     check_out(out)
     from robvit.attacks import ATTACKS
     from robvit.evaluation.classifiers import open_classifier

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_threat, parse_normalise
+from robvit.cli.checks import (
+    check_classifier,
+    check_data,
+    check_model,
+    check_out,
+    check_threat,
+    parse_normalise,
+)
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -90,6 +97,8 @@ def doctor(
     )
     check_model(surrogate)
     check_data(data, split)
+    check_classifier(model, data, head, adapters)
+    check_classifier(surrogate, data)
     statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.diagnosis.doctor import doctor as examine

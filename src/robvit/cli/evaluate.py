@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, check_threat, parse_normalise
+from robvit.cli.checks import (
+    check_classifier,
+    check_data,
+    check_model,
+    check_out,
+    check_threat,
+    parse_normalise,
+)
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -106,6 +113,7 @@ def evaluate(
         model, arch, img_size=img_size, programs=True, head=head, tokens=tokens, lora=lora, adapters=adapters
     )
     check_data(data, split)
+    check_classifier(model, data, head, adapters)
     statistics = parse_normalise(normalise)
     check_data(public)
     check_out(out)

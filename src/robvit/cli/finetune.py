@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,18 +56,11 @@ def tune(
     **place: Any,
 ) -> None:
     """Tune, write the result and its record to `out`, and say what there is now."""
-    from robvit.budget import parse_number
     from robvit.hardening import robustify
     from robvit.progress import progress
-    from robvit.training.recipe import changes_of
     from robvit.training.tuning import Tuning
 
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if "eps" in chosen:
-        chosen["eps"] = parse_number(chosen["eps"])
-    changes = changes_of(setting)
-    chosen |= {f.name: changes.pop(f.name) for f in fields(Tuning) if f.name in changes}
-    tuning = Tuning(**chosen, changes=changes)
+    tuning = Tuning.of(options, setting)
     tell_device()
     with progress(f"robustify {model}", total=1) as advance:
         result = robustify(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_out, parse_normalise
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -57,6 +57,7 @@ def review(
         check_protocol(protocol)
     check_model(model, arch, img_size=img_size, programs=True, head=head, lora=lora)
     check_data(data, split)
+    check_classifier(model, data, head)
     statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.evaluation.classifiers import open_classifier

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_file, check_model, check_out, free_place
+from robvit.cli.checks import check_data, check_file, check_model, check_out, check_part, free_place
 from robvit.cli.commands import Command, Group
 from robvit.cli.options import (
     Architecture,
@@ -61,7 +61,7 @@ def import_(
 @app.command(cls=Command)
 def show(file: Annotated[Path, typer.Argument(help="A file of tokens or of a pool.")]) -> None:
     """Tell what a token file is for, and whether it is a secret, without showing tokens or seed."""
-    check_file(file, "tokens")
+    check_part(file, "tokens")
     from robvit.defenses.pool import TokenPool, load_tokens
 
     found = load_tokens(file)
@@ -98,7 +98,7 @@ def rotate(
 
     What they grow from is drawn in secret. New tokens that change clean features too much are refused.
     """
-    check_file(old, "tokens")
+    check_part(old, "tokens")
     check_model(model, arch, img_size=img_size, head=head)
     check_data(data, split)
     check_out(out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robvit.certification.windows import window_counts
-from robvit.cli.checks import check_data, check_model, check_out, free_place
+from robvit.cli.checks import check_data, check_head, check_model, check_out, free_place
 from robvit.cli.commands import Command, Group
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
@@ -30,7 +30,6 @@ from robvit.cli.options import (
 from robvit.cli.recipe_checks import check_recipe
 from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.errors import InputError
-from robvit.names import check_name
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -230,7 +229,7 @@ def head(
             f"only a linear head learns dropped tokens, got {kind}", param_hint="--patch"
         )
     free_place(out, force)
-    check_name("head", kind)
+    check_head(kind, data)
     check_model(model, arch, img_size=img_size, tokens=tokens)
     check_data(data, split)
     check_data(data, test_split)

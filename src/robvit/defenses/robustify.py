@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -245,7 +246,8 @@ def _record(
             "These figures are from the training; what attackers can do is another question.",
             *([] if secret else [OPEN]),
         ],
-        command=command,
+        # Whoever has the seed can make the same tokens.
+        command=re.sub(r"--seed[ =]\S+", "--seed ...", command),
     )
 
 

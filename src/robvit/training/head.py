@@ -13,6 +13,7 @@ from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn, fitting
 from robvit.data import open_data
 from robvit.data.opening import HELD_OUT, LEARN, open_to_learn
+from robvit.errors import DataError
 from robvit.evaluation.clean import Score, clean_score
 from robvit.progress import Advance, part_of, silent
 
@@ -68,6 +69,8 @@ def train_head(
     size, resize = model.input_size[0], fitting(model, resize)
     options: dict[str, Any] = {"size": size, "resize": resize, "limit": limit}
     train = open_to_learn(data, split, **options)
+    if train.kind != (wanted := HEADS[kind].learns_from):
+        raise DataError(f"a {kind} head learns from {wanted}, the images of {data} have {train.kind}")
     test_split = HELD_OUT if train.split == LEARN and test_split is None else test_split
     test = open_data(data, split=test_split, **options)
     share = part_of(progress, 1 / (len(train) * passes))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from robvit.backbones.model import Model
+from robvit.budget import parse_number
 from robvit.data import ImageDataset, from_arrays
 from robvit.defenses import low_rank
 from robvit.defenses.lora import LoRA
 from robvit.errors import InputError
 from robvit.training.features import FeatureLearner, TaskLearner
-from robvit.training.recipe import Recipe, changed, make_recipe
+from robvit.training.recipe import Recipe, changed, changes_of, make_recipe
 from robvit.training.splits import Splits
 
 METHODS = {"lora": "lora.safetensors", "full": "model.safetensors"}  # and the file each one leaves
@@ -69,6 +71,16 @@ class Tuning:
     class_weight: float | None = None
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], settings: list[str]) -> Tuning:
+        """The tuning of values, None aside, and of text such as keep=0.5; other keys are the recipe's."""
+        own = {name: value for name, value in given.items() if value is not None}
+        if "eps" in own:
+            own["eps"] = parse_number(own["eps"])
+        changes = changes_of(settings)
+        own |= {f.name: changes.pop(f.name) for f in fields(cls) if f.name in changes}
+        return cls(**own, changes=changes)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

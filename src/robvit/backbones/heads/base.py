@@ -49,6 +49,7 @@ class FeatureHead(nn.Module, Shareable):
 
     shared_as = "head"
     kind: ClassVar[str]
+    learns_from: ClassVar[str] = "labels"
 
     def __init__(self, classes: int, fingerprint: str, names: list[str] | None = None) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class SegmentationHead(FeatureHead):
     """One linear classifier for every patch, enlarged to the image: Tokens -> (B K H W)."""
 
     kind = "segmentation"
+    learns_from = "masks"
 
     def __init__(self, width: int, classes: int, fingerprint: str, names: list[str] | None = None) -> None:
         super().__init__(classes, fingerprint, names)
