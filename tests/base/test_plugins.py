@@ -31,6 +31,11 @@ def nudge(model, x, y, threat, *, share: float = 1.0, seed: int = 0):
 def leap(model, x, y, threat):
     return (x + 0.5).clamp(0, 1)
 
+def climb(model, x, y, threat):
+    x = x.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    return threat.project(x.detach(), x.detach() + threat.eps * x.grad.sign())
+
 number = 3
 """
 
@@ -256,6 +261,15 @@ def test_an_attack_of_somebodys_runs_from_the_command_line(mine: str, tmp_path: 
     assert trial.attack == f"{mine}:nudge"
     assert trial.settings["share"] == 0.5
     assert max(trial.distance) <= 8 / 255 + 1e-6
+
+
+def test_an_attack_of_somebodys_has_gradients(mine: str) -> None:
+    """As PyTorch has them unless told otherwise, so that attacks written elsewhere run as they are."""
+    model = open_classifier("robvit-mini").net
+    x, y = robvit.open_data("sample", limit=4).tensors()
+    threat = robvit.Threat("linf", 8 / 255)
+    ours = robvit.attacks.run("fgsm", model, x, y, threat).adv
+    assert torch.equal(robvit.attacks.run(f"{mine}:climb", model, x, y, threat).adv, ours)
 
 
 def test_an_attack_of_somebodys_is_certified_too(mine: str) -> None:

@@ -138,10 +138,13 @@ def _guarded(body: Attack, kind: str, norms: tuple[str, ...]) -> Attack:
 
 
 def _adopt(name: str, body: Attack) -> None:
-    """File a plain function of somebody's as an attack within a budget; the certificate checks its norms."""
+    """File a plain function of somebody's as an attack within a budget; the certificate checks its norms.
+
+    Unlike ours it has autograd from the start, as people write attacks.
+    """
     parameters = inspect.signature(body).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    guarded = _guarded(body, "budget", NORMS)
+    guarded = _guarded(torch.enable_grad()(body), "budget", NORMS)
     ATTACKS.add(name, kind="budget", norms=NORMS, paper="", defaults=defaults)(guarded)
 
 
