@@ -61,6 +61,7 @@ def rounded_by_numpy(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("defence", [resized_and_padded, anti_adversary, rounded_by_numpy])
 def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) -> None:
     assert callable(defence)
