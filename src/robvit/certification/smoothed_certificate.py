@@ -14,6 +14,7 @@ from robvit.certification.smoothing import Smoothing, certify_embedding, certify
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
 from robvit.record import Record, Table
+from robvit.statistics import interval
 
 LABEL, EMBEDDING = "label", "embedding"
 COSINES = ("cosine of smoothed and plain embedding", "certified cosine")
@@ -71,21 +72,26 @@ class SmoothedCertificate:
 
     def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
         """Put what was found into the record: trials of labels, the figures to quote, and a table of them."""
-        found = self._cosines(rows) if self.kind == EMBEDDING else self._labels(record, rows, labels)
-        record.metrics |= {name.removesuffix(", %"): value for name, value in found.items()}
+        values, shares = self._cosines(rows) if self.kind == EMBEDDING else self._labels(record, rows, labels)
+        means = {name: sum(hits) / len(hits) for name, hits in shares.items()}
+        record.metrics |= values | means
         drawn = {"radius, L2": self.budget.eps, "sigma": self.rules.sigma, "samples": self.rules.samples}
-        cells = [100 * value if name.endswith("%") else value for name, value in found.items()]
-        drawn["images"] = len(next(iter(rows.values())))
-        title = f"Certified by smoothing, {self.kind}"
-        record.tables = [Table(title, [*drawn, *found], [[*drawn.values(), *cells]])]
+        certified = list(shares.values())[-1]
+        cells: dict[str, Any] = drawn | {"images": len(certified)} | values
+        cells |= {f"{name}, %": 100 * mean for name, mean in means.items()}
+        low, high = interval(sum(certified), len(certified))
+        cells |= {"from": 100 * low, "to": 100 * high}
+        record.tables = [Table(f"Certified by smoothing, {self.kind}", [*cells], [[*cells.values()]])]
 
-    def _cosines(self, rows: Rows) -> dict[str, float]:
-        """Means over the images; a bound of -1 is none."""
+    def _cosines(self, rows: Rows) -> tuple[dict[str, float], dict[str, list[bool]]]:
+        """Means over the images, and which have a bound; one of -1 is none."""
         means = {f"mean {name}": sum(rows[name]) / len(rows[name]) for name in COSINES}
-        proven = [value > 0 for value in rows[COSINES[1]]]
-        return means | {"images with a bound, %": sum(proven) / len(proven)}
+        return means, {"images with a bound": [value > 0 for value in rows[COSINES[1]]]}
 
-    def _labels(self, record: Record, rows: Rows, labels: list[int]) -> dict[str, float]:
+    def _labels(
+        self, record: Record, rows: Rows, labels: list[int]
+    ) -> tuple[dict[str, float], dict[str, list[bool]]]:
+        """The mean radius, and image by image what is correct and, at last, certified."""
         radius: list[float] = rows["radius"]
         pred = [NO_LABEL if r == 0 else label for label, r in zip(rows["label"], radius, strict=True)]
         sure = [label if r >= self.budget.eps else NO_LABEL for label, r in zip(pred, radius, strict=True)]
@@ -95,10 +101,9 @@ class SmoothedCertificate:
             trial("certificate", sure, labels, self.budget, scenario="defended"),
         ]
         shares = {
-            "clean accuracy without noise, %": record.trials[0].correct,
-            "clean accuracy, smoothed, %": record.trials[1].correct,
-            "certified accuracy, %": record.trials[2].correct,
-            "abstained, %": [r == 0 for r in radius],
+            "clean accuracy without noise": record.trials[0].correct,
+            "clean accuracy, smoothed": record.trials[1].correct,
+            "abstained": [r == 0 for r in radius],
+            "certified accuracy": record.trials[2].correct,
         }
-        means = {name: sum(hits) / len(hits) for name, hits in shares.items()}
-        return means | {"mean radius": sum(radius) / len(radius)}
+        return {"mean radius": sum(radius) / len(radius)}, shares
