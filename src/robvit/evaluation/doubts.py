@@ -11,31 +11,32 @@ TRAINED_ON = "training_images"
 
 def doubts(classifier: Classifier, images: ImageDataset) -> list[str]:
     """All of them, in sentences."""
-    learned = trained_on(classifier, images)
-    return [*filter(None, [classifier.doubt]), *([f"Doubtful: {learned}."] if learned else [])]
+    found = [classifier.doubt] if classifier.doubt else []
+    if count := trained_on(classifier, images):
+        advice = "judge it on others, of a folder without splits by --split held-out"
+        found.append(f"Doubtful: {_too_high(count, len(images))}; {advice}.")
+    return found
 
 
-def trained_on(classifier: Classifier, images: ImageDataset) -> str:
-    """That a model's head was trained on some of the images, as far as its file tells; else empty."""
+def trained_on(classifier: Classifier, images: ImageDataset) -> int:
+    """How many of the images a model's head was trained on, as far as its file tells."""
     known = set(getattr(getattr(classifier.net, "head", None), "learned_from", ()))
-    count = sum(one in known for one in images.checksums()) if known else 0
-    if not count:
-        return ""
-    return (
-        f"the head was trained on {count} of these {len(images)} images, so every accuracy is too high; "
-        "judge it on others, of a folder without splits by --split held-out"
-    )
+    return sum(one in known for one in images.checksums()) if known else 0
 
 
 def training_images(classifier: Classifier, images: ImageDataset) -> Finding | None:
     """The same as a finding; None if there is nothing to find."""
-    learned = trained_on(classifier, images)
-    if not learned:
+    count = trained_on(classifier, images)
+    if not count:
         return None
     return Finding(
         TRAINED_ON,
         "red",
-        learned.partition(";")[0],
+        _too_high(count, len(images)),
         title="The head is judged on images that it was trained on",
         remedy="Judge it on other images; of a folder without splits by `--split held-out`.",
     )
+
+
+def _too_high(count: int, images: int) -> str:
+    return f"the head was trained on {count} of these {images} images, so every accuracy is too high"
