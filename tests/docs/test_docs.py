@@ -52,6 +52,7 @@ from robvit.cli import app
 from robvit.evaluation import protocol
 from robvit.studies import STUDIES
 from robvit.studies.aas import common as aas_common
+from robvit.training import finetune_plan
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import make_recipe
 
@@ -75,6 +76,8 @@ STANDS_FOR = {
     "scale=paper": "scale=small",
     "rob-tokens-small@1": "levels.yaml",  # the same levels with shorter trainings, written here
     "quick@1": "quick.yaml",  # the same attacks with fewer steps
+    "linf-1-short@1": "short.yaml",
+    "linf-1-white-box@1": "white-box.yaml",
 }
 
 TRAINING = (
@@ -88,7 +91,7 @@ SMALLER = {
     "attack": "--limit 2",
     "check": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
-    "doctor": "--limit 4 --steps 4 --restarts 2 --queries 2 --draws 1",
+    "doctor": "--limit 4 --steps 2 --restarts 1 --queries 2 --draws 1",
     "explain": "--set steps=1",
     "export": "--limit 2",
     "reproduce": "--images 2 --model robvit-mini",
@@ -96,7 +99,7 @@ SMALLER = {
     "train head": "--limit 20",
     "certify": "--limit 2",
     "curve": "--limit 2 --set steps=1 --set rounds=1",
-    "challenge": "--limit 4 --steps 2 --samples 2 --queries 2",
+    "challenge": "--limit 2 --steps 1 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
 TUNING = ("--limit", "20", "--steps", "1", "--batch", "4", "--set", "judge_steps=1", "--set", "validations=1")
@@ -124,13 +127,20 @@ SMALL = {
     "values": "[0.05]",
     "trades": "[0.1,0.9]",
     "starts": "1",
+    "scale_steps": "1",
+    "fit_images": "4",
 }
+TRAINED = '"batch": 8, "validation": 8, "inner.steps": 1, "judge_steps": 1'
 SMALLER_PYTHON = {
     "hf:facebook/dinov2-small": "./tiny-hf",
     "limit=64": "limit=2",
     "limit=16": "limit=4",
     '"steps": 100': '"steps": 1',
     "starts=4": "starts=1",
+    "limit=128": "limit=24",
+    "limit=264": "limit=24",
+    '"batch": 32, "validation": 64}': f"{TRAINED}}}",
+    '{"batch": 32}': f"{{{TRAINED}}}",
 }
 
 NOT_RUN = {
@@ -146,6 +156,9 @@ EXIT = {"robvit doctor gate:model": 1}  # a red check, and the page says so
 
 # Of the studies that pages name, only those whose files the page goes on with; tests/studies runs them all.
 STUDIES_RUN = ("rob-fig5", "aas-table1")
+# Of the command that several pages begin with, the file is made once; it depends on nothing of its page.
+PLAIN_EXPORT = "export robvit-mini --format onnx --out runs/mini.onnx --limit 2".split()
+MADE: list[bytes] = []
 QUICK = ("CONTRIBUTING.md", "docs/extending/attack", "docs/extending/backbone")
 
 
@@ -181,6 +194,11 @@ def test_robvit_knows_every_command_option_and_setting(page: str) -> None:
                 raise AssertionError(f"{page}: {text}: {error}") from error
 
 
+def test_no_exchange_is_left_of_code_that_pages_do_not_print_any_more() -> None:
+    code = "".join(block.text for path in PAGES.values() for block in blocks(path) if block.kind == "python")
+    assert [printed for printed in SMALLER_PYTHON if printed not in code] == []
+
+
 def test_links_between_files_lead_somewhere() -> None:
     for name in ("README.md", "CONTRIBUTING.md"):
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text("utf-8")):
@@ -212,6 +230,10 @@ def _run(command: str, where: str) -> None:
     if f"robvit {arguments[0]}" in NOT_RUN:
         return
     small = smaller(arguments)
+    if small == PLAIN_EXPORT and MADE:
+        Path("runs").mkdir(exist_ok=True)
+        Path(small[-3]).write_bytes(MADE[0])
+        return
     if small[0] == "reproduce" and small[1:2] and small[1] not in STUDIES_RUN:
         return
     with warnings.catch_warnings():
@@ -221,6 +243,8 @@ def _run(command: str, where: str) -> None:
     told = f"{where}: robvit {' '.join(small)}\n{done.output[-2000:]}\n{done.exception!r}"
     assert done.exit_code == expected, told
     assert done.exception is None or isinstance(done.exception, SystemExit), told
+    if small == PLAIN_EXPORT:
+        MADE.append(Path(small[-3]).read_bytes())
 
 
 def smaller(arguments: list[str]) -> list[str]:
@@ -237,6 +261,8 @@ def smaller(arguments: list[str]) -> list[str]:
     added = SMALLER.get(" ".join(names), "").split()
     if names == ["evaluate"] and given["show"]:
         return exchanged
+    if names == ["evaluate"] and given["task"] == "retrieval":
+        added += ["--gallery-limit", "8"]
     if names == ["reproduce"]:
         if given["name"] is None:
             return exchanged
@@ -253,7 +279,7 @@ def smaller(arguments: list[str]) -> list[str]:
         added += ["--inner-steps", "1"]
     if names == ["robustify"] and given["method"] != "tokens":
         added = list(TUNING)
-        added += ["--minutes", "0.1"] if given["minutes"] else []  # a plan for so long takes so long
+        added += ["--minutes", "0.1"] if given["minutes"] else []  # a few steps, see `own_folder`
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:
@@ -355,6 +381,10 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(aas_common, "CHOOSE", 2)  # images on which studies of AAS choose a factor
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)  # images on which a forecast is measured
+    for figure, name in (("landscape", "POINTS"), ("accumulation", "STEPS")):
+        monkeypatch.setattr(f"robvit.explanation.figures.{figure}.{name}", 4)  # its passes through the model
+    monkeypatch.setattr(finetune_plan, "probe", lambda *_: finetune_plan.Cost(step=1.0, validation=0.001))
+    monkeypatch.setattr(finetune_plan, "LEAST_STEPS", 1)
     _write_placeholders(tmp_path)
     loaded, families = set(sys.modules), list(FAMILIES)
     entries = [(registry, dict(registry._entries)) for registry in (ATTACKS, LOSSES)]
@@ -392,8 +422,9 @@ def _write_placeholders(folder: Path) -> None:
     for attack in levels["attacks"]:
         attack["settings"] = {"steps": 2}
     (folder / "levels.yaml").write_text(yaml.safe_dump(levels), encoding="utf-8")
-    quick = protocol.find("quick@1").model_dump(mode="json", exclude_defaults=True)
-    quick["name"] = "short@1"  # the names of the package's own are reserved
-    for attack in quick["attacks"]:
-        attack["settings"] = {"steps": 3}
-    (folder / "quick.yaml").write_text(yaml.safe_dump(quick), encoding="utf-8")
+    for name in ("quick@1", "linf-1-short@1", "linf-1-white-box@1"):
+        short = protocol.find(name).model_dump(mode="json", exclude_defaults=True)
+        short["name"] = f"small-{name}"  # the names of the package's own are reserved
+        for attack in short["attacks"]:
+            attack["settings"] = {"steps": 3} | ({"targets": 1} if attack["attack"] == "apgd_t" else {})
+        (folder / STANDS_FOR[name]).write_text(yaml.safe_dump(short), encoding="utf-8")
