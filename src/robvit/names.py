@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -55,8 +54,9 @@ def check_name(kind: str, name: str, hint: str = "") -> None:
 
 def mentioned(name: str, files: Iterable[Path]) -> bool:
     """Whether Python files define a function of this name, or have the name in quotes."""
-    wanted = re.compile(rf"\bdef {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
-    return any(wanted.search(file.read_text(encoding="utf-8")) for file in files)
+    forms = (f"def {name}(", f'"{name}"', f"'{name}'")
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return any(form in text for text in texts for form in forms)
 
 
 def declared(file: str, name: str) -> list[str]:

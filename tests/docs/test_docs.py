@@ -157,7 +157,7 @@ EXIT = {"robvit doctor gate:model": 1}  # a red check, and the page says so
 # Of the studies that pages name, only those whose files the page goes on with; tests/studies runs them all.
 STUDIES_RUN = ("rob-fig5", "aas-table1")
 # Of the command that several pages begin with, the file is made once; it depends on nothing of its page.
-PLAIN_EXPORT = "export robvit-mini --format onnx --out runs/mini.onnx --limit 2".split()
+PLAIN_EXPORT = ["export", "robvit-mini", "--format", "onnx", "--out", "runs/mini.onnx", "--limit", "2"]
 MADE: list[bytes] = []
 QUICK = ("CONTRIBUTING.md", "docs/extending/attack", "docs/extending/backbone")
 

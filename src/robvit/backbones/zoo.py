@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def check_name(name: str) -> None:
     files = sources("timm", "models")
     if not files or mentioned(name, [*files, Path(__file__).with_name("mini.py")]):
         return
-    networks, tagged = timm_networks(), re.findall(r"['\"](\w+\.\w+)['\"]:", _text(files))
+    networks, tagged = _published()
     network, dot, _ = name.partition(".")
     if dot and network in networks and not any(known.startswith(f"{network}.") for known in tagged):
         return  # timm makes this network's tags in a loop, so that only timm itself knows them
@@ -97,13 +97,16 @@ def check_name(name: str) -> None:
 
 def timm_networks() -> list[str]:
     """The networks that timm's files register, in the order of their names; timm itself is not loaded."""
-    text = _text(sources("timm", "models"))
+    return list(_published()[0])
+
+
+@cache
+def _published() -> tuple[list[str], list[str]]:
+    """The networks in timm's files, and their names with a tag; all files are read once."""
+    text = "".join(file.read_text(encoding="utf-8") for file in sources("timm", "models"))
     found = re.findall(r"^@register_model\s*\ndef (\w+)\(", text, flags=re.MULTILINE)
-    return sorted(found, key=lambda name: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", name)])
-
-
-def _text(files: Iterable[Path]) -> str:
-    return "".join(file.read_text(encoding="utf-8") for file in files)
+    found.sort(key=lambda name: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", name)])
+    return found, re.findall(r"['\"](\w+\.\w+)['\"]:", text)
 
 
 def _unknown(name: str, published: list[str]) -> UnknownName:
