@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from helpers.scripts import load_script
+from robvit.record import Record
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "robvit evaluate robvit-mini sample --protocol clean@1 --limit 4 --out {out}"
+KEY = "robvit sign --new-key {out}/key.pem"  # a command that needs no torch, and so no time
 
 
 @pytest.fixture
@@ -72,7 +74,11 @@ def test_a_study_is_run_kept_and_not_run_again(lab: ModuleType, capsys: pytest.C
 def test_a_study_that_fails_is_told_and_the_next_one_runs(
     lab: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_queue(lab, "robvit evaluate no-such-model sample --out {out}", COMMAND)
+    lines = [
+        {"name": "study-0", "command": "robvit evaluate no-such-model sample --out {out}", "minutes": 1},
+        {"name": "study-1", "command": KEY, "minutes": 1, "record": False},
+    ]
+    (lab.RESULTS / "queue.yaml").write_text(json.dumps(lines))
     assert lab.main() == 1
     told = capsys.readouterr().out
     assert "study-0: exit code" in told
@@ -92,23 +98,25 @@ def test_commands_of_others_and_a_second_laboratory_are_refused(lab: ModuleType)
 
 @pytest.mark.slow
 def test_a_study_takes_what_an_earlier_one_left(lab: ModuleType) -> None:
-    head = "robvit train head robvit-mini sample --limit 20 --out {out}/head.safetensors --force"
-    judged = COMMAND.replace("--out", "--head {lab}/head/head.safetensors --out")
+    signed = "robvit sign {out} --key {lab}/study-0/key.pem"
     lines = [
-        {"name": "head", "command": head, "minutes": 1, "record": False},
-        {"name": "judged", "command": judged, "minutes": 1},
+        {"name": "study-0", "command": KEY, "minutes": 1, "record": False},
+        {"name": "study-1", "command": signed, "minutes": 1},
     ]
     (lab.RESULTS / "queue.yaml").write_text(json.dumps(lines))
     studies = lab.queue()
-    assert str(lab.WORK / "head" / "head.safetensors") in studies[1].words()
+    assert str(lab.WORK / "study-0" / "key.pem") in studies[1].words()
     assert (studies[1].needs(studies[0]), studies[0].needs(studies[1])) == (True, False)
+    studies[1].out.mkdir(parents=True)
+    Record("evaluate", {}, {}, []).save(studies[1].out / "record.json")
     assert lab.main() == 0
-    assert (lab.RESULTS / "judged" / "record.json.gz").exists()
-    assert [path.name for path in (lab.RESULTS / "head").iterdir()] == ["about.json"]
+    assert (studies[1].out / "record.json.sig").exists()
+    assert (lab.RESULTS / "study-1" / "record.json.gz").exists()
+    assert [path.name for path in (lab.RESULTS / "study-0").iterdir()] == ["about.json"]
     assert lab.left(studies) == []
-    shutil.rmtree(lab.WORK / "head")  # as on another machine: results/ are there, the files are not
+    shutil.rmtree(lab.WORK / "study-0")  # as on another machine: results/ are there, the files are not
     assert lab.left(studies) == []
-    shutil.rmtree(lab.RESULTS / "judged")
+    shutil.rmtree(lab.RESULTS / "study-1")
     assert lab.left(studies) == studies
 
 
