@@ -33,7 +33,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process with threads cannot b
 # Imported here, once, so that a run starts within a moment and is killed at its work, not at its start.
 from robvit.cli import main
 from robvit.defenses import robustify as robustify
+from robvit.evaluation import evaluate as evaluate
+from robvit.report import html as html
 from robvit.tensor_files import read_tensors, tensors_sha256
+from robvit.training import train as train
 
 PROTOCOL = """
 name: beating@1
@@ -54,7 +57,7 @@ SETTINGS = (
     "inner.steps=1",
     "judge_steps=1",
     "warmup=0",
-    "epochs=3",
+    "epochs=2",
     "awp=0.005",
     "ema=0.9",
     "save_seconds=0",

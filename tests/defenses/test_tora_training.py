@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import robvit
+from helpers.networks import small_net
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.tora.io import adapted, fresh, load_adapters
@@ -32,7 +32,7 @@ def splits() -> Splits:
 
 @pytest.fixture
 def model() -> Model:
-    return robvit.load("robvit-mini")
+    return Model(small_net("vit", num_classes=10), name="vit").eval()
 
 
 def recipe(**changes: Any) -> Recipe:

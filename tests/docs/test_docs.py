@@ -91,7 +91,7 @@ SMALLER = {
     "attack": "--limit 2",
     "check": "--limit 2",
     "evaluate": "--limit 2 --batch 2",
-    "doctor": "--limit 4 --steps 2 --restarts 1 --queries 2 --draws 1",
+    "doctor": "--limit 4 --steps 4 --restarts 2 --queries 2 --draws 1",
     "explain": "--set steps=1",
     "export": "--limit 2",
     "reproduce": "--images 2 --model robvit-mini",
@@ -270,7 +270,7 @@ def smaller(arguments: list[str]) -> list[str]:
         added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
         added += ["--data", "sample"] if given["data"] is None else []
     if names == ["export"] and given["patch"] is not None:
-        added += ["--patch", "5", "--windows", "1x4"]  # few masks make a small program
+        added += ["--patch", "5", "--windows", "1x3"]  # few masks make a small program
     if names == ["certify"] and given["l2"] is not None:
         added += ["--samples", "4"]
     if names == ["explain"] and not given["figure"]:
@@ -412,15 +412,15 @@ def _write_placeholders(folder: Path) -> None:
     levels = protocol.find("rob-tokens-small@1").model_dump(mode="json", exclude_defaults=True)
     levels["attacker_budget"] = {
         "sets": 2,
-        "images": 8,
+        "images": 4,
         "steps": 1,
-        "batch": 4,
+        "batch": 2,
         "attack_steps": 1,
         "leak_steps": 1,
     }
     levels["name"] = "levels@1"
     for attack in levels["attacks"]:
-        attack["settings"] = {"steps": 2}
+        attack["settings"] = {"steps": 1}
     (folder / "levels.yaml").write_text(yaml.safe_dump(levels), encoding="utf-8")
     for name in ("quick@1", "linf-1-short@1", "linf-1-white-box@1"):
         short = protocol.find(name).model_dump(mode="json", exclude_defaults=True)

@@ -34,11 +34,11 @@ SMALL_NETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def small_net(family: str) -> torch.nn.Module:
+def small_net(family: str, **changes: Any) -> torch.nn.Module:
     """A small random network of a family whose every parameter matters (timm starts some at zero)."""
     name, settings = SMALL_NETS[family]
     torch.manual_seed(0)
-    net = timm.create_model(name, num_classes=5, **settings).eval()
+    net = timm.create_model(name, **{"num_classes": 5, **settings, **changes}).eval()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

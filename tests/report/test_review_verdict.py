@@ -265,11 +265,11 @@ def test_the_command_reviews_a_model_and_leaves_no_local_path(
         "threat": {"norm": "linf", "eps": "8/255"},
         "attacks": [{"attack": "fgsm"}],
     }
-    made = robvit.review("robvit-mini", "sample", protocol=Protocol(**protocol), limit=8)
-    assert made.evaluation.data["count"] == 8
+    made = robvit.review("robvit-mini", "sample", protocol=Protocol(**protocol), limit=2)
+    assert made.evaluation.data["count"] == 2
     assert not list(tmp_path.iterdir())  # nothing is left behind without a folder
     (tmp_path / "tiny.yaml").write_text(json.dumps(protocol))
-    words = ["--protocol", str(tmp_path / "tiny.yaml"), "--limit", "8", "--out", str(tmp_path / "out")]
+    words = ["--protocol", str(tmp_path / "tiny.yaml"), "--limit", "4", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["review", "robvit-mini", "sample", *words])
     assert done.exit_code in (0, 1), (done.output, done.exception)
     assert "you may write:" in done.output

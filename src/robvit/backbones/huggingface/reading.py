@@ -63,6 +63,7 @@ def open_transformers(folder: Path, side: int | None = None) -> Opened:
     classifier, kind = _classifier(config, tensors, folder)
     projection = tensors.pop(f"{PROJECTION}weight", None)
     state = to_timm(config.layout, tensors, folder)
+    _check_depth(config.num_hidden_layers, state, folder)
     options = config.options()
     if options.get("final_norm") is False:
         state = {name: t for name, t in state.items() if not name.startswith("norm.")}
@@ -77,6 +78,15 @@ def open_transformers(folder: Path, side: int | None = None) -> Opened:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     names = tuple(config.names) if len(config.names) == len(classifier.get("bias", ())) else ()
     return Opened(net, mean, std, prepared.resize, side, classifier, kind, names)
+
+
+def _check_depth(told: int, state: Tensors, folder: Path) -> None:
+    """Refuse a config with layers of which no tensor is there, before seconds are spent on building them."""
+    held = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    if told > held:
+        raise InputError(
+            f"the weights of {folder} do not fit its {CONFIG}: it tells of {told} layers, {held} are there"
+        )
 
 
 def read_weights(folder: Path) -> Tensors:
