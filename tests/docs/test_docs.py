@@ -270,7 +270,7 @@ def smaller(arguments: list[str]) -> list[str]:
         added += ["--img-size", "32"] if given["name"] == "rob-choices" else []
         added += ["--data", "sample"] if given["data"] is None else []
     if names == ["export"] and given["patch"] is not None:
-        added += ["--patch", "5", "--windows", "1x3"]  # few masks make a small program
+        added += ["--patch", "5", "--windows", "1x4"]  # few masks make a small program
     if names == ["certify"] and given["l2"] is not None:
         added += ["--samples", "4"]
     if names == ["explain"] and not given["figure"]:
