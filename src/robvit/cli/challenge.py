@@ -45,7 +45,7 @@ def challenge(
     samples: Annotated[
         int, typer.Option(min=1, help="Draws over which a randomised defence is averaged.")
     ] = 10,
-    queries: Annotated[int, typer.Option(min=1, help="Of the attacker who sees answers only.")] = 300,
+    queries: Annotated[int, typer.Option(min=1, help="Of who sees answers only.")] = 300,
     out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/challenge"),
     head: Head = None,
     lora: Lora = None,
