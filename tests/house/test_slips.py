@@ -147,6 +147,10 @@ SLIPS = [
         "learns from labels, shapes has other targets; take --kind seg",
     ),
     (["train", "head", *SAMPLE, "--kind", "segmentation"], "learns from masks, sample has other targets"),
+    (["explain", "robvit-mini", "sample:0", "--attack", "segpgd"], "segpgd attacks pixels, robvit-mini ret"),
+    (["certify", *SAMPLE, "--patch", "3"], "nothing can be certified by dropping tokens of robvit-mini"),
+    (["serve", "xcit-s12", "--patch", "3"], "nothing can be certified by dropping tokens of xcit-s12"),
+    (["robustify", "robvit-mini", "shapes", "--attack", "pgd"], "pgd needs labels, shapes has masks"),
     (["check", "dinov2-small", "sample"], "dinov2-small has no classifier"),
     (["review", "dinov2-small", "sample"], "dinov2-small has no classifier"),
 ]

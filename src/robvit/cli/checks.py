@@ -84,8 +84,13 @@ def check_classifier(
         )
 
 
-def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
-    """Refuse blocks that a model does not have, and what needs a head where there is none."""
+def check_tokens(
+    model: str, data: str, layers: str | None, attacks: list[str], task: float, head: Path | None
+) -> None:
+    """Refuse blocks that a model does not have, and what needs labels or a head where there are none."""
+    using = [name for name in attacks if names.facts("attack").get(name, {}).get("task") == "classes"]
+    if (using or task) and names.facts("dataset").get(_dataset(data), {}).get("masks"):
+        raise DataError(f"{using[0] if using else '--task'} needs labels, {data} has masks")
     known = names.facts("model").get(model, {})
     if layers is not None and (chosen := parse_layers(layers)) != "all" and known:
         check_layers(chosen, known["depth"], model)
@@ -93,9 +98,8 @@ def check_tokens(model: str, layers: str | None, attacks: list[str], task: float
         return
     if task:
         raise InputError(f"a linear head learns along; give {model} one by --head (`robvit train head`)")
-    for attack in attacks:
-        if names.facts("attack").get(attack, {}).get("task") == "classes" and not known["classes"]:
-            raise InputError(f"{attack} attacks a classifier; give {model} a head by --head")
+    if using and not known["classes"]:
+        raise InputError(f"{using[0]} attacks a classifier; give {model} a head by --head")
 
 
 def parse_normalise(text: str | None) -> str | tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -200,11 +204,21 @@ def check_threat(norm: str, eps: str, *, usable: bool = False) -> None:
     check_budget(norm, parse_number(eps), usable=usable)
 
 
-def check_patch(patch: str | None, windows: str) -> None:
-    """Refuse a patch that is no number of pixels or share of an image, and windows that are none."""
+def check_patch(patch: str | None, windows: str, model: str) -> None:
+    """Refuse a patch that is no number of pixels or share of an image, windows that are none, and a known
+    model that cannot do without some of its tokens."""
     window_counts(windows)
-    if patch is not None and patch_side(patch, (224, 224)) < 1:
+    if patch is None:
+        return
+    if patch_side(patch, (224, 224)) < 1:
         raise InputError(f"--patch must be 1 pixel or more, got {patch}")
+    known = names.facts("model")
+    if not known.get(model, {}).get("drops_tokens", True):
+        able = ", ".join(name for name, about in known.items() if about["drops_tokens"] and about["classes"])
+        raise InputError(
+            f"nothing can be certified by dropping tokens of {model}: it is no plain ViT, or tokens share "
+            f"pixels; take {able}, or a DINOv2 with a head"
+        )
 
 
 def check_figures(figures: list[str] | None) -> None:
@@ -229,6 +243,18 @@ def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = 
         check_setting(name, value, facts["defaults"][name])
         if name == "loss":
             names.check_name("loss", value)
+
+
+def check_output(attack: str, model: str, head: Path | None) -> None:
+    """Refuse an attack on something else than what a known model without another head returns."""
+    about, known = names.facts("attack").get(attack), names.facts("model").get(model)
+    if about is None or known is None or head is not None:
+        return
+    returned = "classes" if known["classes"] else "features"
+    if about["task"] != returned:
+        raise InputError(
+            f"{attack} attacks {about['task']}, {model} returns {returned}; leave --attack out or give a head"
+        )
 
 
 def check_task(attack: str, settings: list[str] | None, data: str) -> None:

@@ -86,7 +86,7 @@ def export(
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
-    check_patch(patch, windows)
+    check_patch(patch, windows, model)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
     from robvit.backbones import weights

@@ -168,7 +168,7 @@ def robustify(
         raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
     if pool > 1 and task:
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
-    check_tokens(model, layers, [text.partition("@")[0] for text in attack or []], task, head)
+    check_tokens(model, data, layers, [text.partition("@")[0] for text in attack or []], task, head)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress

@@ -95,7 +95,7 @@ def serve(
 
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
-    check_patch(patch, windows)
+    check_patch(patch, windows, model)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
     key = read_key(bearer_file) if bearer_file else ""
