@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from robvit.certification.windows import patch_sides, window_counts
-from robvit.cli.checks import check_data, check_model, check_out, check_patch
+from robvit.cli.attack_checks import check_patch
+from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Architecture,

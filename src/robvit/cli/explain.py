@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_attack, check_figures, check_image, check_model, check_out, check_output
+from robvit.cli.attack_checks import check_attack, check_output
+from robvit.cli.checks import check_figures, check_image, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,

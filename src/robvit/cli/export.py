@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_patch, free_place
+from robvit.cli.attack_checks import check_patch
+from robvit.cli.checks import check_data, check_model, free_place
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tokens
+from robvit.cli.attack_checks import check_attack
+from robvit.cli.checks import check_data, check_model, check_out, check_tokens
 from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_file, check_model, check_patch
+from robvit.cli.attack_checks import check_patch
+from robvit.cli.checks import check_file, check_model
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
