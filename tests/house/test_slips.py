@@ -158,6 +158,7 @@ SLIPS = [
 IGNORED = [
     (["evaluate", *SAMPLE, "--gallery", "sample"], "--gallery is for --task retrieval"),
     (["evaluate", *SAMPLE, "--gallery-limit", "8"], "--gallery-limit is for --task retrieval"),
+    (["evaluate", *SAMPLE, "--steps", "3"], "--steps is for --task retrieval; a protocol says"),
     (["evaluate", *SAMPLE, "--eps", "2/255"], "--eps is for --task retrieval; a protocol says"),
     *(
         (["evaluate", *SAMPLE, "--task", "retrieval", option, value], f"{option} is for --task classes")
