@@ -160,13 +160,17 @@ class Features(Fare):
             raise InputError(f"clean_cosine must lie between 0 and 1, such as 0.97, got {clean_cosine:g}")
         if not 0 < keep <= 1:
             raise InputError(f"keep must be above 0 and at most 1, such as 0.5, got {keep:g}")
-        if keep < 1 and not (isinstance(model, FeatureLearner) and model.model[0].family.plain_walk):
-            raise Unsupported("keep drops patch tokens of plain ViTs, and this network is none; leave it out")
+        plain = isinstance(model, FeatureLearner) and model.model[0].family.plain_walk
+        if (keep < 1 or hide) and not plain:
+            raise Unsupported(
+                "keep and hide drop patch tokens of plain ViTs, and this is none; leave them out"
+            )
         self.keep = keep
         if hide < 0 or (hide and keep < 1):
             raise InputError(f"hide must be the side of a patch in pixels, and keep left out, got {hide}")
-        assert not hide or isinstance(model, FeatureLearner)
-        self.hiding = Hiding(model.model[0], hide, hide_windows) if hide else None
+        self.hiding = None
+        if hide and isinstance(model, FeatureLearner):
+            self.hiding = Hiding(model.model[0], hide, hide_windows)
         if class_weight is not None and not 0 <= class_weight <= 1:
             raise InputError(f"class_weight must lie in 0..1, such as 0.5, got {class_weight:g}")
         if class_weight and isinstance(model, FeatureLearner) and not model.model[0].has_class_token:
