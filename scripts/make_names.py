@@ -15,10 +15,12 @@ from robvit.backbones import zoo
 from robvit.backbones.families import patch_side
 from robvit.backbones.heads import HEADS
 from robvit.backbones.model import Model
+from robvit.certification.dropping import TokenDropping
 from robvit.data import CORRUPTIONS, DATASETS
 from robvit.data.opening import dataset_options
 from robvit.defenses.recipe import PRESETS
 from robvit.diagnosis.doctor import CHECKS
+from robvit.errors import Unsupported
 from robvit.evaluation.protocol import Protocol
 from robvit.exporting import SUFFIXES
 from robvit.names import PACKAGE
@@ -62,12 +64,25 @@ def table() -> dict[str, dict[str, dict[str, Any]]]:
     return plain
 
 
-def _backbone(known: zoo.Known) -> dict[str, int]:
+def _backbone(known: zoo.Known) -> dict[str, int | bool]:
     """What a network's weights do not decide; it is built without memory for them."""
     with torch.device("meta"):
         net = zoo.build(known)
     model = Model(net)
-    return {"patch": patch_side(net), "depth": model.depth, "classes": model.classes}
+    return {
+        "patch": patch_side(net),
+        "depth": model.depth,
+        "classes": model.classes,
+        "drops_tokens": _drops_tokens(model),
+    }
+
+
+def _drops_tokens(model: Model) -> bool:
+    try:
+        TokenDropping(model)
+    except Unsupported:
+        return False
+    return True
 
 
 def _keys(part: type[BaseModel], above: str = "") -> list[str]:

@@ -126,7 +126,7 @@ def challenge(
     threat: the norm and the budget of the attackers.
     steps: gradient steps of an attack.
     samples: draws over which a randomised defence is averaged, when it is attacked and when it is judged.
-    queries: those of the attacker who sees answers only.
+    queries: those of who sees answers only, among the attackers and in the doctor's check.
     out: a folder for record.json; nothing is written without it.
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
@@ -154,7 +154,7 @@ def challenge(
             field = _field(plain.net, defence, x[:batch], samples)
             facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
             record = Record("challenge", facts, images.facts(), [], command=command)
-            record.findings = _examined(field, x, y, threat, batch, part_of(progress, 0.3, "doctor"))
+            record.findings = _examined(field, x, y, threat, batch, queries, part_of(progress, 0.3, "doctor"))
             _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
             record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
@@ -213,7 +213,13 @@ def _detached_if_needed(defended: Model, x: torch.Tensor) -> Model:
 
 
 def _examined(
-    field: _Field, x: torch.Tensor, y: torch.Tensor, threat: Threat, batch: int, progress: Advance
+    field: _Field,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    batch: int,
+    queries: int,
+    progress: Advance,
 ) -> list[Finding]:
     """What the doctor finds in the defended model, with the one behind it to transfer from."""
     seen = x[:EXAMINED], y[:EXAMINED]
@@ -223,6 +229,7 @@ def _examined(
         threat=threat,
         surrogate=field.plain,
         checks=CHECKS,
+        queries=queries,
         batch=batch,
         progress=progress,
     ).findings

@@ -215,14 +215,14 @@ def seconds_an_image(classifier: Classifier, images: ImageDataset) -> float:
 def vulnerability(record: Record) -> str:
     """How vulnerable the model is, in a sentence: at which budget half of its accuracy is gone."""
     clean = record.clean()
-    right = 0.0 if clean is None else clean.accuracy
-    fallen = [trial for trial in record.attacks() if trial.accuracy < right / 2]
+    before = 0.0 if clean is None else clean.accuracy
+    fallen = [trial for trial in record.attacks() if trial.accuracy < before / 2]
     if not fallen:
         largest = record.attacks()[-1].strength
         return f"Half of the clean accuracy is left at {largest}, but these attacks are short."
     first = fallen[0]
     return (
-        f"Vulnerable: at {first.strength}, which nobody sees, accuracy falls from {right:.1%} to "
+        f"Vulnerable: at {first.strength}, which nobody sees, accuracy falls from {before:.1%} to "
         f"{first.accuracy:.1%}."
     )
 

@@ -89,6 +89,7 @@ def robustify(
     clean_weight: float | None = None,
     clean_cosine: float | None = None,
     keep: float | None = None,
+    hide: int | None = None,
     norms: bool | None = None,
     loss: Literal["features", "task", "trades"] | None = None,
     minutes: float | None = None,
@@ -134,6 +135,8 @@ def robustify(
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
         the original that they are to keep, by which the weight is chosen
     keep: lora, full: the share of patch tokens that a step sees, 1; 0.5 about halves the work of the blocks
+    hide: lora, full: the side in pixels of patches against which the model will be certified: a step sees
+        images without two of the windows that cover them
     norms: lora: whether normalisations and layer scales learn along
     loss: lora, full: "features", without labels; "task" or "trades": the loss of the head or the model's own
         classifier on attacked images, or TRADES, which need labels
@@ -164,6 +167,7 @@ def robustify(
         "clean_weight": clean_weight,
         "clean_cosine": clean_cosine,
         "keep": keep,
+        "hide": hide,
         "norms": norms,
         "loss": loss,
     }

@@ -227,23 +227,23 @@ def _project_l1_box(x: torch.Tensor, delta: torch.Tensor, eps: float) -> torch.T
     Shrinking every |delta| by a common amount and then clipping to the box is the exact projection;
     the amount is found by bisection, which needs no sort and treats every image by itself.
     """
-    want = delta.abs()
-    room = torch.where(delta > 0, 1 - x, x)
+    want = delta.abs().flatten(1)
+    room = torch.where(delta > 0, 1 - x, x).flatten(1)
 
     def shrunk(amount: torch.Tensor) -> torch.Tensor:
-        return torch.minimum((want - _per_image(amount)).clamp_min(0), room)
+        return torch.minimum((want - amount[:, None]).clamp_min(0), room)
 
     low = torch.zeros(len(x), device=x.device, dtype=x.dtype)
-    high = want.flatten(1).amax(1)
-    inside = shrunk(low).flatten(1).sum(1) <= eps * (1 + 1e-6)  # rounding is no reason for fifty rounds
-    if bool(inside.all()):
-        return shrunk(low) * delta.sign()
-    for _ in range(50):
-        middle = (low + high) / 2
-        too_much = shrunk(middle).flatten(1).sum(1) > eps
-        low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
-    amount = torch.where(inside, torch.zeros_like(high), high)
-    return shrunk(amount) * delta.sign()
+    inside = shrunk(low).sum(1) <= eps * (1 + 1e-6)  # rounding is no reason for fifty rounds
+    high = torch.where(inside, low, want.amax(1))
+    if not bool(inside.all()):
+        for count in range(50):
+            middle = (low + high) / 2
+            if count % 5 == 4 and bool(((middle == low) | (middle == high)).all()):
+                break  # no number lies between, so nothing would change any more
+            too_much = shrunk(middle).sum(1) > eps
+            low, high = torch.where(too_much, middle, low), torch.where(too_much, high, middle)
+    return shrunk(high).view_as(delta) * delta.sign()
 
 
 def _fill_steepest_first(

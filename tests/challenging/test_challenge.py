@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
+from robvit import challenging
 from robvit.challenging import ATTACKERS, challenge
 from robvit.cli import app
+from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
 from robvit.threat import Threat
 
@@ -63,8 +66,11 @@ def rounded_by_numpy(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]
 @pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("defence", [resized_and_padded, anti_adversary, rounded_by_numpy])
-def test_a_defence_ends_with_the_honest_figure(defence: object, tmp_path: Path) -> None:
+def test_a_defence_ends_with_the_honest_figure(
+    defence: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert callable(defence)
+    monkeypatch.setattr(challenging, "doctor", partial(doctor, steps=5))  # its own steps have tests elsewhere
     before = torch.get_rng_state()
     record = challenge("robvit-mini", "sample", defence, out=tmp_path, **SMALL)
     assert torch.equal(torch.get_rng_state(), before)

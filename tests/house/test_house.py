@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "defenses": BASE | {"backbones", "attacks"},
     # Who attacks a hardened model may train tokens of their own, so judging knows the defences.
     "evaluation": BASE | {"attacks", "data", "backbones", "defenses", "drawing", "loading"},
-    "training": BASE | {"attacks", "data", "backbones", "defenses", "evaluation", "loading"},
+    "training": BASE | {"attacks", "data", "backbones", "certification", "defenses", "evaluation", "loading"},
     "loading": BASE | {"backbones", "defenses"},
     "hardening": BASE | {"backbones", "data", "defenses", "training"},
     "report": BASE | {"evaluation", "drawing"},

@@ -147,6 +147,10 @@ SLIPS = [
         "learns from labels, shapes has other targets; take --kind seg",
     ),
     (["train", "head", *SAMPLE, "--kind", "segmentation"], "learns from masks, sample has other targets"),
+    (["explain", "robvit-mini", "sample:0", "--attack", "segpgd"], "segpgd attacks pixels, robvit-mini ret"),
+    (["certify", *SAMPLE, "--patch", "3"], "nothing can be certified by dropping tokens of robvit-mini"),
+    (["serve", "xcit-s12", "--patch", "3"], "nothing can be certified by dropping tokens of xcit-s12"),
+    (["robustify", "robvit-mini", "shapes", "--attack", "pgd"], "pgd needs labels, shapes has masks"),
     (["check", "dinov2-small", "sample"], "dinov2-small has no classifier"),
     (["review", "dinov2-small", "sample"], "dinov2-small has no classifier"),
 ]
@@ -154,6 +158,7 @@ SLIPS = [
 IGNORED = [
     (["evaluate", *SAMPLE, "--gallery", "sample"], "--gallery is for --task retrieval"),
     (["evaluate", *SAMPLE, "--gallery-limit", "8"], "--gallery-limit is for --task retrieval"),
+    (["evaluate", *SAMPLE, "--steps", "3"], "--steps is for --task retrieval; a protocol says"),
     (["evaluate", *SAMPLE, "--eps", "2/255"], "--eps is for --task retrieval; a protocol says"),
     *(
         (["evaluate", *SAMPLE, "--task", "retrieval", option, value], f"{option} is for --task classes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,40 @@ from PIL import Image
 import robvit
 from helpers.studies import check_tables
 from robvit.data import open_data
+from robvit.data.corruptions import CORRUPTIONS
 from robvit.defenses.tora.attack import gates
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import InputError
 from robvit.evaluation.corruptions import ALEXNET_ERRORS, mean_corruption_error
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.studies import StudyContext
+from robvit.studies.tora import common
 from robvit.studies.tora.common import PUBLISHED, AdapterBench, AdapterEffort
 from robvit.studies.tora.instead import between
 from robvit.studies.tora.maps import _objects
 from robvit.studies.tora.tables import _trades_off
 from robvit.studies.tora.variants import ImageNetVariants, others
+from robvit.training.recipe import load_recipe
 from robvit.training.splits import Splits
 
 QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where adapters are kept: one study takes up what another one has trained."""
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two corruptions, and inner attacks of one step."""
+    monkeypatch.setattr(common, "CORRUPTIONS", list(CORRUPTIONS)[:2])
+    monkeypatch.setattr(common, "load_recipe", partial(load_recipe, **{"inner.steps": 1}))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -45,10 +63,10 @@ QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0
     ],
 )
 def test_each_study_of_tora_runs_on_the_bundled_model(
-    name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
+    record = robvit.reproduce(name, out=tmp_path / "out", training=str(trained), **QUICK, **settings)
     check_tables(record, tmp_path)
     if name == "tora-fig-attention":
         assert (tmp_path / "out" / "gates.png").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from PIL import Image
 import robvit.data.imagenet as imagenet
 import robvit.studies.xcit.common as bench
 import robvit.studies.xcit.scaling as scaling
+import robvit.studies.xcit.variants as training
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
@@ -54,6 +56,13 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "train_variant", train_variant)
     monkeypatch.setattr(bench, "judge", judge)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images are held out of a training, and judged by one step: the last weights count anyway."""
+    monkeypatch.setattr(training, "VALIDATION", 4)
+    monkeypatch.setattr(training, "load_recipe", partial(load_recipe, judge_steps=1))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -114,6 +123,7 @@ def test_larger_networks_are_judged_by_attacks_of_every_strength_and_by_each_oth
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hurried")
 def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learned(tmp_path: Path) -> None:
     kept = str(tmp_path / "training")
     first = reproduce("xcit-table2", images=4, out=tmp_path / "a", training=kept, periods=(0, 20), **TINY)
@@ -134,11 +144,13 @@ def test_trainings_are_shared_between_studies_and_judged_on_images_nobody_learne
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
     ("name", "settings"), [("xcit-table1", {}), ("xcit-table7", {"sets": ["flowers"]}), ("xcit-table8", {})]
 )
 def test_tables_of_each_kind_of_recipe_train(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    record = reproduce(name, images=2, out=tmp_path, **TINY, **settings)
+    less = TINY | {"learn": 8, "targets": 1, "queries": 5}
+    record = reproduce(name, images=2, out=tmp_path, **less, **settings)
     assert all(len(trial.correct) == 2 for trial in record.trials)
 
 

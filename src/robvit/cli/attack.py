@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import (
-    check_attack,
-    check_classifier,
-    check_compiler,
-    check_data,
-    check_model,
-    check_out,
-    check_target,
-    check_task,
-    parse_normalise,
-)
+from robvit.cli.attack_checks import check_attack, check_compiler, check_target, check_task
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Adapters,
     Architecture,

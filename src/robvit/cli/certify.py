@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from robvit.certification.windows import patch_sides, window_counts
+from robvit.cli.attack_checks import check_patch
 from robvit.cli.checks import check_data, check_model, check_out
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
@@ -91,8 +92,8 @@ def certify(
         raise InputError(f"--sigma must be above 0, got {sigma:g}")
     if not 0 < alpha < 1:
         raise InputError(f"--alpha must be a chance between 0 and 1, got {alpha:g}")
-    if patch is not None and min(patch_sides(patch, (224, 224))) < 1:
-        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
+    for side in [] if patch is None else patch.split(","):
+        check_patch(side, windows, model)
     if l2 is not None and not l2 > 0:
         raise InputError(f"--l2 must be a radius above 0, such as 0.5, got {l2:g}")
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_classifier, check_data, check_model, check_out, check_threat
+from robvit.cli.attack_checks import check_threat
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out
 from robvit.cli.options import (
     Architecture,
     BatchSize,
@@ -45,7 +46,7 @@ def challenge(
     samples: Annotated[
         int, typer.Option(min=1, help="Draws over which a randomised defence is averaged.")
     ] = 10,
-    queries: Annotated[int, typer.Option(min=1, help="Of the attacker who sees answers only.")] = 300,
+    queries: Annotated[int, typer.Option(min=1, help="Of who sees answers only.")] = 300,
     out: Annotated[Path, typer.Option(help="Folder for record and report.")] = Path("runs/challenge"),
     head: Head = None,
     lora: Lora = None,

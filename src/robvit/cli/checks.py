@@ -5,23 +5,19 @@ The rooms check again what they are given; here is only what can be known from n
 
 from __future__ import annotations
 
-import math
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from robvit import names, plugins
 from robvit.backbones import zoo
 from robvit.backbones.known import check_patches
 from robvit.backbones.programs import is_program, program_file
-from robvit.budget import check_budget, parse_number
-from robvit.certification.windows import patch_side, window_counts
 from robvit.errors import DataError, InputError
 from robvit.explanation.figures import NAMES
 from robvit.files import given_path
 from robvit.record import Record
 from robvit.registry import unknown
-from robvit.settings import check_layers, check_setting, parse_layers, parse_settings
+from robvit.settings import check_layers, parse_layers
 from robvit.specs import CORRUPTION, FOLDER, PARTS, SPLITS, check_split, parse_spec, split_corruption
 from robvit.tensor_files import FORMATS, check_format, kind_of, read_facts
 
@@ -75,7 +71,7 @@ def check_classifier(
         return
     if not known["classes"]:
         raise InputError(f"{model} has no classifier; `robvit train head` makes one, then give --head")
-    dataset = names.facts("dataset").get(_dataset(data), {})
+    dataset = names.facts("dataset").get(dataset_of(data), {})
     classes = len(dataset.get("classes", ()))
     if classes not in (0, known["classes"]) and not dataset["masks"]:
         raise InputError(
@@ -84,8 +80,13 @@ def check_classifier(
         )
 
 
-def check_tokens(model: str, layers: str | None, attacks: list[str], task: float, head: Path | None) -> None:
-    """Refuse blocks that a model does not have, and what needs a head where there is none."""
+def check_tokens(
+    model: str, data: str, layers: str | None, attacks: list[str], task: float, head: Path | None
+) -> None:
+    """Refuse blocks that a model does not have, and what needs labels or a head where there are none."""
+    using = [name for name in attacks if names.facts("attack").get(name, {}).get("task") == "classes"]
+    if (using or task) and names.facts("dataset").get(dataset_of(data), {}).get("masks"):
+        raise DataError(f"{using[0] if using else '--task'} needs labels, {data} has masks")
     known = names.facts("model").get(model, {})
     if layers is not None and (chosen := parse_layers(layers)) != "all" and known:
         check_layers(chosen, known["depth"], model)
@@ -93,9 +94,8 @@ def check_tokens(model: str, layers: str | None, attacks: list[str], task: float
         return
     if task:
         raise InputError(f"a linear head learns along; give {model} one by --head (`robvit train head`)")
-    for attack in attacks:
-        if names.facts("attack").get(attack, {}).get("task") == "classes" and not known["classes"]:
-            raise InputError(f"{attack} attacks a classifier; give {model} a head by --head")
+    if using and not known["classes"]:
+        raise InputError(f"{using[0]} attacks a classifier; give {model} a head by --head")
 
 
 def parse_normalise(text: str | None) -> str | tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -195,18 +195,6 @@ def check_image(spec: str) -> None:
     check_data(data)
 
 
-def check_threat(norm: str, eps: str, *, usable: bool = False) -> None:
-    """Refuse a budget that is no number, negative, or meant in grey levels; with `usable` zero too."""
-    check_budget(norm, parse_number(eps), usable=usable)
-
-
-def check_patch(patch: str | None, windows: str) -> None:
-    """Refuse a patch that is no number of pixels or share of an image, and windows that are none."""
-    window_counts(windows)
-    if patch is not None and patch_side(patch, (224, 224)) < 1:
-        raise InputError(f"--patch must be 1 pixel or more, got {patch}")
-
-
 def check_figures(figures: list[str] | None) -> None:
     """Refuse a figure that nobody draws."""
     for name in figures or []:
@@ -214,70 +202,16 @@ def check_figures(figures: list[str] | None) -> None:
             raise unknown("figure", name, list(NAMES))
 
 
-def check_attack(attack: str, norm: str, eps: str, settings: list[str] | None = None) -> None:
-    """Refuse an attack that nobody knows, a norm it does not work in, and settings it does not have."""
-    check_threat(norm, eps)
-    names.check_name("attack", attack, "(see `robvit attacks`)")
-    facts = names.facts("attack").get(attack)
-    if facts is None:
-        return  # too new for the table
-    if norm not in facts["norms"]:
-        raise InputError(f"{attack} works in {', '.join(facts['norms'])}, got {norm}")
-    if facts["kind"] == "budget" and not math.isfinite(parse_number(eps)):
-        raise InputError(f"{attack} needs a finite eps, got {eps}; fab and cw_l2 search without one")
-    for name, value in parse_settings(settings or [], facts["defaults"], attack).items():
-        check_setting(name, value, facts["defaults"][name])
-        if name == "loss":
-            names.check_name("loss", value)
-
-
-def check_task(attack: str, settings: list[str] | None, data: str) -> None:
-    """Refuse an attack on masks where a dataset has labels, and the other way round."""
-    about, dataset = names.facts("attack").get(attack), names.facts("dataset").get(_dataset(data))
-    if about is None or dataset is None or dataset["masks"] is None:
-        return
-    wanted = about["task"] == "pixels" or "loss=pixel_cross_entropy" in (settings or [])
-    if wanted and not dataset["masks"]:
-        raise DataError(f"{attack} needs masks, {data} has none; take shapes, or masks:PATH for your own")
-    if dataset["masks"] and not wanted:
-        raise DataError(f"{attack} needs labels, {data} has masks (masks are attacked by segpgd)")
-
-
 def check_head(kind: str, data: str) -> None:
     """Refuse an unknown kind of head, and one whose targets, labels or masks, a dataset does not have."""
     names.check_name("head", kind)
     wanted = names.facts("head").get(kind, {}).get("learns_from")
-    masks = names.facts("dataset").get(_dataset(data), {}).get("masks")
+    masks = names.facts("dataset").get(dataset_of(data), {}).get("masks")
     if wanted is not None and masks is not None and masks != (wanted == "masks"):
         others = "segmentation" if masks else "linear or knn"
         raise DataError(f"a {kind} head learns from {wanted}, {data} has other targets; take --kind {others}")
 
 
-def check_target(target: str | None, attack: str, model: str, data: str, own: bool) -> None:
-    """Refuse a class to aim at that is none of the data's; `own` says that the model brings names."""
-    if target is None or attack not in names.facts("attack"):
-        return
-    able = [name for name, about in names.facts("attack").items() if "targeted" in about["defaults"]]
-    if attack not in able:
-        raise InputError(f"{attack} aims at no class; these attacks do: {', '.join(able)}")
-    classes = names.facts("dataset").get(_dataset(data), {}).get("classes")
-    if own or not classes or model not in names.facts("model"):
-        return
-    rules = list(names.facts("target"))
-    if target not in [*rules, *classes] and not (target.isdecimal() and int(target) < len(classes)):
-        raise unknown("target", target, [*rules, *classes])
-
-
-def _dataset(spec: str) -> str:
+def dataset_of(spec: str) -> str:
     """The name of a dataset in a spec."""
     return spec.partition("?")[0].partition(":")[0]
-
-
-def check_compiler(name: str | None) -> None:
-    """Refuse a compiler that torch does not have, as far as its files tell."""
-    if name is None:
-        return
-    backend, files = name.removesuffix("/padded"), names.sources("torch", "_dynamo/backends")
-    offered = {found.name for found in entry_points(group="torch_dynamo_backends")}
-    if files and backend not in offered and not names.mentioned(backend, files):
-        raise InputError(f"torch has no compiler called {name!r}; the usual one is inductor")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_classifier, check_data, check_model, check_out, check_threat
+from robvit.cli.attack_checks import check_attack, check_threat
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,

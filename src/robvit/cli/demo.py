@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from robvit.backbones import download, zoo
-from robvit.cli.checks import check_model, check_out, check_threat
+from robvit.cli.attack_checks import check_threat
+from robvit.cli.checks import check_model, check_out
 from robvit.cli.options import Device, Threads
 from robvit.cli.shell import command_line
 from robvit.cli.tables import show_table

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import (
-    check_classifier,
-    check_data,
-    check_model,
-    check_out,
-    check_threat,
-    parse_normalise,
-)
+from robvit.cli.attack_checks import check_threat
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.options import (
     Adapters,
     Architecture,

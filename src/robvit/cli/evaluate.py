@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robvit.cli.checks import (
-    check_classifier,
-    check_data,
-    check_model,
-    check_out,
-    check_threat,
-    parse_normalise,
-)
+from robvit.cli.attack_checks import check_threat
+from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -43,7 +37,7 @@ from robvit.cli.tables import console, show_table
 if TYPE_CHECKING:
     from robvit.record import Record
 
-OF_RETRIEVAL = ("gallery", "gallery_limit", "eps")
+OF_RETRIEVAL = ("gallery", "gallery_limit", "eps", "steps")
 OF_CLASSES = ("protocol", "adapters", "head", "public", "normalise", "precision", "robustbench")
 
 
@@ -70,6 +64,7 @@ def evaluate(
         int | None, typer.Option(min=2, metavar="N", help="At most this many images in the gallery.")
     ] = None,
     eps: Annotated[str, typer.Option(help="Budget of retrieval's attacks (L-inf).")] = "2/255",
+    steps: Annotated[int, typer.Option(min=1, help="Gradient steps of retrieval's attacks.")] = 30,
     public: Annotated[
         str | None,
         typer.Option(help="Images of attackers who learn; the data's training part if left out."),
@@ -103,7 +98,7 @@ def evaluate(
         refuse_given(context, "is for --task classes; retrieval has no classifier", *OF_CLASSES)
         own = {"arch": arch, "img_size": img_size, "tokens": tokens, "lora": lora}
         images = {"split": split, "resize": resize, "limit": limit, "gallery_limit": gallery_limit}
-        _retrieval(model, data, gallery, eps, out, own, batch=batch, **images)
+        _retrieval(model, data, gallery, eps, out, own, steps=steps, batch=batch, **images)
         return
     refuse_given(context, "is for --task retrieval; a protocol says what is attacked", *OF_RETRIEVAL)
     if protocol is not None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_attack, check_figures, check_image, check_model, check_out
+from robvit.cli.attack_checks import check_attack, check_output
+from robvit.cli.checks import check_figures, check_image, check_model, check_out
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -86,6 +87,7 @@ def explain(
     check_attack(attack or "pgd", norm, eps, setting if attack else None)
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_model(beside)
+    check_output(attack, model, head)
     for image in images:
         check_image(image)
     check_out(out)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robvit.cli.checks import check_data, check_model, check_patch, free_place
+from robvit.cli.attack_checks import check_patch
+from robvit.cli.checks import check_data, check_model, free_place
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -86,7 +87,7 @@ def export(
     place = free_place(out or Path(named + (SUFFIXES[format] or "-hf")), force)
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_data(data)
-    check_patch(patch, windows)
+    check_patch(patch, windows, model)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
     from robvit.backbones import weights

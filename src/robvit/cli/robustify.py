@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robvit.cli.checks import check_attack, check_data, check_model, check_out, check_tokens
+from robvit.cli.attack_checks import check_attack
+from robvit.cli.checks import check_data, check_model, check_out, check_tokens
 from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
@@ -168,7 +169,7 @@ def robustify(
         raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
     if pool > 1 and task:
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
-    check_tokens(model, layers, [text.partition("@")[0] for text in attack or []], task, head)
+    check_tokens(model, data, layers, [text.partition("@")[0] for text in attack or []], task, head)
     from robvit.defenses.recipe import AdaptiveAttack
     from robvit.hardening import robustify as harden
     from robvit.progress import progress

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from robvit.cli.checks import check_file, check_model, check_patch
+from robvit.cli.attack_checks import check_patch
+from robvit.cli.checks import check_file, check_model
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
@@ -95,7 +96,7 @@ def serve(
 
     check_model(model, arch, img_size=img_size, head=head, tokens=tokens, lora=lora, adapters=adapters)
     check_file(bearer_file, "key")
-    check_patch(patch, windows)
+    check_patch(patch, windows, model)
     if patch is None:
         refuse_given(context, "goes with --patch", "windows")
     key = read_key(bearer_file) if bearer_file else ""

@@ -21,6 +21,7 @@ from robvit.cli.options import (
     Force,
     ImageSize,
     Limit,
+    Lora,
     OwnModel,
     Resize,
     Threads,
@@ -205,6 +206,7 @@ def head(
     split: TrainSplit = None,
     test_split: Annotated[str | None, typer.Option(help="The part to judge on; its own if left out.")] = None,
     tokens: Tokens = None,
+    lora: Lora = None,
     img_size: ImageSize = None,
     resize: Resize = None,
     arch: Architecture = None,
@@ -230,7 +232,7 @@ def head(
         )
     free_place(out, force)
     check_head(kind, data)
-    check_model(model, arch, img_size=img_size, tokens=tokens)
+    check_model(model, arch, img_size=img_size, tokens=tokens, lora=lora)
     check_data(data, split)
     check_data(data, test_split)
     from robvit.certification.head import fit_dropped_head
@@ -242,7 +244,7 @@ def head(
     fit = None
     if patch is not None:
         fit = partial(fit_dropped_head, patch=patch, windows=counts, draws=draws, batch=batch)
-    net = load(model, img_size=img_size, arch=arch, tokens=tokens).to(processes().device)
+    net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora).to(processes().device)
     tell_device(net)
     with progress("features", total=1) as advance:
         trained = train_head(
@@ -267,5 +269,5 @@ def head(
         typer.echo(f"{data} has no splits: a fixed fifth of it (--split {trained.split}) was kept apart")
     typer.echo(f"written: {out}")
     attack = "segpgd" if trained.kind == "masks" else None
-    own = {"attack": attack, "head": out, "tokens": tokens, "split": trained.split}
+    own = {"attack": attack, "head": out, "tokens": tokens, "lora": lora, "split": trained.split}
     tell_next("attack", model, data, **own, img_size=img_size, arch=arch)

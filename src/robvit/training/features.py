@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +24,10 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import InputError, Unsupported
 from robvit.processes import mean_of_all
+from robvit.training.embedding_losses import Fare
+from robvit.training.hiding import Hiding
 from robvit.training.inner_attack import InnerAttack
-from robvit.training.losses import LOSSES, Fare
+from robvit.training.losses import LOSSES
 from robvit.training.recipe import Inner
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 DISTANCES = {"squared": "embedding_l2", "cosine": "cosine"}
 STILL = 0.01  # features that move less than this, in 1 - cosine, stay where they are
 RATE, WEIGHTS = 0.1, (1e-3, 1e3)  # of the clean term's weight: its change a step, and its bounds
+JUDGED = 0  # the seed of what is hidden while held-out images are judged
 MOST_ADDED = 8  # inner steps; whoever needs more should lower eps
 
 
@@ -94,6 +97,14 @@ class TaskLearner(FeatureLearner):
         return logits
 
 
+def _keeping(model: nn.Module, places: torch.Tensor | None) -> AbstractContextManager[None]:
+    """Only the patch tokens at `places` (B N), if any are given, enter a learner's first block."""
+    if places is None:
+        return nullcontext()
+    assert isinstance(model, FeatureLearner)
+    return model.keeping(places)
+
+
 @LOSSES.add("features")
 class Features(Fare):
     """The distance of attacked features from the original's clean ones, plus `clean_weight` times the clean
@@ -114,6 +125,11 @@ class Features(Fare):
 
     With `keep` below one a step sees only this share of the patch tokens, drawn anew for every image and the
     same for both networks, at about that share of the blocks' cost; held-out images are always judged whole.
+
+    With `hide`, the side of a patch in pixels, the tuned network sees images without two windows of tokens,
+    of `hide_windows` along each side that cover such patches, and is drawn to what the original sees of the
+    whole image, in training and when it is judged: what can be certified against patches rests on answers
+    without two windows.
     """
 
     added: torch.Tensor
@@ -131,6 +147,8 @@ class Features(Fare):
         reach: float = 0.5,
         add_steps: bool = True,
         keep: float = 1.0,
+        hide: int = 0,
+        hide_windows: int = 4,
         class_weight: float | None = None,
     ) -> None:
         super().__init__(model, images)
@@ -142,9 +160,17 @@ class Features(Fare):
             raise InputError(f"clean_cosine must lie between 0 and 1, such as 0.97, got {clean_cosine:g}")
         if not 0 < keep <= 1:
             raise InputError(f"keep must be above 0 and at most 1, such as 0.5, got {keep:g}")
-        if keep < 1 and not (isinstance(model, FeatureLearner) and model.model[0].family.plain_walk):
-            raise Unsupported("keep drops patch tokens of plain ViTs, and this network is none; leave it out")
+        plain = isinstance(model, FeatureLearner) and model.model[0].family.plain_walk
+        if (keep < 1 or hide) and not plain:
+            raise Unsupported(
+                "keep and hide drop patch tokens of plain ViTs, and this is none; leave them out"
+            )
         self.keep = keep
+        if hide < 0 or (hide and keep < 1):
+            raise InputError(f"hide must be the side of a patch in pixels, and keep left out, got {hide}")
+        self.hiding = None
+        if hide and isinstance(model, FeatureLearner):
+            self.hiding = Hiding(model.model[0], hide, hide_windows)
         if class_weight is not None and not 0 <= class_weight <= 1:
             raise InputError(f"class_weight must lie in 0..1, such as 0.5, got {class_weight:g}")
         if class_weight and isinstance(model, FeatureLearner) and not model.model[0].has_class_token:
@@ -156,6 +182,12 @@ class Features(Fare):
         start = clean_weight if clean_cosine is None else clean_weight or 1.0
         self.register_buffer("weight", torch.tensor(start, dtype=torch.float64))
         self.register_buffer("added", torch.zeros((), dtype=torch.int64))
+
+    def target(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.original(x) if self.hiding is None else self._aim(x, self.hiding.places(x, JUDGED))
+
+    def seeing(self, model: nn.Module, x: torch.Tensor) -> AbstractContextManager[None]:
+        return _keeping(model, None if self.hiding is None else self.hiding.places(x, JUDGED))
 
     def judge(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return -objectives.cosine(output, target)
@@ -187,8 +219,9 @@ class Features(Fare):
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
         attack.more = int(self.added)
-        with self._kept(model, x, attack):
-            target = self.original(x)
+        places = self._places(model, x, attack.seed)
+        target = self._aim(x, places)
+        with _keeping(model, places):
             value = self._distance(model(attack(model, x, target, self.attack_loss)), target)
             if self.weight:
                 clean = model(x)
@@ -196,19 +229,23 @@ class Features(Fare):
                 self._adjust(clean.detach(), target)
         return value
 
-    @contextmanager
-    def _kept(self, model: nn.Module, x: torch.Tensor, attack: InnerAttack) -> Iterator[None]:
-        """Both networks see the same share of the patch tokens of each image (B 3 H W)."""
+    def _places(self, model: nn.Module, x: torch.Tensor, seed: int) -> torch.Tensor | None:
+        """The patch tokens (B N) of each image that a step sees; None if it sees them all."""
+        if self.hiding is not None:
+            return self.hiding.places(x, seed)
         if self.keep == 1:
-            yield
-            return
-        original = self.original.args[0]
+            return None
         assert isinstance(model, FeatureLearner)
         rows, columns = grid_of(model.model[0].net, x)
         count = max(1, round(self.keep * rows * columns))
-        places = per_image_uniform(x, attack.seed, "keep", rows * columns).argsort(1)[:, :count]
-        with model.keeping(places), original.keeping(places):
-            yield
+        return per_image_uniform(x, seed, "keep", rows * columns).argsort(1)[:, :count]
+
+    def _aim(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+        """The original's features of what a step sees; it sees the whole image where some of it is hidden."""
+        if self.hiding is not None and places is not None:
+            return self.hiding.seen(self.original(x), places)
+        with _keeping(self.original.args[0], places):
+            return self.original(x)
 
     @torch.no_grad()
     def _adjust(self, clean: torch.Tensor, target: torch.Tensor) -> None:

@@ -24,8 +24,11 @@ from robvit.training.splits import Splits
 METHODS = {"lora": "lora.safetensors", "full": "model.safetensors"}  # and the file each one leaves
 LEARNING_RATES = {"lora": 1e-3, "full": 1e-4}
 SUPERVISED = {"task": "pgd_at", "trades": "trades"}  # the loss with labels, as the recipes call it
-ONLY_FEATURES = {"clean_weight": 0.0, "clean_cosine": None, "keep": 1.0, "class_weight": None}
-OF_THE_LOSS = ("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep", "class_weight")
+ONLY_FEATURES = {"clean_weight": 0.0, "clean_cosine": None, "keep": 1.0, "hide": 0, "class_weight": None}
+OF_THE_LOSS = (
+    *("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep", "hide", "hide_windows"),
+    "class_weight",
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,11 @@ class Tuning:
     start. Times are in steps of `batch` images: the learning rate and eps grow from zero over the shares
     `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
     times by an attack of `judge_steps`; the weights that did best are kept. `distance`, `clean_weight`,
-    `clean_cosine`, `reach`, `add_steps`, `keep` and `class_weight` are those of `Features`. With `loss`
-    "task" or "trades" labels and the model's own classifier or head take the features' place: its loss on
-    attacked images, or TRADES with `beta`. With `norms` the normalisations and layer scales learn along with
-    LoRA's factors (FullLoRA-AT, 2401.01752). `changes` reach any key of the recipe ("ema", "augment.flip").
+    `clean_cosine`, `reach`, `add_steps`, `keep`, `hide`, `hide_windows` and `class_weight` are those of
+    `Features`. With `loss` "task" or "trades" labels and the model's own classifier or head take the
+    features' place: its loss on attacked images, or TRADES with `beta`. With `norms` the normalisations and
+    layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752). `changes` reach any key of the
+    recipe ("ema", "augment.flip").
     """
 
     method: str = "lora"
@@ -68,6 +72,8 @@ class Tuning:
     reach: float = 0.5
     add_steps: bool = True
     keep: float = 1.0
+    hide: int = 0
+    hide_windows: int = 4
     class_weight: float | None = None
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)

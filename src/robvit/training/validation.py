@@ -58,10 +58,11 @@ def judge(
             x, y = x.to(accelerator.device), y.to(accelerator.device)
             target = loss.target(x, y)
             points = [x]
-            for steps, size in (short, long):
-                points.append(_attacked(model, loss, x, target, threat, steps, size))
-            with torch.no_grad():
-                sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])
+            with loss.seeing(model, x):
+                for steps, size in (short, long):
+                    points.append(_attacked(model, loss, x, target, threat, steps, size))
+                with torch.no_grad():
+                    sums += torch.stack([loss.judge(model(p), target).double().sum().cpu() for p in points])
     total = accelerator.reduce(sums.to(accelerator.device, torch.float32), "sum").tolist()
     return Scores(*(value / len(images) for value in total))
 
