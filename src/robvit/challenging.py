@@ -154,7 +154,10 @@ def challenge(
             field = _field(plain.net, defence, x[:batch], samples)
             facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
             record = Record("challenge", facts, images.facts(), [], command=command)
-            record.findings = _examined(field, x, y, threat, batch, queries, part_of(progress, 0.3, "doctor"))
+            seen = x[:EXAMINED], y[:EXAMINED]
+            record.findings = _examined(
+                field, seen, part_of(progress, 0.3, "doctor"), threat=threat, queries=queries, batch=batch
+            )
             _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
             record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
@@ -213,25 +216,11 @@ def _detached_if_needed(defended: Model, x: torch.Tensor) -> Model:
 
 
 def _examined(
-    field: _Field,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    threat: Threat,
-    batch: int,
-    queries: int,
-    progress: Advance,
+    field: _Field, seen: tuple[torch.Tensor, torch.Tensor], progress: Advance, **settings: Any
 ) -> list[Finding]:
     """What the doctor finds in the defended model, with the one behind it to transfer from."""
-    seen = x[:EXAMINED], y[:EXAMINED]
     return doctor(
-        field.defended,
-        seen,
-        threat=threat,
-        surrogate=field.plain,
-        checks=CHECKS,
-        queries=queries,
-        batch=batch,
-        progress=progress,
+        field.defended, seen, surrogate=field.plain, checks=CHECKS, progress=progress, **settings
     ).findings
 
 

@@ -150,7 +150,10 @@ def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
         assert ask(f"{address}/readyz")[0] == 200
 
 
-def test_half_received_images_share_a_bounded_room(connect: Connect, mini: Model) -> None:
+def test_half_received_images_share_a_bounded_room(
+    connect: Connect, mini: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "SHUTDOWN_SECONDS", 1)  # those who are not let go are open to the end
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
     with served(Predictor(mini), max_bytes=10_000, timeout=600) as address:  # no reason to let anyone go
         first, *_ = [connect(address, head + bytes(9_000)) for _ in range(9)]

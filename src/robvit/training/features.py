@@ -219,7 +219,7 @@ class Features(Fare):
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
         attack.more = int(self.added)
-        places = self._places(model, x, attack.seed)
+        places = self._places(model, x, attack)
         target = self._aim(x, places)
         with _keeping(model, places):
             value = self._distance(model(attack(model, x, target, self.attack_loss)), target)
@@ -229,16 +229,16 @@ class Features(Fare):
                 self._adjust(clean.detach(), target)
         return value
 
-    def _places(self, model: nn.Module, x: torch.Tensor, seed: int) -> torch.Tensor | None:
+    def _places(self, model: nn.Module, x: torch.Tensor, attack: InnerAttack) -> torch.Tensor | None:
         """The patch tokens (B N) of each image that a step sees; None if it sees them all."""
         if self.hiding is not None:
-            return self.hiding.places(x, seed)
+            return self.hiding.places(x, attack.seed)
         if self.keep == 1:
             return None
         assert isinstance(model, FeatureLearner)
         rows, columns = grid_of(model.model[0].net, x)
         count = max(1, round(self.keep * rows * columns))
-        return per_image_uniform(x, seed, "keep", rows * columns).argsort(1)[:, :count]
+        return per_image_uniform(x, attack.seed, "keep", rows * columns).argsort(1)[:, :count]
 
     def _aim(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
         """The original's features of what a step sees; it sees the whole image where some of it is hidden."""
