@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import shutil
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 
 if sys.platform == "linux":
     import resource
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 torch.set_num_threads(1)  # the networks here are small; threads would only wait for each other
+
+# Typer makes all commands anew for each one that is run, which takes longer than most of them do.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture(autouse=True)

@@ -198,8 +198,11 @@ IGNORED = [
 LISTS = [["attacks"], ["reproduce"], ["data", "list"], ["models"], ["models", "xcit"], ["weights", "list"]]
 
 RUN = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
+import typer.main
 from robvit import cli
+
+typer.main.get_command = functools.cache(typer.main.get_command)  # once for all that is typed
 
 def watch(event, arguments):
     if event == "import" and arguments[0] in ("torch", "timm", "gradio"):
