@@ -98,6 +98,7 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
 ) -> None:
     monkeypatch.setattr("robvit.studies.aas.training.FIT", 4)  # images that scales are fitted on
     monkeypatch.setattr("robvit.studies.aas.training_effort.PAPER_STEPS", 2)  # what steps=0 stands for
+    monkeypatch.setattr("robvit.studies.aas.training.load_recipe", partial(load_recipe, judge_steps=1))
     small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 0, "queries": 2}
     small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1)}
     record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)

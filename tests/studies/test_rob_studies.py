@@ -32,9 +32,15 @@ REFERENCE_RECIPE = replace(REFERENCE, attack=replace(REFERENCE.attack, settings=
 QUICK: dict[str, Any] = {"model": "robvit-mini", "steps": 2, "learn": 16}
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attacked images are the same for all of these, as they are for whoever runs one study after another."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+def _one_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(cache))
 
 
 @pytest.mark.slow

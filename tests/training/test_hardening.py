@@ -14,6 +14,7 @@ from PIL import Image
 
 import robvit
 from helpers.lora import images
+from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.budget import Budget
@@ -129,13 +130,15 @@ def test_before_it_starts_it_says_what_is_recorded(mini: Model, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_plan_is_within_a_factor_of_the_truth(mini: Model) -> None:
+def test_a_plan_is_within_a_factor_of_the_truth() -> None:
     heard: list[str] = []
     how = robvit.Tuning(held_out=4, judge_steps=5)
-    made = robvit.robustify(mini, images(64), method="lora", minutes=0.25, tuning=how, log=heard.append)
-    assert 15 / 3 < made.record.metrics["seconds"] < 15 * 3
-    assert "planned for 0.25 minutes" in heard[0]
-    assert "recorded for robvit-mini" in heard[1]
+    made = robvit.robustify(
+        Model(plain_vit()), images(64), method="lora", minutes=0.1, tuning=how, log=heard.append
+    )
+    assert 6 / 3 < made.record.metrics["seconds"] < 6 * 3
+    assert "planned for 0.1 minutes" in heard[0]
+    assert "recorded for" in heard[1]
 
 
 def test_a_network_without_linear_layers_and_a_folder_of_one_image_are_refused(tmp_path: Path) -> None:
