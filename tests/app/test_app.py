@@ -202,6 +202,7 @@ def test_an_order_ends_with_its_visitor(play: Playground, cat: InputImage) -> No
     play.lock.release()
 
 
+@pytest.mark.slow
 def test_orders_at_once_are_answered_as_alone(play: Playground) -> None:
     x, _ = open_data("sample", limit=6).tensors()
     requests = [AttackRequest(InputImage(encoded(pixels(one))), "robvit-mini", steps=3) for one in x]

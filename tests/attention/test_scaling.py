@@ -93,6 +93,7 @@ def test_ascent_increases_its_objective():
     assert _distance(model, x, end) > _distance(model, x, start)
 
 
+@pytest.mark.slow
 def test_it_tells_how_far_the_ascent_moved_and_a_search_without_steps_is_its_start():
     model, x, y = small("mini")
     batches = [(x, y), (x.flip(3), y)]
@@ -226,6 +227,7 @@ def test_images_are_crafted_to_the_end_and_judged_unscaled():
     assert torch.equal(outcome.success, model(outcome.adv).argmax(1) != y)
 
 
+@pytest.mark.slow
 def test_of_several_factors_the_one_that_fools_the_unscaled_model_most_is_kept():
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=12).tensors()

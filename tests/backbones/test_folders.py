@@ -73,6 +73,7 @@ def test_a_repository_of_timms_opens_with_classes_size_and_normalisation(start: 
     assert weights.architecture(f"{start}timm/some_vit") == "vit_tiny_patch16_224"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["local-dir:", ""])
 def test_a_folder_of_this_machine_opens_at_any_size(start: str, tmp_path: Path) -> None:
     written(tmp_path / "net")
@@ -85,6 +86,7 @@ def test_a_folder_of_this_machine_opens_at_any_size(start: str, tmp_path: Path) 
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 def test_transformers_on_the_hub_open_by_name_and_revision(hub: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Dinov2Config(

@@ -69,6 +69,7 @@ def test_a_checkpoint_that_does_not_name_itself_needs_arch(tmp_path: Path) -> No
         robvit.load(str(tmp_path / "tiny.pth"), arch="vit_small_patch16_224")
 
 
+@pytest.mark.slow
 def test_robust_xcit_files_take_raw_pixels_and_other_weights_do_not(tmp_path: Path) -> None:
     torch.save({"state_dict": zoo.build(zoo.resolve("xcit-s12")).state_dict()}, tmp_path / "robust.pth.tar")
     file = str(tmp_path / "robust.pth.tar")
@@ -99,6 +100,7 @@ def test_tokens_and_head_come_along_and_foreign_ones_are_refused(tmp_path: Path)
             robvit.load("robvit-mini-robust", **wrong)
 
 
+@pytest.mark.slow
 def test_positions_can_be_interpolated_the_hubs_way(tmp_path: Path) -> None:
     state = timm.create_model("vit_tiny_patch16_224").state_dict()
     save_file(state, tmp_path / "tiny.safetensors", {"timm_name": "vit_tiny_patch16_224"})

@@ -113,6 +113,7 @@ def test_a_file_that_tells_nonsense_is_refused(settings: dict[str, Any], tmp_pat
         load_adapters(tmp_path / "b.safetensors")
 
 
+@pytest.mark.slow
 def test_exported_files_tell_size_fitting_interpolation_and_classes(tmp_path: Path) -> None:
     made("head", tmp_path / "h.safetensors")
     model = robvit.load("robvit-mini", head=tmp_path / "h.safetensors")
@@ -167,6 +168,7 @@ def test_training_accuracy_is_not_told_as_a_test(tmp_path: Path) -> None:
     assert "did not learn from" not in done.output
 
 
+@pytest.mark.slow
 def test_a_trained_network_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
     data = plain_folder(tmp_path / "data", ["ape", "bee"])
     words = ["--set", "epochs=1", "--set", "batch=4", "--set", "validation=2"]

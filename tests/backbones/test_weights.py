@@ -119,6 +119,7 @@ def test_the_order_is_cache_hub_package(monkeypatch: pytest.MonkeyPatch, toy: zo
     assert asked == ["_bundled", "_cached", "_hub", "_package"]
 
 
+@pytest.mark.slow
 def test_package_then_cache(toy: zoo.Known, capfd: pytest.CaptureFixture[str]) -> None:
     fetch.tell_why.cache_clear()
     tensors, first = weights.state_dict("toy")

@@ -146,6 +146,7 @@ def test_an_installed_package_offers_attacks_losses_and_data(package: str, tmp_p
         robvit.data.open_data("stripes_of_a_package?size=4")
 
 
+@pytest.mark.slow
 def test_a_loss_of_somebodys_trains_from_the_command_line(package: str, tmp_path: Path) -> None:
     own = ((f"{package}:focal", f"{package}:stripes?count=40"), ("focal_of_a_package", "sample"))
     for number, (loss, data) in enumerate(own):
@@ -213,6 +214,7 @@ def test_what_is_no_network_is_refused(package: str, function: str, options: dic
         robvit.load(f"{package}:{function}", **options)
 
 
+@pytest.mark.slow
 def test_a_model_of_somebodys_goes_through_every_command(package: str) -> None:
     name, few = f"{package}:model", ("--limit", "4")
     done("attack", name, "sample", *few, "--set", "steps=1", "--out", "runs/attack")

@@ -98,6 +98,7 @@ def double_masking(answers: torch.Tensor) -> int:
     return WHOLE
 
 
+@pytest.mark.slow
 def test_the_rule_ends_at_what_was_certified(mini: robvit.Model) -> None:
     draws = torch.Generator().manual_seed(0)
     x = torch.rand(1, 3, *mini.input_size)
@@ -235,6 +236,7 @@ def test_a_curve_over_sizes_holds_each_certificate_by_itself(
     assert robvit.Record.load(tmp_path / "record.json").curves == record.curves
 
 
+@pytest.mark.slow
 def test_logits_have_the_label_on_top_also_as_an_exported_program(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -252,6 +254,7 @@ def test_logits_have_the_label_on_top_also_as_an_exported_program(
             torch.testing.assert_close(program(some), defense(some))
 
 
+@pytest.mark.slow
 def test_the_defence_runs_in_onnx_and_serves_as_it_does_here(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -281,6 +284,7 @@ def test_what_a_defence_cannot_be_written_as_is_refused(mini: robvit.Model, tmp_
         open_defense(mini.replace(head=None), "5", "3")
 
 
+@pytest.mark.slow
 def test_an_attack_on_the_defence_itself_never_beats_its_certificate(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -324,6 +328,7 @@ def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:
         TokenDropping(robvit.load("xcit_nano_12_p16_224", pretrained=False))
 
 
+@pytest.mark.slow
 def test_a_head_taught_with_windows_knows_its_images_without_them(mini: robvit.Model) -> None:
     learn = robvit.open_data("sample", split="train", limit=200)
     bare = mini.replace(head=None)
@@ -365,6 +370,7 @@ def test_a_patch_that_is_no_number_is_refused() -> None:
         patch_sides("big", (112, 112))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_certified(tmp_path: Path) -> None:
     words = ["certify", "vit_tiny_patch16_224", "sample", "--out", str(tmp_path / "c")]
     assert "give --patch or --l2" in CliRunner().invoke(app, words).output

@@ -91,6 +91,7 @@ def test_the_shift_follows_the_normal_distribution() -> None:
     assert shifted(1.0, 1.0) < 1
 
 
+@pytest.mark.slow
 def test_a_record_holds_what_was_certified_and_a_table_of_it(tmp_path: Path) -> None:
     asked = dict[str, Any](l2=0.05, samples=100, limit=4)
     record = robvit.certify("robvit-mini", "sample", **asked, out=tmp_path / "label")

@@ -158,6 +158,7 @@ def test_large_images_keep_no_small_one_waiting_and_are_bounded() -> None:
     one.close()
 
 
+@pytest.mark.slow
 @LINUX
 def test_the_processes_have_no_torch_and_no_secret_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROBVIT_APP_PASSWORD", "correct horse battery")

@@ -67,6 +67,7 @@ def test_attention_scaling_attacks_the_merged_network(lora: LoRA, merged: Model)
     assert 0 < float((first - X).abs().max()) <= 8 / 255 + 1e-6
 
 
+@pytest.mark.slow
 def test_serving_and_a_torch_program_answer_as_the_merged_network_does(
     lora: LoRA, merged: Model, tmp_path: Path
 ) -> None:

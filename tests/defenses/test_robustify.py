@@ -280,6 +280,7 @@ class Counting:
         return f"counting {self.count}"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(model: Model, tmp_path: Path) -> None:
     most = []
     for count in (32, 128):

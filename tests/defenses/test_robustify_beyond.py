@@ -162,6 +162,7 @@ def test_stores_of_features_do_not_depend_on_the_head_but_task_attacks_do(
         assert (len(keys) == 1) == same
 
 
+@pytest.mark.slow
 def test_a_head_that_learns_along_lowers_its_own_loss(model: Model, tmp_path: Path) -> None:
     class Bright(Labelled):
         """The label is in the image's brightness."""

@@ -30,6 +30,7 @@ def robvit_(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_a_seed_left_out_is_secret_and_kept(tmp_path: Path) -> None:
     outs = [tmp_path / "a", tmp_path / "b"]
     for out in outs:
@@ -51,6 +52,7 @@ def test_a_seed_left_out_is_secret_and_kept(tmp_path: Path) -> None:
     assert torch.equal(RobustTokens.load(outs[0] / "tokens.safetensors").values, first.values)
 
 
+@pytest.mark.slow
 def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
     options = ("--count", 3, "--lr", 0.5, "--layers", "0,2", "--steps", 1, "--seed", 9, "--start", 0.1)
     attacks = ("--attack", "feature", "--attack", "feature@1/255", "--adaptive", "--inner-steps", 1)
@@ -76,6 +78,7 @@ def test_every_option_reaches_the_recipe(tmp_path: Path) -> None:
         assert why in str(robvit_(*SMALL, *wrong, "--out", tmp_path / "x").exception)
 
 
+@pytest.mark.slow
 def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) -> None:
     done = robvit_(*SMALL, "--steps", 26, "--pool", 2, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -105,6 +108,7 @@ def test_the_result_folder_holds_curve_and_report_and_no_secret(tmp_path: Path) 
             assert not any(value in text for value in values if len(set(value)) > 4)
 
 
+@pytest.mark.slow
 def test_a_head_learns_along_and_is_written(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     assert robvit_("train", "head", "robvit-mini", "sample", "--limit", 40, "--out", head).exit_code == 0
@@ -117,6 +121,7 @@ def test_a_head_learns_along_and_is_written(tmp_path: Path) -> None:
     robvit.load("robvit-mini", tokens=tokens, head=tmp_path / "out" / "head.safetensors")
 
 
+@pytest.mark.slow
 def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) -> None:
     old, out = tmp_path / "old" / "tokens.safetensors", tmp_path / "new"
     assert robvit_(*SMALL, "--steps", 2, "--layers", "0,1", "--out", old.parent).exit_code == 0

@@ -92,6 +92,7 @@ def orders(secret: bool, steps: int) -> np.ndarray:
     return np.array(list(every), dtype=np.int64)
 
 
+@pytest.mark.slow
 def test_a_small_key_is_found_from_the_record_as_it_used_to_be(
     model: Model, images: TensorImages, cache: Path
 ) -> None:
@@ -121,6 +122,7 @@ def published(model: Model, images: TensorImages, cache: Path, secret: TokenSecr
     return json.dumps(told), record.model["keys"][0]
 
 
+@pytest.mark.slow
 def test_the_same_small_key_is_not_found_from_the_record_as_it_is_now(
     small: Model, images: TensorImages, cache: Path
 ) -> None:

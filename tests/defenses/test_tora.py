@@ -271,6 +271,7 @@ def test_gates_are_those_of_the_forward_pass_and_sum_to_one_over_the_adapters() 
         gates(adapted(model, fresh(model, tuning="single")), x)
 
 
+@pytest.mark.slow
 def test_the_gate_aware_attack_is_at_least_as_strong_as_any_of_its_parts() -> None:
     model = robvit.load("robvit-mini")
     twin = adapted(model, moved(fresh(model), 0.02)).eval()

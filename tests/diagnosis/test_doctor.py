@@ -60,6 +60,7 @@ def status(model: object, images: object, check: str, **settings: object) -> str
     return finding.status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [p.name for p in BROKEN_DEFENSES])
 def test_broken_defences_are_caught_by_name(
     name: str, mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
@@ -160,6 +161,7 @@ def test_attacks_are_run_once_however_many_checks_ask() -> None:
     assert context.pgd(steps=4) is not first
 
 
+@pytest.mark.slow
 def test_the_white_box_is_the_worst_of_its_losses_for_each_image(
     images: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
@@ -261,6 +263,7 @@ def test_a_model_without_any_robustness_is_not_all_green(
     }
 
 
+@pytest.mark.slow
 def test_the_worst_findings_come_first_with_a_title_and_a_remedy(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -342,6 +345,7 @@ def test_images_without_labels_are_refused(tmp_path: Path) -> None:
         doctor(Linear(), open_data(str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_the_command_tells_writes_and_exits_with_one_on_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

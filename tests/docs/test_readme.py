@@ -41,6 +41,7 @@ def test_the_demo_runs_on_the_real_backbone(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_demo_leads_with_what_each_defence_buys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = zoo.Known("mini-tuned", "robvit_mini", "mini", "MIT", 0.8, tuned_from="robvit-mini")
     monkeypatch.setitem(zoo.ALIASES, "mini-tuned", tuned)

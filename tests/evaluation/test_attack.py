@@ -38,6 +38,7 @@ def contents(folder: Path, work: AttackJob) -> tuple[torch.Tensor, list[bool]]:
     return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["correct"]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     work = job()
     whole = run_job(work, tmp_path / "whole").trial()
@@ -59,6 +60,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(contents(tmp_path / "whole", work)[0], contents(tmp_path / "parts", work)[0])
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_give_the_same_images(tmp_path: Path) -> None:
     sizes = {batch: job(batch=batch) for batch in (1, 4, 12)}
     for batch, work in sizes.items():
@@ -147,6 +149,7 @@ def masked(root: Path, count: int = 5) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> None:
     masked(tmp_path / "data/test")
     masked(tmp_path / "data/train")

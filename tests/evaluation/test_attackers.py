@@ -101,6 +101,7 @@ def test_who_guesses_learns_other_tokens_than_the_real_ones(
     assert ATTACKERS.info(attacker).models(context.budget) == (2 * shapes if shapes > 1 else 1)
 
 
+@pytest.mark.slow
 def test_who_has_no_tokens_attacks_the_public_model_to_the_end(
     judged: tuple[Record, Path], hardened: Model
 ) -> None:
@@ -183,6 +184,7 @@ def test_own_tokens_go_where_the_real_ones_go(
     assert not torch.equal(first.extra, second.extra)
 
 
+@pytest.mark.slow
 def test_tokens_are_recovered_from_features(hardened: Model, tmp_path: Path) -> None:
     context = context_of(hardened, tmp_path, images=4, batch=4, leak_steps=50)
     (surrogate,) = ATTACKERS["leak"](context)

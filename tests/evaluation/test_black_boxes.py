@@ -109,6 +109,7 @@ def test_a_torchscript_file_that_unpacks_to_far_more_is_not_unpacked(tmp_path: P
         open_classifier(path, normalise="none")
 
 
+@pytest.mark.slow
 def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
     box, model = open_classifier(onnx), robvit.load("robvit-mini")
     x = open_data("sample", limit=4).tensors()[0]

@@ -16,6 +16,7 @@ from robvit.data import open_data
 from robvit.evaluation.classifiers import open_classifier
 
 
+@pytest.mark.slow
 def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Path) -> None:
     words = ["--limit", "6", "--img-size", "32", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["check", "robvit-mini", "sample", *words])

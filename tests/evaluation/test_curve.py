@@ -73,6 +73,7 @@ def test_what_falls_at_none_of_the_budgets_stays_correct() -> None:
     assert record.notes[0].startswith(f"{place + 1} images fall at some eps, {7 - place} at none up to")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_other_settings_are_refused(tmp_path: Path) -> None:
     model, levels, labels, _ = linear_case("linf")
     last = levels[-1] / 255
@@ -122,6 +123,7 @@ def test_bad_wishes_are_named() -> None:
             robvit.curve(model, (levels, labels), **wish)
 
 
+@pytest.mark.slow
 def test_the_command_writes_record_report_chart_and_table(tmp_path: Path) -> None:
     words = ["curve", "robvit-mini", "sample", "--limit", "3", "--eps", "1/255,8/255", "--set", "steps=2"]
     words += ["--set", "rounds=2", "--attack", "pgd_min", "--attack", "fab", "--out", str(tmp_path)]

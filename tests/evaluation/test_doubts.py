@@ -46,6 +46,7 @@ def head(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_training_images_are_told_and_others_are_not(folder: Path, head: Path) -> None:
     model = robvit.load("robvit-mini", head=head)
     rules = Protocol.model_validate(ONE_STEP)

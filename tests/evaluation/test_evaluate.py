@@ -85,6 +85,7 @@ def test_an_unknown_protocol_offers_the_nearest() -> None:
         protocols.find("quik@1")
 
 
+@pytest.mark.slow
 def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> None:
     """The four parts one after another break the images that AutoAttack breaks."""
     steps, queries = 3, 10
@@ -124,6 +125,7 @@ def test_attacks_on_survivors_are_autoattack_and_tell_what_they_skipped() -> Non
     assert any("none before it succeeded" in note for note in record.notes)
 
 
+@pytest.mark.slow
 def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_by_image() -> None:
     rules = Protocol.model_validate({**SHORT_PROTOCOL, "seeds": [0, 1]})
     model = robvit.load("robvit-mini-robust")
@@ -159,6 +161,7 @@ def test_the_images_are_the_protocols(tmp_path: Path) -> None:
     assert "4 of its 9 images" in " ".join(fewer.notes)
 
 
+@pytest.mark.slow
 def test_only_one_batch_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     arrays = ImageDataset.tensors
@@ -187,6 +190,7 @@ def test_the_forecast_is_exact_where_no_attack_succeeds() -> None:
     assert f"{guess.forward} forward" in str(guess)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_a_table_and_the_next_step(tmp_path: Path) -> None:
     rules = written(tmp_path, SHORT_PROTOCOL)
     arguments = [
@@ -294,6 +298,7 @@ def test_out_always_leaves_the_record_and_no_two_runs_share_it(
         VERBS[name](limit=2, out="out")
 
 
+@pytest.mark.slow
 def test_progress_adds_up_to_one(tmp_path: Path) -> None:
     done: list[float] = []
 

@@ -28,6 +28,7 @@ SHORT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
 @pytest.mark.parametrize("name", CLASSIFYING)
 def test_passes_follow_from_those_of_fewer_steps(name: str) -> None:
@@ -60,6 +61,7 @@ def test_settings_that_would_take_forever_are_not_run() -> None:
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aas", "aas_uniform"])
 def test_attacks_on_attention_are_forecast_and_run(name: str) -> None:
     settings = {"steps": 1} | ({"scale_steps": 2} if name == "aas" else {})

@@ -33,6 +33,7 @@ def test_the_nearest_come_first_and_ties_in_order() -> None:
     assert ranked(torch.tensor([[1.0, 1.0, 0.0]]), gallery).tolist() == [[0, 1, 2]]
 
 
+@pytest.mark.slow
 def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     settings = {"threat": Threat("linf", 16 / 255), "steps": 10, "limit": 8, "gallery_limit": 60, "batch": 4}
     record = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)

@@ -86,6 +86,7 @@ def test_other_settings_the_same_weights_and_other_images_are_refused() -> None:
         over_seeds(trained)
 
 
+@pytest.mark.slow
 def test_two_settings_are_compared_over_their_seeds(tmp_path: Path) -> None:
     first = [of_seed(f"a{i}", 9, robust) for i, robust in enumerate((6, 7, 8))]
     second = [of_seed(f"b{i}", 9, robust) for i, robust in enumerate((2, 3, 1))]

@@ -212,6 +212,7 @@ def test_classes_are_named_by_the_head_the_data_or_imagenet() -> None:
     assert Inputs(torch.rand(1, 3, 32, 32)).classes_for(ten) == []
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_none_is_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation, "STEPS", 2)
     monkeypatch.setattr(landscape, "POINTS", 5)

@@ -83,6 +83,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert load_head(out).kind == "knn"
 
 
+@pytest.mark.slow
 def test_robustify_writes_a_secret_and_shows_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def rooms_imported(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_imports_go_one_way() -> None:
     upward = {}
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -141,6 +142,7 @@ def test_importing_robvit_and_its_command_line_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_files_and_functions_fit_in_a_head() -> None:
     large = {}
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -162,6 +164,7 @@ def _length(function: ast.FunctionDef) -> int:
     return (function.end_lineno or 0) - first.lineno + 1
 
 
+@pytest.mark.slow
 def test_what_only_unix_has_is_not_needed_to_import() -> None:
     unix = {"fcntl", "grp", "pwd", "resource", "termios"}
     for file in sorted(PACKAGE.rglob("*.py")):

@@ -20,6 +20,7 @@ from robvit.training import recipe
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
+@pytest.mark.slow
 def test_the_table_holds_what_the_registries_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("make_names", monkeypatch)
     made = script.text()

@@ -262,6 +262,7 @@ def test_mistakes_in_a_protocols_file_are_answered_without_torch(
     assert wanted in str(done.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slips", [SLIPS, IGNORED], ids=["slips", "ignored"])
 def test_slips_are_answered_without_torch(slips: list[tuple[list[str], str]], tmp_path: Path) -> None:
     found = answers([typed for typed, _ in slips], tmp_path)
@@ -314,6 +315,7 @@ def commands(app: typer.Typer, above: tuple[str, ...] = ()) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
     typed = [[*command, "--help"] for command in [[], *commands(cli.app)]] + LISTS
     for command, (code, printed) in zip(typed, answers(typed, tmp_path), strict=True):

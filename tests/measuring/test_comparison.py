@@ -85,6 +85,7 @@ def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(
     assert found.claim().verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart() -> None:
     model = robvit.load("robvit-mini-robust")
     x, y = open_data("sample", limit=8).tensors()
@@ -107,6 +108,7 @@ def test_outcomes_are_the_unscaled_models_and_the_scaled_models_are_apart() -> N
     assert found.both == [a and b for a, b in zip(found.plain.correct, found.scaled.correct, strict=True)]
 
 
+@pytest.mark.slow
 def test_scales_are_fitted_once_on_training_images_and_controls_stand_beside_the_plain_attack(
     tmp_path: Path,
 ) -> None:

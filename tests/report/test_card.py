@@ -44,6 +44,7 @@ def judged(tuning: Record, fingerprint: str = "", **steps: int) -> Record:
     return Record("evaluate", model, data, trials, protocol={"name": "p@1"})
 
 
+@pytest.mark.slow
 def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Record) -> None:
     original = judged(tuning, tuning.model["fingerprint"], pgd=10)
     card = model_card([judged(tuning, apgd_ce=50, apgd_t=30), tuning, original])

@@ -339,6 +339,7 @@ def attacked(out: Path) -> Record:
     return Record.load(out / "record.json")
 
 
+@pytest.mark.slow
 def test_the_command_shows_attacked_images_with_their_originals(tmp_path: Path) -> None:
     record = attacked(tmp_path)
     assert shard_folders(record, tmp_path) == {1: tmp_path / "shards"}

@@ -112,6 +112,7 @@ def replaced(content: Any, place: list[int], value: Any) -> Any:
     return content
 
 
+@pytest.mark.slow
 def test_a_record_with_strange_values_is_shown_or_refused(tmp_path: Path) -> None:
     content = asdict(rich_record(count=4))
     path = tmp_path / "record.json"
@@ -145,6 +146,7 @@ def test_damaged_yaml_is_read_or_refused(kind: str, tmp_path: Path) -> None:
     trial()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", YAMLS)
 def test_yaml_with_strange_values_is_read_or_refused(kind: str, tmp_path: Path) -> None:
     room, name, read = YAMLS[kind]

@@ -110,6 +110,7 @@ def test_a_probe_tells_of_random_and_of_picky_models() -> None:
     assert net.training
 
 
+@pytest.mark.slow
 def test_tokens_and_trainings_refuse_changed_pixels(folder: Path, tmp_path: Path) -> None:
     tokens: dict[str, Any] = {"count": 1, "steps": 1, "batch": 2, "attack_steps": 1, "limit": 12}
     robvit.robustify("robvit-mini", folder, out=tmp_path / "tokens", **tokens)

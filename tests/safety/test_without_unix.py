@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Imports of such modules fail, whoever asks: robvit or what it uses.
 SCRIPT = """
 import sys
@@ -41,6 +43,7 @@ attacks: [{attack: pgd, settings: {steps: 2}}]
 """
 
 
+@pytest.mark.slow
 def test_load_attack_and_evaluate_without_what_only_unix_has(tmp_path: Path) -> None:
     (tmp_path / "smoke.yaml").write_text(PROTOCOL)
     done = subprocess.run(

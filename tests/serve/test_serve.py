@@ -193,6 +193,7 @@ def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: t
     assert not any(one.key_id.encode() in said for one in sets)
 
 
+@pytest.mark.slow
 def test_features_of_a_model_with_tokens_are_given_only_where_that_is_asked_for(
     mini: Model, images: torch.Tensor
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None
         assert len(trial.correct) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the gradient is zero")
 def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_judge(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"sharpness": (1.0, 3000.0), "precisions": ("fp32", "fp16"), "steps": 1}
@@ -149,6 +150,7 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
 
 
+@pytest.mark.slow
 def test_a_shortened_attack_is_named_by_its_length_beside_the_papers(tmp_path: Path) -> None:
     record = reproduce("aas-table3", images=2, out=tmp_path, steps=1, **LEARN)
     place = record.tables[0].columns.index("paper's attack")
@@ -159,6 +161,7 @@ def test_a_shortened_attack_is_named_by_its_length_beside_the_papers(tmp_path: P
     assert [claim.paper for claim in record.claims[:2]] == [5.44, 4.93]
 
 
+@pytest.mark.slow
 def test_no_budget_breaks_nothing_and_scale_one_changes_nothing(tmp_path: Path) -> None:
     record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1, **LEARN)
     clean, *attacked = record.trials

@@ -119,6 +119,7 @@ def test_an_attackers_images_are_none_of_the_defenders(tmp_path: Path) -> None:
         robvit.reproduce("rob-attacker", out=tmp_path, **QUICK, **few, images_tried=(4,), own_images=8)
 
 
+@pytest.mark.slow
 def test_learning_and_judging_take_two_sets_but_share_no_image(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()

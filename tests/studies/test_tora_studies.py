@@ -129,6 +129,7 @@ def imagenet_folders(root: Path) -> dict[str, str]:
     return {f"imagenet_{name}": str(root / name) for name in "arc"}
 
 
+@pytest.mark.slow
 def test_imagenets_variants_are_measured_on_folders_of_their_layouts(tmp_path: Path) -> None:
     folders = imagenet_folders(tmp_path)
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from robvit.errors import InputError
 from robvit.studies import transfer_matrix as matrix
 
 
+@pytest.mark.slow
 def test_every_cell_is_counted_from_its_trials(tmp_path: Path) -> None:
     names = ["robvit-mini", "robvit-mini-robust"]
     record = robvit.reproduce(

@@ -65,6 +65,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "load_recipe", partial(load_recipe, judge_steps=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.usefixtures("untrained")
 def test_each_table_stands_beside_the_papers_with_commands_that_resolve(name: str, tmp_path: Path) -> None:

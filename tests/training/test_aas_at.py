@@ -46,6 +46,7 @@ def weights_of(model: Model) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in model.state_dict().items() if "score_scale" not in k}
 
 
+@pytest.mark.slow
 def test_a_move_of_the_scales_takes_one_batch_and_all_others_train(tmp_path):
     fit = fit_of(tmp_path)
     seen = []
@@ -117,6 +118,7 @@ def test_killed_between_and_resumed_it_ends_with_the_same_bits(tmp_path):
     assert int(resumed.loss.moved) == 2
 
 
+@pytest.mark.slow
 def test_the_trained_model_loads_with_its_scales(tmp_path):
     fit = fit_of(tmp_path, epochs=1)
     keep_scales(fit.model, [0.4, 0.3, 0.2, 0.1])

@@ -93,6 +93,7 @@ def test_the_network_stays_in_eval_mode_and_only_factors_are_a_state(mini: Model
     assert len(learner.state_dict()) == 2 * len(linear_layers(mini))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_tuning_leaves_a_result_that_loads_and_a_record(tmp_path: Path, mini: Model, method: str) -> None:
     heard: list[str] = []
@@ -121,6 +122,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "precision"), [("lora", "auto"), ("full", "auto"), ("lora", "bf16")])
 def test_a_stopped_tuning_goes_on_to_the_same_bits(
     tmp_path: Path, small: Model, method: str, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +165,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
         finetune(small, images(), out=tmp_path / "parts", **{**settings, "rank": 2, "lr": 1.0})
 
 
+@pytest.mark.slow
 def test_a_tuning_goes_on_from_an_earlier_one_towards_the_same_original(tmp_path: Path, small: Model) -> None:
     first = finetune(small, images(), out=tmp_path, **FEW)
     assert first.lora is not None
@@ -203,6 +206,7 @@ def test_what_was_chosen_for_a_run_is_kept_when_it_is_taken_up(tmp_path: Path, m
     assert all(layer.fused_attn for layer in layers)
 
 
+@pytest.mark.slow
 def test_labels_are_not_looked_at(small: Model) -> None:
     results = [
         finetune(small, images(labels=labels), **FEW).model.identity()
@@ -220,6 +224,7 @@ def test_drawings_leave_their_masks_behind() -> None:
     assert [bare[i][1] for i in range(3)] == [-1, -1, -1]
 
 
+@pytest.mark.slow
 def test_images_in_memory_serve_as_well(small: Model) -> None:
     x, _ = images().tensors()
     made = finetune(small, x, **FEW)
@@ -227,6 +232,7 @@ def test_images_in_memory_serve_as_well(small: Model) -> None:
     assert made.record.data["digest"] != finetune(small, x.flip(-1), **FEW).record.data["digest"]
 
 
+@pytest.mark.slow
 def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
     made = finetune(
         mini, images(40), steps=24, batch=8, eps=2 / 255, lr=5e-3, held_out=4, validations=2, judge_steps=10
@@ -237,6 +243,7 @@ def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
     assert cosines["cosine, tuned, clean"] > 0.97
 
 
+@pytest.mark.slow
 def test_the_clean_term_keeps_clean_features(mini: Model) -> None:
     settings = {**FEW, "steps": 8, "batch": 4, "eps": 16 / 255, "lr": 1e-2, "validations": 1}
     free, held, bound = (
@@ -310,6 +317,7 @@ def test_minutes_become_steps_and_the_plan_is_kept(
         planned(mini, images(), tuning, 1, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path: Path) -> None:
     command = ["robustify", "robvit-mini", "sample", "--limit", "20", "--out", str(tmp_path / "out")]
     small = ["--method", "lora", "--rank", "2", "--steps", "1", "--batch", "4", "--eps", "2/255"]
@@ -378,6 +386,7 @@ def test_the_original_and_the_learner_keep_the_same_tokens(mini: Model) -> None:
         Features(FeatureLearner(*trainable(Model(small_net("cait")), 2, 2.0)), images(), keep=0.5)
 
 
+@pytest.mark.slow
 def test_keeping_every_token_changes_no_bit_and_half_of_them_teaches_too() -> None:
     plain = Model(plain_vit())
     whole, same, half = (
@@ -415,6 +424,7 @@ def test_the_guard_adds_steps_until_its_attack_finds_what_was_hidden() -> None:
     assert steps * size == pytest.approx(2 * 0.75)
 
 
+@pytest.mark.slow
 def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
     record = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255).record
     assert record.metrics["inner steps added"] == 2
@@ -423,6 +433,7 @@ def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
     assert {record.findings[0].status, still.findings[0].status} <= {"amber", "red"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("loss", ["task", "trades"])
 def test_with_labels_the_heads_loss_is_learned(tmp_path: Path, mini: Model, method: str, loss: str) -> None:
@@ -451,6 +462,7 @@ def test_a_supervised_loss_needs_labels_and_their_classes(mini: Model) -> None:
         Tuning(loss="far")
 
 
+@pytest.mark.slow
 def test_normalisations_learn_along_and_are_kept_in_the_file(tmp_path: Path, mini: Model) -> None:
     settings = {**FEW, "norms": True, "lr": 1e-2}
     made = finetune(mini, images(), out=tmp_path, **settings)

@@ -51,6 +51,7 @@ def test_the_signature_names_every_option() -> None:
     assert {p.name for p in parameters} <= named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tokens", "lora", "full"])
 def test_every_method_gives_a_file_a_record_and_a_model_with_its_head(
     mini: Model, tmp_path: Path, method: Any
@@ -95,6 +96,7 @@ def test_options_of_other_methods_are_refused(mini: Model, wishes: dict[str, Any
         robvit.robustify(mini, torch.rand(4, 3, 32, 32), **wishes)
 
 
+@pytest.mark.slow
 def test_tuning_learns_from_the_training_split_unless_told_otherwise(mini: Model, tmp_path: Path) -> None:
     for split, count in (("train", 6), ("test", 3)):
         (tmp_path / split).mkdir()
@@ -108,6 +110,7 @@ def test_tuning_learns_from_the_training_split_unless_told_otherwise(mini: Model
     assert seen[0]["digest"] == seen[1]["digest"]
 
 
+@pytest.mark.slow
 def test_before_it_starts_it_says_what_is_recorded(mini: Model, tmp_path: Path) -> None:
     tuning = robvit.Tuning()
     places = (tmp_path / "none", tmp_path)
@@ -141,6 +144,7 @@ def test_a_plan_is_within_a_factor_of_the_truth() -> None:
     assert "recorded for" in heard[1]
 
 
+@pytest.mark.slow
 def test_a_network_without_linear_layers_and_a_folder_of_one_image_are_refused(tmp_path: Path) -> None:
     convolutions = Model(timm.create_model("resnet10t"), name="resnet10t")
     with pytest.raises(Unsupported, match="resnet10t has no linear layers"):

@@ -72,6 +72,7 @@ def test_the_original_sees_the_whole_image_and_the_learner_does_not(model: Model
     assert learner(x).shape == whole.shape  # nothing is left behind
 
 
+@pytest.mark.slow
 def test_what_is_left_comes_nearer_to_the_whole_image(model: Model) -> None:
     few: dict[str, Any] = {"steps": 30, "batch": 8, "held_out": 2, "validations": 1, "judge_steps": 1}
     made = finetune(model, images(), hide=3, eps=0.1 / 255, inner_steps=1, class_weight=1.0, **few)

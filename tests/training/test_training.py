@@ -242,6 +242,7 @@ def test_awp_moves_every_weight_by_its_share_uphill_and_puts_it_back() -> None:
     assert weight.grad is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -315,6 +316,7 @@ class _Double(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_training_learns_and_the_best_weights_are_left_in_the_model(tmp_path: Path) -> None:
     model = tiny()
     fit = fit_of(tmp_path, model, epochs=12, lr=3e-2)
@@ -377,6 +379,7 @@ def test_a_loss_may_own_a_state_choose_parameters_and_hear_of_epochs(
     assert all(torch.equal(first[name], tensor) for name, tensor in ended["model"].items())
 
 
+@pytest.mark.slow
 def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 6))

@@ -63,6 +63,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     return read_tensors(path, "tensors")[0]
 
 
+@pytest.mark.slow
 def test_a_training_by_command_leaves_a_model_that_opens_by_its_path(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = robvit_(*SMALL, "--out", out, "--set", "epochs=1", "--set", "drop_path=0.1", "--set", "ema=0.9")
@@ -100,6 +101,7 @@ def _alive() -> int:
     return sum(issubclass(type(one), torch.nn.Parameter) for one in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_forecast_trains_nothing_and_gives_its_memory_back(tmp_path: Path) -> None:
     before = _alive()
     done = robvit_(*SMALL, "--out", tmp_path / "run", "--dry-run")
@@ -165,6 +167,7 @@ def test_recipes_are_listed_and_a_wrong_name_offers_the_nearest() -> None:
     assert "names no data" in str(robvit_("train", "xcit-light").exception)
 
 
+@pytest.mark.slow
 def test_a_recipe_based_on_tora_trains_adapters_whatever_its_file_is_called(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     small = ("base: tora", "batch: 8", "epochs: 0.1", "warmup: 0", "validation: 8", "judge_steps: 1")
@@ -181,6 +184,7 @@ def test_a_recipe_based_on_tora_trains_adapters_whatever_its_file_is_called(tmp_
     assert not (out / "model.safetensors").exists()  # the network itself is not trained
 
 
+@pytest.mark.slow
 def test_adapters_can_be_forecast_for_every_knob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)
     given = ["--data", "sample", "--limit", 24, "--out", tmp_path / "run", "--dry-run"]
@@ -196,6 +200,7 @@ def test_adapters_can_be_forecast_for_every_knob(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_tora_on_imagenet_asks_for_the_folder_and_takes_it(tmp_path: Path) -> None:
     assert "names no data" in str(robvit_("train", "tora-imagenet").exception)
     for number, name in enumerate(("n01440764", "n01443537")):
