@@ -42,7 +42,7 @@ class Scale:
     """How much the demo does; the defaults take under five minutes on two processor cores."""
 
     head: int = 512
-    learn: int = 192
+    learn: int = 80
     steps: int = 60
     judge: int = 48
     attack_steps: int = 10

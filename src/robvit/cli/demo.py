@@ -27,7 +27,7 @@ def demo(
     ] = 112,
     eps: Annotated[str, typer.Option(help="Budget of the attacks in pixels (L-inf).")] = "2/255",
     head: Annotated[int, typer.Option(min=20, help="Labelled images for the linear head.")] = 512,
-    learn: Annotated[int, typer.Option(min=16, help="Images to learn tokens from, without labels.")] = 192,
+    learn: Annotated[int, typer.Option(min=16, help="Images to learn tokens from, without labels.")] = 80,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of the tokens.")] = 60,
     judge: Annotated[int, typer.Option(min=1, help="Images to attack.")] = 48,
     attack_steps: Annotated[int, typer.Option(min=1, help="Steps of the judging attack.")] = 10,
