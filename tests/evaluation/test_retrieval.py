@@ -41,6 +41,10 @@ def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     assert metrics[f"recall@1, {PUSHED}"] < metrics["recall@1, clean"]
     assert metrics["collided, feature (collision)"] > 0.5
     assert metrics["bits, clean"] == 0 < metrics[f"bits, {PUSHED}"]
+    clean, *_ = record.tables[0].rows
+    told = dict(zip(record.tables[0].columns, clean, strict=True))
+    assert told["from"] < told["recall@1, %"] == 100 * metrics["recall@1, clean"] <= told["to"]
+    assert told["recall@5, %"] == 100 * metrics["recall@5, clean"]
     assert all(trial.threat is None or max(trial.distance) <= 16 / 255 + 1e-6 for trial in record.trials)
     sorted(tmp_path.rglob("part-*.json"))[1].unlink()
     again = evaluate_retrieval("robvit-mini", "sample", out=tmp_path, **settings)

@@ -32,6 +32,7 @@ from robvit.loading import load
 from robvit.locks import kept_in
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record, Table, Trial
+from robvit.statistics import share_of
 from robvit.threat import Threat
 
 USUAL = Threat("linf", 2 / 255)
@@ -258,10 +259,12 @@ def _metrics(rows: Rows, asked: list[Query]) -> dict[str, float]:
 
 
 def _table(rows: Rows, asked: list[Query], count: int) -> Table:
-    columns = ["", *(f"recall@{k}, %" for k in BEST), "mAP, %", "bits flipped, %", "nearest is the target, %"]
+    first, *others = (f"recall@{k}, %" for k in BEST)
+    columns = ["", first, "from", "to", *others, "mAP, %", "bits flipped, %", "nearest is the target, %"]
     lines: list[list[Any]] = []
     for query in asked:
-        shares = [100 * _mean(rows[f"{query.name}/{what}"]) for what in SHOWN]
+        found = share_of(rows[f"{query.name}/{SHOWN[0]}"])  # the share and its interval
+        shares = [*found, *(_mean(rows[f"{query.name}/{what}"]) for what in SHOWN[1:])]
         hit = 100 * _mean(rows[f"{query.name}/collided"]) if query.goal == COLLISION else None
-        lines.append([query.name, *shares, hit])
+        lines.append([query.name, *(100 * share for share in shares), hit])
     return Table("Retrieval", columns, lines, f"Gallery of {count} images.")
