@@ -19,6 +19,7 @@ from robvit.cli import app
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import DataError, InputError, UnknownName, Unsupported, WrongBackbone
+from robvit.explanation.explain import draw_figures as draw_figures  # its module files the figures
 from robvit.explanation.figures import NAMES, accumulation, landscape
 from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.explanation.figures.attending import group_shares
