@@ -58,6 +58,7 @@ def finished(play: Playground, request: AttackRequest) -> Result:
     return last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["fgsm", "pgd", "gama", "apgd_ce", "square", "feature"])
 def test_a_watched_attack_is_the_attack_bit_for_bit(play: Playground, cat: InputImage, attack: str) -> None:
     request = AttackRequest(cat, "robvit-mini", attack=attack, eps=4, steps=3)
@@ -97,6 +98,7 @@ def test_the_result_says_what_the_model_says(play: Playground, cat: InputImage) 
     assert len(found.item.attention) == 2
 
 
+@pytest.mark.slow
 def test_tokens_change_who_is_judged_and_who_is_attacked(play: Playground, cat: InputImage) -> None:
     off, secret, known = (
         finished(play, AttackRequest(cat, "robvit-mini", tokens)) for tokens in (OFF, SECRET, KNOWN)
@@ -112,6 +114,7 @@ def test_tokens_change_who_is_judged_and_who_is_attacked(play: Playground, cat: 
     assert secret.predictions[1].clean[0][1] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [OFF, SECRET, KNOWN])
 @pytest.mark.parametrize("attack", ["pgd", "feature"])
 @pytest.mark.parametrize("uploaded", [False, True])
@@ -151,6 +154,7 @@ def test_a_certificate_is_drawn_where_tokens_have_pixels_of_their_own(
         list(play.certificate(AttackRequest(cat, "robvit-mini")))
 
 
+@pytest.mark.slow
 def test_the_sweep_is_the_attack_at_each_budget(play: Playground, cat: InputImage) -> None:
     request = AttackRequest(cat, "robvit-mini", SECRET, steps=3)
     *_, swept = play.sweep(request)
@@ -456,6 +460,7 @@ def test_the_command_refuses_what_is_not_safe(tmp_path: Path, monkeypatch: pytes
     assert "--password " not in CliRunner().invoke(commands, ["app", "--help"]).output
 
 
+@pytest.mark.slow
 def test_without_gradio_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

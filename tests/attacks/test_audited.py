@@ -31,6 +31,7 @@ def near_its_boundaries(threat: Threat, count: int = 24) -> tuple[Any, torch.Ten
     return model, x, labelled(model, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_no_image_survives_that_the_standard_version_breaks(norm: str) -> None:
     threat = Threat(norm, {"linf": 0.012, "l2": 0.08, "l1": 0.6}[norm])
@@ -75,6 +76,7 @@ def test_the_nearest_class_is_aimed_at_first() -> None:
     assert (counted.forward, counted.backward) == (2, 2)
 
 
+@pytest.mark.slow
 def test_the_audit_tries_the_sample_only_and_costs_less() -> None:
     threat = Threat("linf", 1e-4)  # nothing falls
     model, x, y = near_its_boundaries(threat, 40)
@@ -117,6 +119,7 @@ def test_masked_gradients_switch_to_the_standard_version() -> None:
     assert "as in the standard version" in str(audit)
 
 
+@pytest.mark.slow
 def test_a_flip_in_the_audit_switches_to_the_standard_version(monkeypatch: pytest.MonkeyPatch) -> None:
     threat = Threat("linf", 0.02)
     model, x, y = near_its_boundaries(threat)
@@ -157,6 +160,7 @@ def test_the_bound_holds_as_often_as_it_says(spread: bool) -> None:
     assert missed <= 50 + 3 * math.sqrt(1000 * 0.05 * 0.95)
 
 
+@pytest.mark.slow
 def test_the_default_sample_bounds_one_per_cent() -> None:
     for count in (400, 1000, 10_000, 100_000):
         strata = draw({str(i): float(i) for i in range(count)}, 300, 0).strata

@@ -182,6 +182,7 @@ def test_an_attack_that_no_toy_can_stand_runs_all_the_same(monkeypatch: pytest.M
     assert len(record.trials[-1].correct) == 2
 
 
+@pytest.mark.slow
 def test_progress_moves_inside_a_batch() -> None:
     told: list[float] = []
 

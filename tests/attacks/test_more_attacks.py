@@ -268,6 +268,7 @@ def test_transfer_through_an_ensemble_is_judged_by_the_victim():
     assert torch.equal(both.success, single[0] | single[1])
 
 
+@pytest.mark.slow
 def test_a_random_model_is_judged_by_the_mean_of_fresh_passes():
     net, x = tiny().eval(), images(16)
     y = labelled(net, x)

@@ -71,6 +71,7 @@ def test_a_compiled_model_gives_the_same_images() -> None:
     assert (plain.forward, plain.backward) == (compiled.forward, compiled.backward)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_padded_batches_give_the_same_images_from_few_shapes() -> None:
     torch.manual_seed(0)

@@ -77,6 +77,7 @@ def test_a_large_budget_reaches_every_target_and_a_transfer_is_judged_by_the_vic
     assert torch.equal(outcome.targets, aim)
 
 
+@pytest.mark.slow
 def test_the_record_says_what_was_aimed_at_and_how_often_it_was_reached(tmp_path: Path) -> None:
     words = ["attack", "robvit-mini", "sample", "--limit", "10", "--set", "steps=5", "--eps", "4/255"]
     done = CliRunner().invoke(app, [*words, "--target", "cat", "--out", str(tmp_path / "a")])

@@ -32,6 +32,7 @@ def small(family: str, count: int = 3) -> tuple[Model, torch.Tensor, torch.Tenso
     return model, x, model(x).argmax(1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the gradient is zero")
 @pytest.mark.parametrize("settings", [{"starts": 4}, {"space": "log", "starts": 2}])
 def test_where_softmax_underflows_plain_pgd_fails_and_scaled_pgd_succeeds(settings):
@@ -111,6 +112,7 @@ def test_it_tells_how_far_the_ascent_moved_and_a_search_without_steps_is_its_sta
     assert still.start == find_scales(model, [(x, y)], steps=3).start
 
 
+@pytest.mark.slow
 def test_the_attack_on_a_data_set_fits_its_scales_on_training_images(tmp_path):
     given = {"steps": 1, "fit_images": 8, "fit_batch": 4, "scale_steps": 2}
     record = robvit.attack("robvit-mini", "sample", attack="aas", settings=given, limit=2, out=tmp_path)
@@ -147,6 +149,7 @@ def test_it_goes_on_from_given_factors():
         find_scales(model, [(x, y)], begin=[1.0])
 
 
+@pytest.mark.slow
 def test_only_the_wanted_blocks_are_scaled():
     model, x, y = small("mini")
     count = len(attention_layers(model))
@@ -184,6 +187,7 @@ def test_at_scale_one_it_is_the_base_attack_bit_for_bit(base):
     assert torch.equal(made, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SCALING)
 def test_every_family_is_attacked_and_left_as_it_was(name, family):
@@ -212,6 +216,7 @@ def test_it_keeps_to_every_norm_and_repeats_itself(name, norm):
     assert torch.equal(adv, ATTACKS[name](model, x, y, threat, **quick))
 
 
+@pytest.mark.slow
 def test_images_are_crafted_to_the_end_and_judged_unscaled():
     """On the scaled model all images are wrong from the start: an attack that asks it would do nothing."""
     model = robvit.load("robvit-mini")

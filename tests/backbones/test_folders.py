@@ -110,6 +110,7 @@ def test_code_in_a_pickle_of_timms_is_not_run(hub: Path, tmp_path: Path) -> None
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

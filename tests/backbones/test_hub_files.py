@@ -61,6 +61,7 @@ def test_good_files_are_read(
     torch.testing.assert_close(found[0], net.state_dict())
 
 
+@pytest.mark.slow
 def test_a_network_with_a_loader_of_its_own_reads_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path: Path) ->
         robvit.load(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_bake_writes_a_plain_checkpoint(tmp_path: Path) -> None:
     mini = robvit.load("robvit-mini")
     lora = changed_lora(mini)

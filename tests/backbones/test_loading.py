@@ -19,6 +19,7 @@ from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
 from robvit.exporting import export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["robvit-mini", "robvit-mini-robust"])
 def test_bundled_models_load_and_know_their_images(name: str) -> None:
     model = robvit.load(name)
@@ -43,11 +44,13 @@ def test_any_timm_name_loads_with_its_own_statistics() -> None:
     assert float(given.std[0, 0, 0, 0]) == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_dinov2_takes_the_papers_size_unless_told() -> None:
     assert robvit.load("dinov2-small", pretrained=False).input_size == (224, 224)
     assert robvit.load("dinov2-small", pretrained=False, img_size=112).input_size == (112, 112)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_size_is_fitted_as_timm_does(tmp_path: Path) -> None:
     state = timm.create_model("vit_tiny_patch16_224", num_classes=4).state_dict()
     save_file(state, tmp_path / "tiny.safetensors", {"timm_name": "vit_tiny_patch16_224"})
@@ -58,6 +61,7 @@ def test_a_checkpoint_of_another_size_is_fitted_as_timm_does(tmp_path: Path) -> 
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 7)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_name_itself_needs_arch(tmp_path: Path) -> None:
     state = timm.create_model("vit_tiny_patch16_224").state_dict()
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "tiny.pth")
@@ -83,6 +87,7 @@ def test_robust_xcit_files_take_raw_pixels_and_other_weights_do_not(tmp_path: Pa
     assert (robvit.load("xcit-s12", pretrained=False).std != 1).all()
 
 
+@pytest.mark.slow
 def test_tokens_and_head_come_along_and_foreign_ones_are_refused(tmp_path: Path) -> None:
     plain = robvit.load("robvit-mini")
     x, y = robvit.data.open_data("sample", split="train", limit=20).tensors()
@@ -140,6 +145,7 @@ def test_bad_names_get_near_ones() -> None:
         robvit.load("robvit-mini", normalise="clip")
 
 
+@pytest.mark.slow
 def test_a_name_may_stand_for_bundled_factors_on_other_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

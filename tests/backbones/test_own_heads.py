@@ -88,6 +88,7 @@ def folder_of(place: Path, names: list[str]) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_classes_are_matched_by_name_or_refused(mini: robvit.Model, tmp_path: Path) -> None:
     first = robvit.open_data(folder_of(tmp_path / "first", ["ape", "bird", "cat"]))
     head = LinearHead.fit(mini, first.batches(12), 3, names=first.classes)

@@ -14,6 +14,7 @@ import robvit
 from robvit.errors import InputError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [5, 1000])
 def test_the_classes_of_a_fine_tuned_checkpoint_are_inferred(classes: int, tmp_path: Path) -> None:
     net = timm.create_model("vit_tiny_patch16_224", num_classes=classes, img_size=32).eval()

@@ -134,6 +134,7 @@ def plain_folder(place: Path, names: list[str]) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_head_of_the_command_remembers_its_images_and_a_plain_folder_is_divided(tmp_path: Path) -> None:
     data, out = plain_folder(tmp_path / "data", ["ape", "bee", "cat"]), tmp_path / "h.safetensors"
     words = ["train", "head", "robvit-mini", str(data), "--resize", "crop", "--img-size", str(SIDE)]

@@ -211,6 +211,7 @@ def test_offline_mode_is_honoured(asked: list[str], monkeypatch: pytest.MonkeyPa
 # --- packages
 
 
+@pytest.mark.slow
 def test_a_package_nobody_has(toy: zoo.Known, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(toy, monkeypatch, version="2.0")
     with pytest.raises(WeightsUnavailable, match=r"pip could not fetch robvit-toy 2\.0 .*No matching"):

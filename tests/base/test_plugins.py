@@ -130,6 +130,7 @@ def done(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_an_installed_package_offers_attacks_losses_and_data(package: str, tmp_path: Path) -> None:
     assert "push_of_a_package" in done("attacks")
     assert "stripes_of_a_package" in done("data", "list")

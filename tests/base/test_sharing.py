@@ -61,6 +61,7 @@ CLASSES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_folder_opens_to_the_same_thing(
     kind: str, mini: robvit.Model, judged: Record, tmp_path: Path

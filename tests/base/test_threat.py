@@ -69,6 +69,7 @@ def test_random_points_fill_the_ball_without_a_drift(norm):
     assert float(delta.mean().abs()) < 0.1 * float(delta.abs().mean())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NORMS), st.floats(-3, 3), st.integers(0, 99))
 def test_the_move_onto_a_plane_reaches_it_and_none_is_shorter(norm, rise, seed):

@@ -38,6 +38,7 @@ def images(mini: robvit.Model) -> tuple[torch.Tensor, torch.Tensor]:
         return x, mini(x).argmax(-1)
 
 
+@pytest.mark.slow
 def test_no_token_dropped_is_the_model_bit_for_bit(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -119,6 +120,7 @@ def test_the_rule_ends_at_what_was_certified(mini: robvit.Model) -> None:
     assert found >= {2, WHOLE}
 
 
+@pytest.mark.slow
 def test_no_patch_that_is_tried_takes_a_certified_label(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -155,6 +157,7 @@ def test_an_image_is_certified_where_every_window_is_safe(
         assert int(defense.classify(adv).label) == int(y[row])
 
 
+@pytest.mark.slow
 def test_each_mask_is_asked_once_and_an_image_no_longer_than_it_can_be_certified(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -210,6 +213,7 @@ def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
     assert min(min(row[1:]) for row in record.tables[1].rows) >= 100 * record.metrics["certified accuracy"]
 
 
+@pytest.mark.slow
 def test_a_curve_over_sizes_holds_each_certificate_by_itself(
     mini: robvit.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

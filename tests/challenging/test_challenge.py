@@ -88,6 +88,7 @@ def test_a_defence_ends_with_the_honest_figure(
     assert robvit.Record.load(tmp_path / "record.json").metrics == figures
 
 
+@pytest.mark.slow
 def test_what_is_no_defence_is_refused() -> None:
     with pytest.raises(InputError, match="must return a callable from images to logits, got int"):
         challenge("robvit-mini", "sample", lambda model: 3, **SMALL)  # type: ignore[arg-type,return-value]

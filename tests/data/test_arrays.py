@@ -13,6 +13,7 @@ from robvit.data import from_arrays, from_items, open_data
 from robvit.errors import DataError, InputError
 
 
+@pytest.mark.slow
 def test_every_form_of_the_same_images_gives_the_same_record() -> None:
     x, y = open_data("sample", limit=6).tensors()
     levels = (x * 255).round().to(torch.uint8)

@@ -20,6 +20,7 @@ def write(root: Path, folders: list[str], count: int = 1) -> None:
             Image.new("RGB", (4, 4), (i, 0, 0)).save(root / folder / f"{i}.png")
 
 
+@pytest.mark.slow
 def test_a_hundred_classes_are_the_same_for_every_split_and_another_seed_draws_others(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write(tmp_path / split, IDS[::5])

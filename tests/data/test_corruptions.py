@@ -35,6 +35,7 @@ def test_they_are_the_fifteen() -> None:
     assert [groups.count(group) for group in ("noise", "blur", "weather", "digital")] == [3, 4, 4, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_corruption(name: str, small: torch.Tensor) -> None:
     before = small.clone()

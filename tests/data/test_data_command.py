@@ -32,6 +32,7 @@ def test_help_of_every_command() -> None:
         assert len(run(command, "--help")) > 200
 
 
+@pytest.mark.slow
 def test_show_counts_and_draws(tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     text = run("show", "sample", "--split", "train", "--limit", "20", "--out", str(sheet))

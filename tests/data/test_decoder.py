@@ -103,6 +103,7 @@ def test_nine_megabytes_of_exif_are_not_read(decoder: Decoder) -> None:
     assert time.monotonic() - start < 5  # reading every tag takes tens of gigabytes
 
 
+@pytest.mark.slow
 def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BYTES_PER_PIXEL", 0)
     monkeypatch.setattr(module, "SPARE_MEMORY", 40_000_000)
@@ -118,6 +119,7 @@ def pid(worker: module._Worker) -> int:
     return worker._process.pid
 
 
+@pytest.mark.slow
 @LINUX
 def test_what_takes_too_long_is_killed_and_replaced() -> None:
     small = encoded(noise(9, 9, 3), "PNG")

@@ -46,6 +46,7 @@ def test_every_size_shows_the_same_scene() -> None:
         assert (shrunk - small_x.float()).abs().mean() < 8
 
 
+@pytest.mark.slow
 def test_every_class_occurs_and_none_drowns_the_others() -> None:
     masks = torch.stack([Scene("train", i).render(48)[1] for i in range(120)])
     shares = masks.flatten().bincount(minlength=len(CLASSES)) / masks.numel()

@@ -36,6 +36,7 @@ def merged(lora: LoRA) -> Model:
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_tokens_and_heads_of_both_kinds(lora: LoRA, merged: Model) -> None:
     original = robvit.load("robvit-mini")
     tokens = RobustTokens(torch.randn(1, 3, merged.width), merged.fingerprint())

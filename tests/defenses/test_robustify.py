@@ -51,6 +51,7 @@ def learned(
     return train_tokens(model, images, recipe, cache=tmp_path / "store", **paths).tokens.values
 
 
+@pytest.mark.slow
 def test_tokens_raise_what_they_are_trained_for(model: Model, images: TensorImages, tmp_path: Path) -> None:
     done = train_tokens(model, images, replace(QUICK, steps=60), cache=tmp_path)
     first, last = sum(done.history[0]), sum(done.history[-1])
@@ -107,6 +108,7 @@ def test_nothing_is_attacked_twice_and_a_damaged_shard_is_made_again(
     assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(shard).items())
 
 
+@pytest.mark.slow
 def test_other_pixels_under_the_same_names_are_attacked_anew(model: Model, tmp_path: Path) -> None:
     class SameNames(TensorImages):
         def digest(self) -> str:

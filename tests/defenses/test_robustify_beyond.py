@@ -69,6 +69,7 @@ def images() -> Labelled:
     return Labelled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_resumes_to_the_same_bits(
     name: str, model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +110,7 @@ def test_deep_tokens_start_like_shallow_ones_and_know_their_layers(
     assert torch.equal(same.tokens.values, train_tokens(model, images, QUICK, cache=tmp_path).tokens.values)
 
 
+@pytest.mark.slow
 def test_settings_give_the_recipe_back(model: Model, images: Labelled, tmp_path: Path) -> None:
     for recipe in (VARIANTS["mixed"], VARIANTS["several"]):
         tokens = train_tokens(model, images, recipe, cache=tmp_path / "store").tokens
@@ -136,6 +138,7 @@ def test_the_inner_attack_is_on_the_model_as_it_is_hardened_now(model: Model, im
     assert not torch.equal(examples.batch(1, hardened).adv[0], seen.adv[0])
 
 
+@pytest.mark.slow
 def test_attacks_take_turns_and_every_image_meets_each_of_them(
     model: Model, images: Labelled, tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_what_cannot_be_learned_is_refused(model: Model, images: Labelled, tmp_p
         TokenRecipe(task=2)
 
 
+@pytest.mark.slow
 def test_a_pool_is_learned_from_one_store_and_resumes(
     model: Model, images: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +272,7 @@ def test_every_call_draws_a_set_and_a_fixed_one_stays(model: Model) -> None:
         AttackCache(random, Labelled(), FEATURE)
 
 
+@pytest.mark.slow
 def test_a_pool_loads_by_path_as_a_randomised_model(tmp_path: Path) -> None:
     bare = robvit.load("robvit-mini")
     three_sets(bare).save(tmp_path / "pool.safetensors")

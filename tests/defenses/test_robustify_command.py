@@ -146,6 +146,7 @@ def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) 
     assert not (tmp_path / "refused" / "tokens.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_left_to_itself_it_attacks_half_as_many_images_as_it_draws(tmp_path: Path) -> None:
     small = ("robustify", "robvit-mini", "sample", "--steps", 2, "--batch", 4, "--attack-steps", 1)
     assert robvit_(*small, "--out", tmp_path / "a").exit_code == 0

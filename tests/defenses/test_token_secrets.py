@@ -256,6 +256,7 @@ def test_what_is_stretched_has_the_right_distribution() -> None:
     assert sorted(permutation(secret, "p", 1000)) == list(range(1000))
 
 
+@pytest.mark.slow
 def test_what_a_seed_makes_says_that_it_is_no_secret(
     model: Model, images: TensorImages, cache: Path, tmp_path: Path
 ) -> None:

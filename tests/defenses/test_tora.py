@@ -139,6 +139,7 @@ def test_what_is_added_varies_over_tokens_as_what_the_adapters_change_does(name:
     assert own.mean() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tuning", "gflops", "millions"),
     [("heads", 17.6, 88.1), ("single", 17.8, 88.3), ("adapterfusion", 24.9, 111.2), ("tora", 26.0, 111.2)],
@@ -222,6 +223,7 @@ def test_adapters_survive_saving_and_load_by_name(tmp_path: Path) -> None:
         robvit.load("robvit-mini-robust", adapters=tmp_path / "tora.safetensors")
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_attacked_from_the_command_line(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     adapters = fresh(model)
@@ -292,6 +294,7 @@ def _last(sign: float, out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return sign * out[:, -1]
 
 
+@pytest.mark.slow
 def test_pushing_the_gates_moves_them() -> None:
     model = robvit.load("robvit-mini")
     twin = adapted(model, moved(fresh(model), 0.05))
@@ -315,6 +318,7 @@ def test_pushing_the_gates_moves_them() -> None:
     assert means[0] > before > means[1]
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_judged_from_the_command_line(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini-robust")
     save_adapters(moved(fresh(model, trades=(0.1, 0.9)), 0.01), tmp_path / "a.safetensors")

@@ -57,6 +57,7 @@ def changed(before: Adapters, after: Adapters) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
     model: Model, splits: Splits, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_broken_defences_are_caught_by_name(
         assert status(mini, images, first) == "green"
 
 
+@pytest.mark.slow
 def test_an_honest_model_has_no_symptom(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -238,6 +239,7 @@ def test_probabilities_that_round_to_one_are_amber() -> None:
     assert finding.status == "amber"
 
 
+@pytest.mark.slow
 def test_a_zero_gradient_is_red_under_finite_differences(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_zero_gradient_is_red_under_finite_differences(
     assert status(without, images, "finite_differences") == "skipped"
 
 
+@pytest.mark.slow
 def test_a_model_without_any_robustness_is_not_all_green(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:

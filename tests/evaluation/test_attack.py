@@ -90,6 +90,7 @@ def test_images_are_whole_levels_inside_the_budget() -> None:
         assert ((out - adv).abs() <= 1 / 255 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_the_command_writes_images_that_still_succeed_when_read_back(tmp_path: Path) -> None:
     arguments = [
         "attack",
@@ -123,6 +124,7 @@ def test_the_command_writes_images_that_still_succeed_when_read_back(tmp_path: P
     assert Record.load(tmp_path / "record.json").trials == record.trials
 
 
+@pytest.mark.slow
 def test_images_made_on_a_surrogate_are_judged_by_the_model(tmp_path: Path) -> None:
     arguments = ["attack", "robvit-mini-robust", "sample", "--surrogate", "robvit-mini", "--limit", "12"]
     done = CliRunner().invoke(app, [*arguments, "--set", "steps=3", "--out", str(tmp_path)])
@@ -197,6 +199,7 @@ def test_labels_and_masks_are_not_mixed_up(tmp_path: Path) -> None:
         AttackJob("segpgd", LINF, {}, model, "", open_data("sample", limit=2))
 
 
+@pytest.mark.slow
 def test_an_attack_in_python_leaves_images_sheet_and_record(tmp_path: Path) -> None:
     model, settings = robvit.load("robvit-mini-robust"), {"steps": 3}
     record = robvit.attack(model, "sample", settings=settings, limit=4, batch=3, out=tmp_path)
@@ -265,6 +268,7 @@ def test_wilsons_interval_holds_its_known_values() -> None:
     assert interval(10, 10)[1] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_shards_keep_where_the_model_looks_and_the_report_shows_it(tmp_path: Path) -> None:
     work = job(count=3, batch=2)
     run_job(work, tmp_path / "job")

@@ -64,6 +64,7 @@ def roughness(x: torch.Tensor) -> torch.Tensor:
     return x.detach().mean(2).diff(dim=2).abs().mean((1, 2))
 
 
+@pytest.mark.slow
 def test_an_audit_is_in_the_record_as_data_and_as_a_sentence(tmp_path: Path) -> None:
     rules, images = Protocol.model_validate(SHORT), airplanes(20)
     record = robvit.evaluate(Sturdy(10), images, protocol=rules, batch=8, out=tmp_path / "a")
@@ -87,6 +88,7 @@ def test_an_audit_is_in_the_record_as_data_and_as_a_sentence(tmp_path: Path) -> 
     assert "With 95 % confidence" in model_info(record)["footnote"]
 
 
+@pytest.mark.slow
 def test_the_forecast_of_an_audit_is_exact_where_nothing_falls() -> None:
     rules, images, net = Protocol.model_validate(SHORT), airplanes(10), Sturdy(10)
     record = robvit.evaluate(net, images, protocol=rules, batch=1)
@@ -96,6 +98,7 @@ def test_the_forecast_of_an_audit_is_exact_where_nothing_falls() -> None:
     assert spent <= guess.forward <= spent + 5 * (2 * 3 + 1 + 6 + 8)
 
 
+@pytest.mark.slow
 def test_a_flip_switches_the_whole_run_and_sets_the_record_right() -> None:
     rules = Protocol.model_validate({**SHORT, "threat": {"norm": "linf", "eps": "32/255"}})
     net, images = Flipping(10), airplanes(40)
@@ -116,6 +119,7 @@ def test_a_flip_switches_the_whole_run_and_sets_the_record_right() -> None:
     assert set(rest.unseen) <= set(range(len(images))) - set(sampled.unseen)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::robvit.attacks.ZeroGradient")
 def test_masked_gradients_switch_before_the_audit() -> None:
     class Flat(Sturdy):

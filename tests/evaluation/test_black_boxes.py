@@ -125,6 +125,7 @@ def test_our_onnx_tells_its_size_and_normalises_inside(onnx: Path) -> None:
         open_classifier(onnx, img_size=64)
 
 
+@pytest.mark.slow
 def test_only_attacks_without_gradients_are_run(onnx: Path) -> None:
     with pytest.raises(InputError, match=r"quick@1 attacks by gradients .*quick-black-box@1"):
         robvit.evaluate(onnx, "sample", protocol="quick@1", limit=2)
@@ -137,6 +138,7 @@ def test_only_attacks_without_gradients_are_run(onnx: Path) -> None:
     assert moved.attacks()[0].surrogate == "robvit-mini"
 
 
+@pytest.mark.slow
 def test_a_review_of_a_black_box_makes_no_white_box_claim(onnx: Path, tmp_path: Path) -> None:
     made = robvit.review(onnx, "sample", protocol=Protocol(**TINY), out=tmp_path / "out", limit=6)
     assert "No claim is made about attackers who have the model" in made.to_paste()
@@ -175,6 +177,7 @@ def test_a_missing_onnxruntime_is_named_with_its_remedy(onnx: Path, monkeypatch:
         open_classifier(onnx)
 
 
+@pytest.mark.slow
 def test_foreign_onnx_of_fixed_batches_with_channels_last_is_asked_in_its_own_way(tmp_path: Path) -> None:
     class Last(Ten):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -261,6 +264,7 @@ class Expects(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 def test_pixels_that_are_not_normalised_as_the_model_expects_are_told() -> None:
     images = open_data("sample", limit=24)
     raw = open_classifier(Expects(), img_size=32)

@@ -55,6 +55,7 @@ def test_what_judges_is_not_offered_to_learn_from() -> None:
     assert told["adversarial training"][-1].endswith("--data IMAGES --split learn")
 
 
+@pytest.mark.slow
 def test_a_certificate_is_measured_where_the_model_can_have_one() -> None:
     model, images = robvit.Model(plain_vit(), name="plain"), open_data("sample", limit=4)
     defences, measured = robvit.check(model, images).tables
@@ -67,12 +68,14 @@ def test_a_certificate_is_measured_where_the_model_can_have_one() -> None:
     assert all("afterwards: robvit " in text for name, text in figures.items() if name != "patch certificate")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_defended_already_is_not_compared_with_a_robust_one() -> None:
     images = open_data("sample", limit=2)
     tuned = robvit.load("robvit-mini").replace(original="0" * 64)
     assert [table.title for table in robvit.check(tuned, images).tables] == ["Defences that fit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "fits"),
     [

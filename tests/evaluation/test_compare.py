@@ -198,6 +198,7 @@ def test_corruptions_made_here_are_never_called_mce() -> None:
     assert found.headline().share == sum(found.trials[0].correct) / 6  # corruptions are no attacks
 
 
+@pytest.mark.slow
 def test_imagenet_c_is_normalised_as_published(tmp_path: Path) -> None:
     ids = list(labels_by_id())[:2]
     image_tree(tmp_path, ids, tuple(f"{name}/{s}" for name in ALEXNET_ERRORS for s in range(1, 6)))

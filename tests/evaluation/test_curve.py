@@ -41,6 +41,7 @@ def linear_case(norm: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch
     return model, levels, labels, distance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", list(EPS))
 def test_on_a_linear_model_the_curve_is_the_distances(norm: str, tmp_path: Path) -> None:
     model, levels, labels, distance = linear_case(norm)

@@ -58,6 +58,7 @@ def test_training_images_are_told_and_others_are_not(folder: Path, head: Path) -
     assert not any("was trained on" in note for note in apart.notes)
 
 
+@pytest.mark.slow
 def test_a_review_puts_it_among_the_reds(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reviewing, "doctor", partial(doctor, checks=["randomness"]))  # the others add nothing
     rules = Protocol.model_validate(ONE_STEP)

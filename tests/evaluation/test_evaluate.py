@@ -146,6 +146,7 @@ def test_without_survivors_every_attack_sees_every_image_and_the_worst_case_is_b
     assert record.headline().share == sum(worst) / 12
 
 
+@pytest.mark.slow
 def test_the_images_are_the_protocols(tmp_path: Path) -> None:
     rules = {**SHORT_PROTOCOL, "attacks": [], "subset": {"count": 9, "seed": 3}}
     by_name = robvit.evaluate("robvit-mini", "sample", protocol=Protocol.model_validate(rules))
@@ -256,6 +257,7 @@ def sample_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_record_survives_writing_and_reading(tmp_path: Path) -> None:
     rules = Protocol.model_validate(SHORT_PROTOCOL)
     record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=3)
@@ -282,6 +284,7 @@ VERBS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERBS)
 def test_out_always_leaves_the_record_and_no_two_runs_share_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_passes_follow_from_those_of_fewer_steps(name: str) -> None:
         assert found == Passes(whole.forward, whole.backward), norm
 
 
+@pytest.mark.slow
 def test_settings_that_would_take_forever_are_not_run() -> None:
     start = time.monotonic()
     entry = Attack(attack="pgd", settings={"steps": 100_000_000, "restarts": 1000})

@@ -52,6 +52,7 @@ def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     assert robvit.Record.load(tmp_path / "record.json").tables == record.tables
 
 
+@pytest.mark.slow
 def test_secret_tokens_meet_who_has_them_and_who_has_not() -> None:
     model = robvit.load("robvit-mini")
     values = torch.randn(1, 4, model.width, generator=torch.Generator().manual_seed(0))

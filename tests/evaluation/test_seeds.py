@@ -30,6 +30,7 @@ def of_seed(name: str, clean: int, robust: int, **settings: object) -> Record:
     return Record("evaluate", {"name": name, "identity": name}, data, trials)
 
 
+@pytest.mark.slow
 def test_quantiles_of_student_are_those_of_the_tables() -> None:
     for freedom, value in ((1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423), (200, 1.9719)):
         assert t_quantile(0.975, freedom) == pytest.approx(value, abs=1e-4)
@@ -42,6 +43,7 @@ def test_mean_deviation_and_interval() -> None:
     assert low == pytest.approx(2 * mean - high)
 
 
+@pytest.mark.slow
 def test_welch_is_as_it_is_in_the_books() -> None:
     """By hand: variances 1 and 4 over 4 and 6 values, so 1/4 + 4/6 of variance and 7.7 of freedom."""
     first = [1 - 1.5**0.5 / 2**0.5, 1 - 1.5**0.5 / 2**0.5, 1 + 1.5**0.5 / 2**0.5, 1 + 1.5**0.5 / 2**0.5]
@@ -57,6 +59,7 @@ def test_welch_is_as_it_is_in_the_books() -> None:
     assert welch([1.0, 1.0], [2.0, 2.0])[3] == 0
 
 
+@pytest.mark.slow
 def test_a_table_over_seeds() -> None:
     records = [of_seed(str(i), 9, robust, seed=i) for i, robust in enumerate((4, 5, 6))]
     clean, pgd = over_seeds(records)

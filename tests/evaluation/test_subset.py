@@ -16,6 +16,7 @@ from robvit.errors import DataError, InputError
 from robvit.evaluation.subset import public_images
 
 
+@pytest.mark.slow
 def test_attackers_learn_from_images_that_a_defenders_draw_does_not_hold() -> None:
     judged, defender = open_data("sample", limit=8), open_data("sample", split="train", limit=192)
     own = public_images(None, "sample", judged, split=None)
@@ -57,6 +58,7 @@ def test_attackers_never_learn_from_the_defenders_images() -> None:
         public_images(everything, "sample", judged, split="train", taken=set(everything.names))(4)
 
 
+@pytest.mark.slow
 def test_tokens_tell_an_evaluation_what_they_were_learned_from(tmp_path: Path) -> None:
     model, images = robvit.load("robvit-mini"), open_data("sample", split="train", limit=4)
     recipe = TokenRecipe(steps=1, batch=2, attack=AttackSetting(settings={"steps": 1}))

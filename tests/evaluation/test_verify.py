@@ -71,6 +71,7 @@ def test_a_bundled_name_is_for_the_bundled_rules(tmp_path: Path) -> None:
     assert find(find("quick@1")).digest() == find("quick@1").digest()
 
 
+@pytest.mark.slow
 def test_a_sound_record_carries_its_hashes_and_verifies(judged: Path) -> None:
     record = Record.load(judged / "record.json")
     assert len(record.protocol["digest"]) == 64
@@ -262,6 +263,7 @@ def test_an_audit_tries_as_many_as_the_protocol_says(unseen: list[int]) -> None:
     assert [line.rpartition(": ")[2] for line in found.broken] == wrong
 
 
+@pytest.mark.slow
 def test_a_signature_is_of_the_content_and_of_one_key(copy: Path) -> None:
     pytest.importorskip("cryptography")
     key, record = copy / "key.pem", copy / "record.json"

@@ -271,6 +271,7 @@ def test_gates_are_drawn_where_there_are_adapters() -> None:
     assert drawn.grid is not None
 
 
+@pytest.mark.slow
 def test_a_segmentation_head_brings_masks_and_its_own_attack() -> None:
     model, scenes = (
         robvit.load("robvit-mini"),
@@ -310,6 +311,7 @@ def robvit_(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_is_asked_for_and_refuses_what_it_lacks(tmp_path: Path) -> None:
     small = ("explain", "robvit-mini", "sample:1", "--out", tmp_path, "--set", "steps=2")
     done = robvit_(*small, "--figure", "perturbation", "--figure", "activations")

@@ -193,6 +193,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "m.safetensors").read_text() == "the old one"
 
 
+@pytest.mark.slow
 def test_parity_sees_every_kind_of_difference() -> None:
     model, x = robvit.load("robvit-mini"), torch.rand(6, 3, 32, 32)
 

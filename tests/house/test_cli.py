@@ -28,6 +28,7 @@ def robvit_(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FAMILIES, ids=lambda row: row.family)
 def test_the_table_of_families_tells_the_truth(row: Any) -> None:
     with torch.device("meta"):  # the architecture without its weights
@@ -123,6 +124,7 @@ def test_ctrl_c_ends_with_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "interrupted; run the same command again to resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_flows_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = robvit_("evaluate", "--help").output

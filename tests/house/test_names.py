@@ -46,6 +46,7 @@ def test_a_name_too_new_for_the_table_is_left_to_the_registry(
         names.check_name("attack", "mein")
 
 
+@pytest.mark.slow
 def test_no_name_that_timm_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = "".join(file.read_text() for file in names.sources("timm", "models"))
     named = {*re.findall(r"\bdef (\w+)\(", texts), *re.findall(r"[\"']([\w.-]+)[\"']", texts)}

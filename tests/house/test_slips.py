@@ -274,6 +274,7 @@ def test_slips_are_answered_without_torch(slips: list[tuple[list[str], str]], tm
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_what_is_no_record_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text("{}")
     typed = [
@@ -294,6 +295,7 @@ OTHER_KINDS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_file_of_another_kind_is_refused_without_torch(tmp_path: Path) -> None:
     typed = []
     for held, option, _ in OTHER_KINDS:

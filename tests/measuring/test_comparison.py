@@ -49,6 +49,7 @@ def few(x: torch.Tensor, y: torch.Tensor) -> ImageDataset:
     return cast(ImageDataset, _Few(x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the gradient is zero")
 def test_on_the_planted_model_the_effect_appears() -> None:
     net, x, y = planted(1e4)
@@ -66,6 +67,7 @@ def test_on_the_planted_model_the_effect_appears() -> None:
     assert all(0 < v <= 1 for v in found.scales[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "settings"), [("pgd", {"steps": 4}), ("fgsm", {})])
 @pytest.mark.parametrize("name", ["aas", "aas_uniform"])
 def test_an_image_that_withstands_gets_no_fewer_passes_from_the_control(

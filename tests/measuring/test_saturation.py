@@ -59,6 +59,7 @@ def test_scaling_divides_delta_and_brings_gradients_back():
     assert 0 <= alive.noise < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["vit", "swin", "levit", "cait", "xcit"])
 def test_every_family_can_be_looked_into_and_is_left_as_it_was(family):
     model = Model(small_net(family))

@@ -116,6 +116,7 @@ def test_records_of_other_weights_or_without_a_tuning_are_refused(tuning: Record
     assert "already there" in str(again.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [known for known in zoo.ALIASES.values() if known.tuned_from])
 def test_the_card_of_a_bundled_network_is_what_its_records_say(known: zoo.Known, tmp_path: Path) -> None:
     factors = LoRA.load(bundled_path(known))

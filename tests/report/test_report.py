@@ -50,6 +50,7 @@ def page_of(record: Record, tmp_path: Path) -> str:
     return " ".join(Page(tmp_path / "page.html").text.split())
 
 
+@pytest.mark.slow
 def test_one_attacker_needs_no_table_of_attackers(tmp_path: Path) -> None:
     assert "Attacker levels" not in page_of(small_record(), tmp_path)
     assert "Attack after attack" in page_of(small_record(), tmp_path)
@@ -58,6 +59,7 @@ def test_one_attacker_needs_no_table_of_attackers(tmp_path: Path) -> None:
     assert "Attack after attack" not in page_of(record, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_a_number_says_stands_beside_it_with_the_attacker(tmp_path: Path) -> None:
     record = small_record()
     record.protocol = {"name": "quick@1", "about": "Too short for a claim."}
@@ -223,6 +225,7 @@ def test_a_set_of_records_stands_side_by_side(tmp_path: Path) -> None:
     assert {"#r0", "#r1"} <= set(page.addresses)
 
 
+@pytest.mark.slow
 def test_models_on_the_same_images_get_a_paired_test(tmp_path: Path) -> None:
     weaker = rich_record("two")
     weaker.trials[0] = replace(weaker.trials[0], correct=[False] * 60, predicted=[9] * 60)
@@ -357,6 +360,7 @@ def test_the_command_shows_attacked_images_with_their_originals(tmp_path: Path) 
     assert Page(other).tags.count("article") == 2
 
 
+@pytest.mark.slow
 def test_attacks_on_survivors_find_their_images(tmp_path: Path) -> None:
     record = attacked(tmp_path)
     lists = ("correct", "predicted", "distance")

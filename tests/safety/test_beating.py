@@ -114,6 +114,7 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with mounted(tmp_path / "small", "size=16k") as disk:
         assert exit_code(*ATTACK, disk / "out") == 2
@@ -264,6 +265,7 @@ def test_a_shard_that_rots_is_found_and_made_again(place: Callable[[bytes], int]
     assert made == {rotten}
 
 
+@pytest.mark.slow
 def test_a_shard_of_the_cache_that_rots_is_found_and_made_again(tmp_path: Path) -> None:
     model, images = robvit.load("robvit-mini"), open_data("sample", split="train", limit=20)
     attack = AttackSetting("feature", Threat("linf", 8 / 255), {"steps": 1})
@@ -294,6 +296,7 @@ class _Cut(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_leaves_nothing_and_the_next_succeeds(
     mini: cifar.Cifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_record_with_strange_values_is_shown_or_refused(tmp_path: Path) -> Non
     trial()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", YAMLS)
 def test_damaged_yaml_is_read_or_refused(kind: str, tmp_path: Path) -> None:
     room, name, read = YAMLS[kind]
@@ -162,6 +163,7 @@ def test_yaml_with_strange_values_is_read_or_refused(kind: str, tmp_path: Path) 
     trial()
 
 
+@pytest.mark.slow
 def test_the_fuzzer_tells_what_is_found_from_what_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_another_version_is_named(folder: Path, tmp_path: Path, monkeypatch: pyt
         robvit.attack(Foreign(), folder, out=tmp_path / "out", **PGD)
 
 
+@pytest.mark.slow
 def test_a_folder_that_says_nothing_of_what_it_depends_on_is_refused(folder: Path, tmp_path: Path) -> None:
     robvit.attack(Foreign(), folder, out=tmp_path / "out", **PGD)
     (tmp_path / "out/shards/job.json").write_text('{"key": "abc"}')

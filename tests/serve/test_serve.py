@@ -161,6 +161,7 @@ def test_answers_are_those_of_the_model(url: str, mini: Model, images: torch.Ten
     np.testing.assert_allclose(np.frombuffer(raw, "<f4"), features[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_no_answer_goes_to_the_wrong_asker(url: str, mini: Model, images: torch.Tensor) -> None:
     expected = mini(images).detach()
     apart = torch.cdist(expected, expected).fill_diagonal_(torch.inf).min()
@@ -175,6 +176,7 @@ def test_no_answer_goes_to_the_wrong_asker(url: str, mini: Model, images: torch.
         assert max(clients.map(one, range(len(images)))) < 1e-4
 
 
+@pytest.mark.slow
 def test_each_request_draws_its_own_tokens_and_shows_none(mini: Model, images: torch.Tensor) -> None:
     sets = tuple(RobustTokens(torch.randn(1, 4, 128), mini.fingerprint()) for _ in range(2))
     x, choices = images[:1], [mini.replace(tokens=one)(images[:1])[0].detach() for one in sets]
@@ -206,6 +208,7 @@ def test_features_of_a_model_with_tokens_are_given_only_where_that_is_asked_for(
             assert ask(f"{address}/predict", png(images[0]))[0] == 200
 
 
+@pytest.mark.slow
 def test_images_of_one_batch_may_have_any_tokens(mini: Model, images: torch.Tensor) -> None:
     mark = mini.fingerprint()
     kinds = [
@@ -308,6 +311,7 @@ def test_when_it_is_full_others_are_told_so_and_those_inside_are_answered() -> N
         assert metric(address, 'robvit_requests_total{route="/predict",status="429"}') == 20
 
 
+@pytest.mark.slow
 def test_everything_is_counted(mini: Model, images: torch.Tensor) -> None:
     with served(Predictor(mini), max_batch=3, max_wait=0.001) as address:
         for image in images[:5]:

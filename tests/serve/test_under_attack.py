@@ -78,6 +78,7 @@ def send_for(seconds: float, sock: socket.socket, data: bytes, pause: float = 0)
         time.sleep(pause)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow:"],
@@ -140,6 +141,7 @@ def test_who_reads_no_answer_is_let_go(connect: Connect, monkeypatch: pytest.Mon
         assert bytes_left(sock) < 4 * slow.features.numel()
 
 
+@pytest.mark.slow
 def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
     slowly = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\nonly this"
     with served(Predictor(mini), queue=2, timeout=2) as address:
@@ -150,6 +152,7 @@ def test_slow_images_hold_no_queue_slot(connect: Connect, mini: Model) -> None:
         assert ask(f"{address}/readyz")[0] == 200
 
 
+@pytest.mark.slow
 def test_half_received_images_share_a_bounded_room(
     connect: Connect, mini: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +180,7 @@ def test_bombs_of_every_format_stall_nobody(mini: Model) -> None:
     assert slowest < 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="stops processes as Unix does")
 def test_the_end_waits_for_no_decoder_and_answers_what_was_accepted(
     mini: Model, monkeypatch: pytest.MonkeyPatch

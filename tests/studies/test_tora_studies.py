@@ -158,6 +158,7 @@ def test_a_finding_says_whether_the_trade_off_trades() -> None:
     assert _trades_off([row(80, 10), row(70, 5)]).status == "amber"
 
 
+@pytest.mark.slow
 def test_maps_show_the_gates_of_patches_in_their_places(tmp_path: Path) -> None:
     model = robvit.load("robvit-mini")
     adapters = fresh(model)

@@ -181,6 +181,7 @@ def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() ->
     assert (claims[0].difference, claims[3].paper) == (100, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untrained")
 def test_several_seeds_are_trained_and_the_interval_is_over_them(tmp_path: Path) -> None:
     record = reproduce("xcit-table2", images=3, out=tmp_path, periods=(0, 20), seeds=(0, 1, 2), **TINY)
@@ -216,6 +217,7 @@ def test_a_small_run_changes_what_the_thesis_changed_and_nothing_else() -> None:
         RecipeEffort(network="large")
 
 
+@pytest.mark.slow
 def test_small_networks_of_the_three_kinds_cost_the_same_and_take_the_budget_asked_for() -> None:
     costs = []
     for stand_in in ("tiny-deit", "tiny-cait", "tiny-xcit-s"):
@@ -289,6 +291,7 @@ def test_every_table_and_figure_has_a_study() -> None:
     assert {*TABLES, "xcit-table9", "xcit-fig11", "xcit-fig12"} <= {entry.name for entry in STUDIES}
 
 
+@pytest.mark.slow
 def test_perturbations_are_classified_as_images(tmp_path: Path) -> None:
     record = reproduce("xcit-table9", images=4, steps=2, out=tmp_path)
     rows = record.tables[0].rows
@@ -313,6 +316,7 @@ def test_the_papers_figure_stands_beside_its_own_judge_alone() -> None:
     assert _published("robvit-mini", "robust", 5) is None
 
 
+@pytest.mark.slow
 def test_perturbations_and_drawings_are_shown_and_measured(tmp_path: Path) -> None:
     shown = reproduce("xcit-fig11", images=4, steps=2, out=tmp_path / "a")
     assert [row[0] for row in shown.tables[0].rows] == ["robust", "standard"]

@@ -143,6 +143,7 @@ def test_every_recipe_names_a_loss_that_is_there(name):
     assert (recipe.inner, recipe.awp, recipe.lr) == (plain.inner, plain.awp, plain.lr)
 
 
+@pytest.mark.slow
 def test_nonsense_is_refused():
     model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)
     with pytest.raises(InputError, match="every >= 2"):

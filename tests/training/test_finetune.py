@@ -53,6 +53,7 @@ def small() -> Model:
     return Model(small_net("vit"), name="vit_tiny_patch16_224").eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
@@ -71,6 +72,7 @@ def test_settings_that_cannot_be_are_refused(mini: Model, wishes: dict[str, Any]
         finetune(mini, images(), **{**FEW, **wishes})
 
 
+@pytest.mark.slow
 def test_sets_of_one_image_are_refused(mini: Model) -> None:
     with pytest.raises(InputError, match="two images or more"):
         finetune(mini, images(1), **FEW)
@@ -293,6 +295,7 @@ def test_the_loss_is_the_distance_from_the_originals_clean_features(
     torch.testing.assert_close(loss(learner, x, torch.zeros(3), Fixed()), expected)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_minutes_become_steps_and_the_plan_is_kept(
     tmp_path: Path, mini: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_every_method_gives_a_file_a_record_and_a_model_with_its_head(
     assert (made.lora is not None) == (method == "lora")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [

@@ -102,6 +102,7 @@ def test_what_cannot_hide_is_refused(model: Model) -> None:
         Features(shared, images(), hide=3)
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_on_tuned_features(tmp_path: Path) -> None:
     changed_lora(robvit.load("robvit-mini")).save(tmp_path / "lora.safetensors")
     head, lora = (str(tmp_path / name) for name in ("head.safetensors", "lora.safetensors"))

@@ -296,6 +296,7 @@ def _same_bits(one: Path, other: Path) -> None:
     assert facts == other_facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"loss": "free", "replays": 3}])
 def test_accumulation_changes_nothing_but_rounding(tmp_path: Path, keys: dict[str, Any]) -> None:
     net = {parts: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).double() for parts in (1, 4)}

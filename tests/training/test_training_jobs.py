@@ -216,6 +216,7 @@ def test_tora_on_imagenet_asks_for_the_folder_and_takes_it(tmp_path: Path) -> No
     assert "learns from 6 images" in done.output
 
 
+@pytest.mark.slow
 def test_a_module_is_trained_in_place_and_nothing_is_left_without_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +327,7 @@ def test_augmentations_stay_in_the_box_and_follow_their_seed() -> None:
         assert float(apply(torch.full((3, 20, 20), value)).max()) <= 1
 
 
+@pytest.mark.slow
 def test_patches_of_an_xcit_shrink_by_strides_with_every_weight_kept(tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = robvit.load("xcit_nano_12_p16_224", pretrained=False)
@@ -341,6 +343,7 @@ def test_patches_of_an_xcit_shrink_by_strides_with_every_weight_kept(tmp_path: P
         robvit.load("xcit_nano_12_p16_224", pretrained=False, patch_size=5)
 
 
+@pytest.mark.slow
 def test_patches_of_a_vit_shrink_by_resampling_its_kernel(tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = timm.create_model("test_vit", img_size=160)
