@@ -87,6 +87,7 @@ def test_what_is_left_comes_nearer_to_the_whole_image(model: Model) -> None:
     assert far(made.model) < 0.8 * far(model)
     clean = "cosine, original, clean"  # of held-out images of which some is hidden too
     assert made.record.metrics[clean] < 1 - 1e-6
+    assert any("windows of tokens were hidden" in note for note in made.record.notes)
 
 
 def test_what_cannot_hide_is_refused(model: Model) -> None:

@@ -16,6 +16,10 @@ NOTE = (
     "Cosines of held-out images' features with the original's clean ones, by the attack that the tuning uses "
     "and by a longer one. Judge accuracy by AutoAttack: these attacks are too weak for a verdict."
 )
+HIDDEN = (
+    "Two windows of tokens were hidden from the tuned network, here too, and none from the original: the "
+    "untouched network's clean cosine is what hiding alone costs."
+)
 WITH_LABELS = (
     "Accuracy on held-out images, by an attack of one step and by a longer one. AutoAttack decides what is "
     "published: these attacks are too weak for a verdict."
@@ -51,6 +55,8 @@ def make_record(
     else:
         title = "Held-out features", "step", "cosine with the original's clean features"
         notes = [NOTE, "No labels were used."]
+        if isinstance(fit.loss, Features) and fit.loss.hiding is not None:
+            notes.append(HIDDEN)
     notes += fit.compute.notes()
     notes.append("This is no secret: an attacker may have all of it.")
     loss = {"loss": _points(steps, state.history["loss"])}
