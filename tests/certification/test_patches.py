@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import robvit
 from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
+from robvit.certification.adaptive import attacked, open_places
 from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
@@ -138,6 +139,32 @@ def test_no_patch_that_is_tried_takes_a_certified_label(
         adv = x.clone()
         adv[place] = (slope[place] > 0).float()
         assert torch.equal(defense.classify(adv).label, y)
+
+
+def test_places_are_open_where_no_safe_window_is_over(mini: robvit.Model) -> None:
+    cover = PatchDefense(mini, 5).cover
+    safe = torch.rand(3, len(cover.windows), generator=torch.Generator().manual_seed(0)) < 0.4
+    found = open_places(cover, safe, (32, 32), (4, 4))
+    assert found.shape == (3, 28, 28)
+    assert 0 < found.sum() < found.numel()
+    for image, row, column in itertools.product(range(3), range(0, 28, 5), range(0, 28, 3)):
+        pixels = itertools.product(range(row, row + 5), range(column, column + 5))
+        under = {8 * (r // 4) + c // 4 for r, c in pixels}
+        hidden = [number for number, window in enumerate(cover.windows) if under <= window]
+        assert hidden  # every place is covered
+        assert bool(found[image, row, column]) == (not safe[image, hidden].any())
+
+
+@pytest.mark.slow
+def test_the_attacker_of_the_defence_takes_labels_but_no_certified_one(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), images
+    safe, clean = defense.safe_places(defense.asked(x), y), defense.classify(x).label
+    label = attacked(defense, x, y, safe, steps=6, seed=0)
+    assert bool((label == y)[safe.all(1)].all())
+    assert int((label == y).sum()) < int((clean == y).sum())
+    assert torch.equal(label[clean != y], clean[clean != y])
 
 
 def test_an_image_is_certified_where_every_window_is_safe(
