@@ -19,6 +19,7 @@ from robvit.certification.head import fit_dropped_head
 from robvit.certification.patches import PatchDefense, defend_patches, open_defense
 from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
+from robvit.cli.report import report
 from robvit.errors import InputError, Unsupported
 from robvit.exporting import export
 
@@ -236,8 +237,27 @@ def test_an_answer_that_rounding_could_turn_is_not_counted_on(
 def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
     record = certify(mini, "sample", patch=5, limit=4, maps=True, out=tmp_path)
     assert (tmp_path / "places.png").is_file()
+    report([tmp_path], tmp_path / "again.html")
+    assert "data:image/png" in (tmp_path / "again.html").read_text()
     assert len(record.tables[1].rows) == 3
     assert min(min(row[1:]) for row in record.tables[1].rows) >= 100 * record.metrics["certified accuracy"]
+
+
+@pytest.mark.slow
+def test_a_record_tells_what_the_defence_s_own_attacker_leaves(mini: robvit.Model) -> None:
+    record = certify(mini, "sample", patch=[4, 5], limit=6, attack_steps=2)
+    title = "The defence under patches made for it"
+    (table,) = (one for one in record.tables if one.title == title)
+    (row,) = table.rows  # of the larger side, whose windows serve both
+    told = dict(zip(table.columns, row, strict=True))
+    (attack,) = (one for one in record.trials if one.attack == "patch")
+    assert told["patch, pixels"] == 5
+    assert told["under attack, %"] == pytest.approx(100 * sum(attack.correct) / 6)
+    assert told["certified ones that fell"] == 0
+    certificates = [one for one in record.trials if one.attack == "certificate"]
+    assert len(certificates) == 2
+    for one in certificates:
+        assert all(b for a, b in zip(one.correct, attack.correct, strict=True) if a)
 
 
 @pytest.mark.slow
