@@ -177,7 +177,7 @@ def power_of(images: int) -> str:
     least = smallest_difference(images)
     if least is None:
         return f"{images} images can tell no difference at all"
-    likely = 100 * POWER * math.sqrt(DIFFERING / images)
+    likely = max(100 * POWER * math.sqrt(DIFFERING / images), least)
     return (
         f"{images} images can tell no difference below {least:.1f} points; where one image in five comes out "
         f"differently, {min(likely, 100):.1f} points are told four times in five"
