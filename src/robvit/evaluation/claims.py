@@ -147,20 +147,24 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
 
 
 def _may_claim(record: Record) -> list[str]:
-    """Against which attackers secret tokens are told apart from none, image by image."""
+    """Against which attackers secret tokens help, image by image, and how much they may at most elsewhere."""
     attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == NO_TOKENS)
     if (bare := next(attacked, None)) is None:
         return []
-    scenarios: dict[bool, list[str]] = {True: [], False: []}
+    helped, bounded = list[str](), list[str]()
     for scenario, attacker in dict.fromkeys((t.scenario, t.attacker) for t in record.attacks()):
         claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
-        scenarios[claim.verdict is Verdict.SEEN].append(ATTACKERS.info(attacker).scenario)
+        who = ATTACKERS.info(attacker).scenario
+        if claim.verdict is Verdict.SEEN:
+            helped.append(who)
+        else:
+            bounded.append(f"{who} ({claim.wording})")
     notes = []
-    if scenarios[True]:
-        notes.append(f"A defender may claim that tokens help where the {'; the '.join(scenarios[True])}.")
-    if scenarios[False]:
+    if helped:
+        notes.append(f"A defender may claim that tokens help where the {'; the '.join(helped)}.")
+    if bounded:
         notes.append(
-            f"Nothing may be claimed where the {'; the '.join(scenarios[False])}: what is left is not told "
-            f"apart from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
+            f"Nothing may be claimed over a model without tokens where the {'; the '.join(bounded)}: "
+            f"McNemar, 5 %; {power_of(len(bare.correct))}."
         )
     return notes

@@ -34,6 +34,7 @@ from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent, whole
 from robvit.record import Record
+from robvit.verdict import power_of
 
 QUICK, QUICK_BLACK_BOX = "quick@1", "quick-black-box@1"
 
@@ -120,6 +121,7 @@ def evaluate(
         with compute.in_use():
             if log is not silent:
                 log(f"{rules.name}: {rules.about}")
+                log(f"pair by pair, {power_of(len(images))}")
                 cost = forecast(plan, compute.searched(net), x)
                 log(f"{classifier.name} on {len(images)} images: {cost}; {compute}")
             trials = runner.run()
