@@ -24,7 +24,9 @@ from robvit.explanation.figures.activations import largest_activations
 from robvit.studies import StudyContext
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.figures import DIRECTIONS
+from robvit.studies.rob.segmentation import Masks
 from robvit.threat import Threat
+from robvit.verdict import Verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The published code's recipe, with its own number of attack steps written out.
@@ -66,10 +68,13 @@ def _one_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_each_study_of_tokens_runs_on_the_bundled_model(
-    name: str, settings: dict[str, Any], tmp_path: Path
+    name: str, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
     check_tables(record, tmp_path)
+    if "scenes" in settings:
+        assert record.claims[-1].text.startswith("images whose mIoU tokens raise")
+        assert "4 images can tell no difference at all" in capsys.readouterr().err  # before anything runs
 
 
 @pytest.mark.slow
@@ -194,6 +199,13 @@ def test_the_page_says_which_way_the_paper_saw_activations_move() -> None:
     told = page.partition("**Fig. 6.**")[2].partition("<!--")[0]
     assert "of DINOv2 and OpenCLIP to much lower values, and raise them only in DeiT-III's" in told
     assert "every direction of the paper" not in page
+
+
+def test_masks_are_compared_image_by_image() -> None:
+    masks = Masks(each={("tokens", "clean"): [0.5] * 8, ("no tokens", "clean"): [0.4] * 7 + [0.5]})
+    claim = masks.claim("clean")
+    assert (claim.images, claim.only_first, claim.only_second) == (8, 7, 0)
+    assert claim.verdict is Verdict.SEEN
 
 
 def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from robvit.studies.judging import Attempt, judge_transfer, per_cent, point, wit
 from robvit.studies.rob.common import PAPER, learn_tokens, tokens_for
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import BATCH, HeadSource, TokenBench, token_bench
-from robvit.verdict import Verdict, claim_of
+from robvit.verdict import Claim, Verdict, claim_of
 
 EFFORT = TokenEffort()
 BARE, HARDENED = "no tokens, attacker has none", "tokens, attacker has none"
@@ -80,7 +80,7 @@ def attacker(
     claim = claim_of(f"tokens against {best.scenario} over no tokens", best.correct, trials[0].correct)
     record.claims = [claim]
     record.tables.append(claims_table([claim]))
-    record.notes = [_may_claim(trials[1], best, claim.verdict is Verdict.SEEN)]
+    record.notes = [_may_claim(trials[1], best, claim)]
     return record
 
 
@@ -160,13 +160,10 @@ def _attacked(
     return [trial for trial in trials if trial.kind == "attack"]
 
 
-def _may_claim(public: Trial, best: Trial, seen: bool) -> str:
+def _may_claim(public: Trial, best: Trial, claim: Claim) -> str:
     """What a defender may say, from the numbers."""
     left, worst = per_cent(public), per_cent(best)
     first = f"A defender may claim {left:.1f} % against attacks on the public model as it is"
-    if not seen:
-        return (
-            f"{first}, and nothing against {best.scenario}: {worst:.1f} % is left, not told apart from a "
-            "model without tokens."
-        )
+    if claim.verdict is not Verdict.SEEN:
+        return f"{first}, and nothing against {best.scenario}: {worst:.1f} % is left. {claim}"
     return f"{first}, and {worst:.1f} % against {best.scenario}; stronger attackers were not tried here."

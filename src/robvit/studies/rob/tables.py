@@ -9,7 +9,7 @@ from typing import Any
 
 from robvit.record import Record, Table
 from robvit.studies.claims import claims_table
-from robvit.studies.common import StudyContext, mean, study
+from robvit.studies.common import StudyContext, mean, study, told
 from robvit.studies.judging import Attempt
 from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosines
 from robvit.studies.rob.effort import SMALL, TokenEffort
@@ -43,10 +43,10 @@ def table1(
     segmented: int = 0,
 ) -> Record:
     """Clean accuracy of a linear head and clean mIoU of a linear segmentation head."""
+    views = Scenes(segmentation_data, scenes, told(segmented or context.images or 32))
     heads = HeadSource(head, public_head, hardened_head)
     variants = prepare_variants(context, effort, heads, tokens=tokens, images=64)
     trials = judge_clean(context, variants)
-    views = Scenes(segmentation_data, scenes, segmented or context.images or 32)
     masks = segmentation(variants.model, variants.tokens, views, None)
     paper = PUBLISHED["table1"].row(variants.model.name)
     rows: list[list[Any]] = [
@@ -56,7 +56,7 @@ def table1(
     where = f"ours: {variants.judged.spec} and {segmentation_data}; the paper: ImageNet and ADE20K"
     table = Table("Table 1: clean accuracy and clean mIoU", COLUMNS, rows, f"{where}. {effort}")
     gain = PUBLISHED["table1"].step(variants.model.name, "accuracy", "accuracy, tokens")
-    claims = token_claims(trials, "clean", gain, clean=True)
+    claims = [*token_claims(trials, "clean", gain, clean=True), masks.claim("clean")]
     return context.record(
         variants.model, variants.judged, trials=trials, tables=[table, claims_table(claims)], claims=claims
     )
@@ -82,6 +82,7 @@ def table2(
     segmented: int = 0,
 ) -> Record:
     """Attacked on the token-free model by PGD in each of the three tasks; judged with all controls."""
+    views = Scenes(segmentation_data, scenes, told(segmented or context.images or 32))
     heads = HeadSource(head, public_head, hardened_head)
     variants = prepare_variants(context, effort, heads, tokens=tokens, images=48)
     attempt = effort.class_attack(attack_steps, context.seed)
@@ -90,7 +91,6 @@ def table2(
     pairs = attack_features(variants.model, variants.judged, attack, "attacking features without tokens")
     judged = list(variants.all().values())[:3]
     features = [cosines(variants.model, model, pairs, effort.axis) for model in judged]
-    views = Scenes(segmentation_data, scenes, segmented or context.images or 32)
     on_masks = effort.mask_attack(attack_steps)
     masks = segmentation(variants.model, variants.tokens, views, on_masks, per_image=effort.published)
     paper = PUBLISHED["table2"].row(variants.model.name)
@@ -108,7 +108,7 @@ def table2(
         f"Ours: {variants.judged.spec}, {segmentation_data}. {effort}"
     )
     gain = PUBLISHED["table2"].step(variants.model.name, "accuracy", "accuracy, tokens")
-    claims = token_claims(trials, attempt.title, gain)
+    claims = [*token_claims(trials, attempt.title, gain), masks.claim("attacked")]
     record = context.record(variants.model, variants.judged, trials=trials, claims=claims)
     title = "Table 2: attacked on the token-free model"
     record.tables = [Table(title, COLUMNS, rows, note), claims_table(claims)]
