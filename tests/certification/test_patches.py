@@ -391,6 +391,21 @@ def test_other_families_drop_tokens_too(family: str) -> None:
     torch.testing.assert_close(alone.patch, some.patch[:1])
 
 
+@pytest.mark.slow
+def test_a_model_without_classes_gets_a_head_first(tmp_path: Path) -> None:
+    bare = robvit.Model(plain_vit(num_classes=0))
+    assert not bare.classes
+    record = certify(bare, "sample", patch=5, limit=6, out=tmp_path)
+    (head,) = tmp_path.glob("head-*.safetensors")
+    written = head.stat().st_mtime_ns
+    again = certify(bare, "sample", patch=5, limit=6, out=tmp_path)
+    assert head.stat().st_mtime_ns == written
+    assert [one.correct for one in again.trials] == [one.correct for one in record.trials]
+    assert record.metrics["certified accuracy"] > 0
+    with pytest.raises(InputError, match="give it a head"):
+        certify(bare, robvit.open_data("sample", limit=2), patch=5)
+
+
 def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:
     with pytest.raises(InputError, match="give patch= or l2="):
         certify(mini, "sample")
