@@ -18,13 +18,11 @@ POWER = 1.96 + 0.84  # standard errors at which a test at 5 % finds a difference
 
 
 class Verdict(StrEnum):
-    """What became of a claim; only the first two are beyond chance. The others bound an effect: below what
-    was claimed, or, with too few images, at a size that leaves room for it."""
+    """What became of a claim: the first two are beyond chance, the third bounds what may be there."""
 
     SEEN = "seen"
     OPPOSITE = "opposite"
-    NOT_AS_LARGE = "no effect as large as claimed"
-    INCONCLUSIVE = "too few images to tell"
+    BOUNDED = "no effect larger than"
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,27 @@ class Claim:
         return f"effect between {self.low:+.1f} and {self.high:+.1f} points"
 
     @property
+    def bound(self) -> float:
+        """The largest effect, either way, that the interval leaves room for."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def rules_out_paper(self) -> bool:
+        """Whether the published difference lies beyond the interval, on the side of the claim."""
+        return self.paper is not None and (
+            self.low > self.paper if self.paper < 0 else self.high < self.paper
+        )
+
+    @property
     def wording(self) -> str:
-        """The verdict for reading, always with the interval in which the effect lies."""
-        if self.verdict in (Verdict.SEEN, Verdict.OPPOSITE):
+        """The verdict for reading: where an effect lies that is seen, or how large one may be that is not."""
+        if self.verdict is not Verdict.BOUNDED:
             return f"{self.verdict}: {self.effect}"
+        told = f"{self.verdict} {self.bound:.1f} points"
         if self.paper is None:
-            return f"not beyond chance: {self.effect}"
-        if self.verdict is Verdict.NOT_AS_LARGE:
-            return f"not the paper's {self.paper:+.1f}: {self.effect}"
-        return f"cannot be told: {self.effect}, which leaves room for the paper's {self.paper:+.1f}"
+            return told
+        room = "not the" if self.rules_out_paper else "which leaves room for the"
+        return f"{told}, {room} paper's {self.paper:+.1f}"
 
     @property
     def power(self) -> float | None:
@@ -112,7 +122,7 @@ def claim_of(text: str, first: Sequence[bool], second: Sequence[bool], paper: fl
         high=high,
         p=p,
         smallest=smallest_difference(len(pairs)),
-        verdict=_verdict(difference, low, high, p, paper),
+        verdict=_verdict(difference, p, paper),
         first=[_packed(first)],
         second=[_packed(second)],
     )
@@ -140,7 +150,7 @@ def claim_over_seeds(
         high=spread.high,
         p=spread.p,
         smallest=(spread.high - spread.low) / 2,
-        verdict=_verdict(spread.mean, spread.low, spread.high, spread.p, paper),
+        verdict=_verdict(spread.mean, spread.p, paper),
         seeds=len(differences),
         first=[_packed(row) for row in first],
         second=[_packed(row) for row in second],
@@ -167,7 +177,7 @@ def power_of(images: int) -> str:
     least = smallest_difference(images)
     if least is None:
         return f"{images} images can tell no difference at all"
-    likely = 100 * POWER * math.sqrt(DIFFERING / images)
+    likely = max(100 * POWER * math.sqrt(DIFFERING / images), least)
     return (
         f"{images} images can tell no difference below {least:.1f} points; where one image in five comes out "
         f"differently, {min(likely, 100):.1f} points are told four times in five"
@@ -178,10 +188,8 @@ def _packed(outcomes: Sequence[bool]) -> str:
     return "".join("1" if outcome else "0" for outcome in outcomes)
 
 
-def _verdict(difference: float, low: float, high: float, p: float, paper: float | None) -> Verdict:
+def _verdict(difference: float, p: float, paper: float | None) -> Verdict:
     falls = paper is not None and paper < 0
-    if p < SURE:
-        return Verdict.SEEN if (difference < 0) == falls else Verdict.OPPOSITE
-    if paper is not None and (low > paper if falls else high < paper):
-        return Verdict.NOT_AS_LARGE
-    return Verdict.INCONCLUSIVE
+    if p >= SURE:
+        return Verdict.BOUNDED
+    return Verdict.SEEN if (difference < 0) == falls else Verdict.OPPOSITE

@@ -18,8 +18,8 @@ def test_a_claim_is_told_only_where_the_pairs_tell_it() -> None:
     assert claim_of("ahead", YES * 40, NO * 40, 1.0).verdict is Verdict.SEEN
     assert claim_of("ahead", NO * 40, YES * 40, 1.0).verdict is Verdict.OPPOSITE
     same = claim_of("even", YES * 21 + NO * 19, YES * 21 + NO * 19)
-    assert same.verdict is Verdict.INCONCLUSIVE  # no size was claimed, so none is ruled out
-    assert claim_of("five", YES * 40, NO * 5 + YES * 35).verdict is Verdict.INCONCLUSIVE
+    assert same.verdict is Verdict.BOUNDED
+    assert claim_of("five", YES * 40, NO * 5 + YES * 35).verdict is Verdict.BOUNDED
     assert claim_of("six", YES * 40, NO * 6 + YES * 34).verdict is Verdict.SEEN
 
 
@@ -28,20 +28,20 @@ def test_a_claim_that_something_falls_behind_is_seen_if_it_does() -> None:
     assert claim_of("it loses", YES * 40, NO * 40, -1.5).verdict is Verdict.OPPOSITE
 
 
-def test_an_effect_as_large_as_claimed_is_ruled_out_by_the_interval() -> None:
+def test_what_is_not_seen_is_bounded_by_the_interval() -> None:
     claim = claim_of("scaling helps", YES * 64, YES * 64, 4.93)
-    assert claim.verdict is Verdict.NOT_AS_LARGE
-    assert claim.wording == "not the paper's +4.9: effect between -3.0 and +3.0 points"
+    assert claim.wording == "no effect larger than 3.0 points, not the paper's +4.9"
     assert claim.power is not None
     assert 0.85 < claim.power < 0.95
     assert claim.high == pytest.approx(2.97, abs=0.01)
     few = claim_of("scaling helps", YES * 64, YES * 64, 2.0)
-    assert few.verdict is Verdict.INCONCLUSIVE
-    text = "cannot be told: effect between -3.0 and +3.0 points, which leaves room for the paper's +2.0"
-    assert few.wording == text
+    assert few.wording == "no effect larger than 3.0 points, which leaves room for the paper's +2.0"
     even = claim_of("even", YES * 64, YES * 64)
-    assert (even.wording, even.power) == ("not beyond chance: effect between -3.0 and +3.0 points", None)
-    assert claim_of("it loses", YES * 64, YES * 64, -4.93).verdict is Verdict.NOT_AS_LARGE
+    assert (even.wording, even.power) == ("no effect larger than 3.0 points", None)
+    behind = claim_of("behind", YES * 59 + NO * 5, YES * 64)
+    assert behind.bound == -behind.low > behind.high
+    assert claim_of("it loses", YES * 64, YES * 64, -4.93).rules_out_paper
+    assert not claim_of("it loses", YES * 64, YES * 64, -2.0).rules_out_paper
 
 
 def test_the_least_difference_that_images_can_tell_is_six_one_sided_ones() -> None:
@@ -86,7 +86,7 @@ def test_seeds_that_disagree_widen_the_interval_and_seeds_that_agree_do_not() ->
     torn = claim_over_seeds("torn", [YES * (200 + m) + NO * (200 - m) for m in (0, 20, 40)], behind, 5.0)
     assert torn.difference == pytest.approx(5.0)
     assert torn.low < 0 < agreed.low  # Student's factor for three seeds is 4.3
-    assert torn.verdict is Verdict.INCONCLUSIVE
+    assert torn.verdict is Verdict.BOUNDED
     assert torn.p > 0.05 > agreed.p
     one = claim_over_seeds("one", ahead[:1], behind[:1], 5.0)
     assert one == claim_of("one", ahead[0], behind[0], 5.0)

@@ -259,5 +259,8 @@ def test_what_a_defender_may_claim_follows_from_the_images() -> None:
     ]
     first, second = _may_claim(Record("evaluate", {}, {"count": 20}, trials))
     assert first == "A defender may claim that tokens help where the attacker has no tokens."
-    assert second.startswith("Nothing may be claimed where the attacker trains tokens:")
+    assert second.startswith(
+        "Nothing may be claimed over a model without tokens where the attacker trains tokens "
+        "(no effect larger than 30.5 points): McNemar, 5 %; 20 images can tell"
+    )
     assert _may_claim(Record("evaluate", {}, {"count": 20}, trials[1:])) == []

@@ -72,6 +72,7 @@ def test_attacks_on_attention_are_forecast_and_run(name: str) -> None:
     told: list[str] = []
     record = robvit.evaluate("robvit-mini", "sample", protocol=rules, limit=2, log=told.append)
     assert [trial.attack for trial in record.trials] == ["clean", name]
+    assert "2 images can tell no difference at all" in told[1]  # said before anything is attacked
     assert "backward passes" in told[-1]
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
     with pytest.raises(Unsupported, match="no attention layer"):

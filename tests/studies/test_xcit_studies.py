@@ -176,7 +176,7 @@ def test_claims_are_tested_on_the_strongest_attack_where_both_rows_were_run() ->
         Verdict.SEEN,
         Verdict.OPPOSITE,
         Verdict.SEEN,
-        Verdict.INCONCLUSIVE,
+        Verdict.BOUNDED,
     ]
     assert (claims[0].difference, claims[3].paper) == (100, None)
 

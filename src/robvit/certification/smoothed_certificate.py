@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from robvit.certification.patch_certificate import NO_LABEL, trial
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
+from robvit.evaluation.retrieval import embedding
 from robvit.record import Record, Table
 from robvit.statistics import interval
 
@@ -40,7 +42,9 @@ class SmoothedCertificate:
     @property
     def meaning(self) -> str:
         """What is certified, in words."""
-        what = "mean class embedding" if self.kind == EMBEDDING else "label"
+        what = "label"
+        if self.kind == EMBEDDING:
+            what = "least cosine that attacked and clean class embedding can have, the mean embedding"
         return (
             f"Certified is the {what} of the smoothed model, its mean answer under Gaussian noise of sigma "
             f"{self.rules.sigma:g} in pixels, within {self.budget.eps:g} in L2, for each image with "
@@ -57,7 +61,7 @@ class SmoothedCertificate:
             draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             if self.kind == EMBEDDING:
                 found: tuple[float, float] = certify_embedding(
-                    self._embed, image, self.budget.eps, self.rules, draws
+                    partial(embedding, self.model), image, self.budget.eps, self.rules, draws
                 )
             else:
                 found = certify_label(self.model, image, self.rules, draws)
@@ -66,9 +70,6 @@ class SmoothedCertificate:
             for column, value in zip(list(rows)[-2:], found, strict=True):
                 rows[column].append(value)
         return rows
-
-    def _embed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model.features(x)[:, 0]
 
     def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
         """Put what was found into the record: trials of labels, the figures to quote, and a table of them."""

@@ -78,6 +78,13 @@ def claims(record: Record) -> list[str]:
             f"A part of {name}: {len(clean.correct)} of its {wanted:,} images. "
             "Small sample: see the confidence intervals."
         )
+    wanted = record.protocol.get("audit", 0)
+    notes += [
+        f"A part of {record.protocol['name']}: its audit tried {audit.audited} survivors, {wanted} are "
+        "wanted."
+        for audit in record.audits
+        if audit.size < wanted and audit.audited < audit.survivors and not audit.switched
+    ]
     for name in sorted({name for t in attacks for name in t.warnings}):
         notes.append(f"Doubtful: an attack warned of {name}. `robvit doctor` looks into it.")
     return notes
@@ -140,20 +147,24 @@ def _by_attacker(record: Record, attacks: list[Trial]) -> list[str]:
 
 
 def _may_claim(record: Record) -> list[str]:
-    """Against which attackers secret tokens are told apart from none, image by image."""
+    """Against which attackers secret tokens help, image by image, and how much they may at most elsewhere."""
     attacked = (t for t in record.trials if t.kind == "attack" and t.control and t.scenario == NO_TOKENS)
     if (bare := next(attacked, None)) is None:
         return []
-    scenarios: dict[bool, list[str]] = {True: [], False: []}
+    helped, bounded = list[str](), list[str]()
     for scenario, attacker in dict.fromkeys((t.scenario, t.attacker) for t in record.attacks()):
         claim = claim_of(scenario, record.still_correct(scenario), bare.correct)
-        scenarios[claim.verdict is Verdict.SEEN].append(ATTACKERS.info(attacker).scenario)
+        who = ATTACKERS.info(attacker).scenario
+        if claim.verdict is Verdict.SEEN:
+            helped.append(who)
+        else:
+            bounded.append(f"{who} ({claim.wording})")
     notes = []
-    if scenarios[True]:
-        notes.append(f"A defender may claim that tokens help where the {'; the '.join(scenarios[True])}.")
-    if scenarios[False]:
+    if helped:
+        notes.append(f"A defender may claim that tokens help where the {'; the '.join(helped)}.")
+    if bounded:
         notes.append(
-            f"Nothing may be claimed where the {'; the '.join(scenarios[False])}: what is left is not told "
-            f"apart from a model without tokens (McNemar, 5 %; {power_of(len(bare.correct))})."
+            f"Nothing may be claimed over a model without tokens where the {'; the '.join(bounded)}: "
+            f"McNemar, 5 %; {power_of(len(bare.correct))}."
         )
     return notes

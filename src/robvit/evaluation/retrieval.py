@@ -2,8 +2,9 @@
 
 A query finds its nearest neighbours in a gallery by the cosine of class embeddings. An attacker who has the
 model pushes the query's embedding away from where it was, or makes it collide with an image of another
-class. Copy detection by sign bits is judged along: the share of bits that flip. A model with secret tokens
-also meets attackers who have the public model only.
+class. Copy detection is judged along, with each query's clean original put into the gallery: whether it is
+the nearest, and the share of sign bits that flip; a copy in JPEG shows what harmless changes do. A model with
+secret tokens also meets attackers who have the public model only.
 
 Legend for shapes: Q queries, G gallery, D width.
 """
@@ -23,6 +24,7 @@ from robvit.attacks.run import run
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset, open_data
+from robvit.data.corruptions import corrupt
 from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import model_facts
 from robvit.evaluation.parts import Rows, in_parts
@@ -37,21 +39,23 @@ from robvit.threat import Threat
 
 USUAL = Threat("linf", 2 / 255)
 AWAY, COLLISION = "away", "collision"  # what an attacker is after
+COPY = ("jpeg_compression", 3)  # a harmless change, and its severity
 BEST = (1, 5)  # recall among so many neighbours
-SHOWN = (*(f"recall@{k}" for k in BEST), "mAP", "bits")
+SHOWN = (*(f"recall@{k}" for k in BEST), "mAP", "bits", "original")
 
 
 class Query(NamedTuple):
-    """How queries come: untouched, or moved to a goal by an attacker with the tokens or without them."""
+    """How queries come: untouched, copied in JPEG, or moved to a goal by who has the tokens or has not."""
 
     goal: str = ""
     has_tokens: bool = True
+    copied: bool = False
 
     @property
     def name(self) -> str:
         """What tables call it."""
         who = "" if self.has_tokens else ", without its tokens"
-        return f"feature ({self.goal}){who}" if self.goal else "clean"
+        return f"feature ({self.goal}){who}" if self.goal else "a copy in JPEG" if self.copied else "clean"
 
 
 class Gallery(NamedTuple):
@@ -108,11 +112,11 @@ def evaluate_retrieval(
         return _attacked(net, found, some, threat, steps, seed)
 
     with kept_in(out) as folder:
-        facts = [net.identity(), stored.facts(), str(threat), steps, seed]
+        facts = [net.identity(), stored.facts(), str(threat), steps, seed, COPY]
         rest = part_of(progress, 0.9, "queries")
         rows = in_parts(make, queries, folder, facts=facts, batch=batch, progress=rest)
         asked = _queries(net)
-        trials = [_trial(rows, query, threat, steps, seed) for query in asked]
+        trials = [_trial(rows, query, threat, steps, seed) for query in asked if not query.copied]
         record = Record("retrieval", model_facts(net), queries.facts(), trials)
         record.metrics, record.tables = _metrics(rows, asked), [_table(rows, asked, len(stored))]
         record.notes = [
@@ -128,10 +132,11 @@ def evaluate_retrieval(
 @torch.no_grad()
 def embed(model: Model, x: torch.Tensor) -> torch.Tensor:
     """Class embeddings of length one: (B 3 H W) -> (B D); the mean patch where there is no class token."""
-    return F.normalize(_embedding(model, x), dim=-1)
+    return F.normalize(embedding(model, x), dim=-1)
 
 
-def _embedding(model: Model, x: torch.Tensor) -> torch.Tensor:
+def embedding(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """What an image is looked up by, of any length: (B 3 H W) -> (B D)."""
     features = model.features(x)
     return features[:, 0] if model.has_class_token else features.mean(1)
 
@@ -149,6 +154,11 @@ def embed_gallery(model: Model, images: ImageDataset, batch: int, progress: Adva
 def ranked(queries: torch.Tensor, gallery: Gallery) -> torch.Tensor:
     """The numbers of the gallery's images for each query (Q D), nearest first: (Q G)."""
     return (queries @ gallery.embeddings.T).argsort(dim=1, descending=True, stable=True)
+
+
+def is_nearest(originals: torch.Tensor, queries: torch.Tensor, gallery: Gallery) -> torch.Tensor:
+    """Whether a query (Q D) is nearer to its own original (Q D) than to all of the gallery: (Q,) bool."""
+    return (queries * originals).sum(1) > (queries @ gallery.embeddings.T).amax(1)
 
 
 def average_precision(relevant: torch.Tensor) -> torch.Tensor:
@@ -197,9 +207,10 @@ def _attacked(
     clean = embed(model, x)
     rows: Rows = {}
     for query in _queries(model):
-        name, adv, dist = query.name, x, torch.zeros(len(x))
+        name, dist = query.name, torch.zeros(len(x))
+        adv = corrupt(x, *COPY, seed=seed) if query.copied else x
         if query.goal:
-            source = partial(_embedding, model if query.has_tokens else model.replace(tokens=None).eval())
+            source = partial(embedding, model if query.has_tokens else model.replace(tokens=None).eval())
             wanted = gallery.embeddings[target] if query.goal == COLLISION else None
             outcome = run("feature", source, x, wanted, threat, batch=len(x), **settings)
             adv, dist = outcome.adv, outcome.distance
@@ -212,15 +223,20 @@ def _attacked(
         rows[f"{name}/mAP"] = average_precision(relevant).tolist()
         flipped = ((queried > gallery.mean) != (clean > gallery.mean)).double().mean(1)
         rows[f"{name}/bits"] = flipped.tolist()
+        rows[f"{name}/original"] = is_nearest(clean, queried, gallery).tolist()
         rows[f"{name}/collided"] = (order[:, 0] == target).tolist()
         rows[f"{name}/distance"] = dist.tolist()
     return rows
 
 
 def _queries(model: Model) -> list[Query]:
-    """Untouched ones, and those of attackers; of a model with secret tokens also of who has none."""
+    """Untouched ones, copies, and those of attackers; of a model with secret tokens also of who has none."""
     attackers = (True,) if model.extra is None else (True, False)
-    return [Query(), *(Query(goal, has) for has in attackers for goal in (AWAY, COLLISION))]
+    return [
+        Query(),
+        Query(copied=True),
+        *(Query(goal, has) for has in attackers for goal in (AWAY, COLLISION)),
+    ]
 
 
 def _collisions(images: ImageDataset, gallery: Gallery, seed: int) -> Iterator[int]:
@@ -260,11 +276,14 @@ def _metrics(rows: Rows, asked: list[Query]) -> dict[str, float]:
 
 def _table(rows: Rows, asked: list[Query], count: int) -> Table:
     first, *others = (f"recall@{k}, %" for k in BEST)
-    columns = ["", first, "from", "to", *others, "mAP, %", "bits flipped, %", "nearest is the target, %"]
+    columns = ["", first, "from", "to", *others, "mAP, %", "bits flipped, %"]
+    columns += ["nearest is its original, %", "nearest is the target, %"]
     lines: list[list[Any]] = []
     for query in asked:
         found = share_of(rows[f"{query.name}/{SHOWN[0]}"])  # the share and its interval
         shares = [*found, *(_mean(rows[f"{query.name}/{what}"]) for what in SHOWN[1:])]
         hit = 100 * _mean(rows[f"{query.name}/collided"]) if query.goal == COLLISION else None
         lines.append([query.name, *(100 * share for share in shares), hit])
-    return Table("Retrieval", columns, lines, f"Gallery of {count} images.")
+    return Table(
+        "Retrieval", columns, lines, f"Gallery of {count} images, and for copies each query's own original."
+    )

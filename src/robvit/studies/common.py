@@ -100,9 +100,7 @@ class StudyContext:
 
     def count(self, default: int) -> int:
         """How many images are judged; what so many can tell is said before anything runs."""
-        count = self.images or default
-        print(f"{power_of(count)}.", file=sys.stderr, flush=True)
-        return count
+        return told(self.images or default)
 
     def learned(self, default: int) -> int:
         """How many images are learned from, in studies that show a training."""
@@ -259,6 +257,12 @@ def _run(
     spent = {key: value for key, value in settings.items() if key in names}
     others = {key: value for key, value in settings.items() if key not in names}
     return function(context, effort.changed(spent), **others)
+
+
+def told(images: int) -> int:
+    """So many images are judged: say what they can tell, before anything runs."""
+    print(f"{power_of(images)}.", file=sys.stderr, flush=True)
+    return images
 
 
 def mean(values: list[float]) -> float:

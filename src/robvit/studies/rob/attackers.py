@@ -8,6 +8,7 @@ from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
+from robvit.defenses.pool import TokenPool
 from robvit.defenses.token_training import train_pool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
@@ -21,7 +22,7 @@ from robvit.studies.judging import Attempt, judge_transfer, per_cent, point, wit
 from robvit.studies.rob.common import PAPER, learn_tokens, tokens_for
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import BATCH, HeadSource, TokenBench, token_bench
-from robvit.verdict import Verdict, claim_of
+from robvit.verdict import Claim, Verdict, claim_of
 
 EFFORT = TokenEffort()
 BARE, HARDENED = "no tokens, attacker has none", "tokens, attacker has none"
@@ -80,7 +81,7 @@ def attacker(
     claim = claim_of(f"tokens against {best.scenario} over no tokens", best.correct, trials[0].correct)
     record.claims = [claim]
     record.tables.append(claims_table([claim]))
-    record.notes = [_may_claim(trials[1], best, claim.verdict is Verdict.SEEN)]
+    record.notes = [_may_claim(trials[1], best, claim)]
     return record
 
 
@@ -92,26 +93,19 @@ def pool(
     effort: TokenEffort,
     *,
     sets: int = 4,
+    tokens: str = "",
     head: int = 0,
     public_head: str = "",
     attack_steps: int = 10,
 ) -> Record:
     """Every request draws a set: attacked without tokens, with one of the sets, and with all of them.
 
-    Each attacked image is shown to every set, so the accuracy over the draw is exact.
+    Each attacked image is shown to every set, so the accuracy over the draw is exact. `tokens` is the file of
+    a finished pool, whose sets are then judged.
     """
     at = token_bench(context, effort, HeadSource(head, public_head), 64)
-    learn = at.learn.take(range(min(effort.learn, len(at.learn))))
-    with progress(f"learning {sets} sets of tokens", total=1) as advance:
-        drawn, _ = train_pool(
-            at.model,
-            learn,
-            effort.recipe(seed=context.seed),
-            sets,
-            state=context.out / "pool",
-            progress=advance,
-        )
-    drawn.save(context.out / "pool.safetensors")
+    drawn = TokenPool.load(tokens) if tokens else _learned_pool(context, effort, at, sets)
+    drawn.check(at.model)
     models = [at.variant(one) for one in drawn]
     attempt = effort.class_attack(attack_steps, context.seed)
     surrogates: dict[str, tuple[Any, str]] = {
@@ -127,16 +121,26 @@ def pool(
         )
         trials += judged
         attacked = [t.correct for t in judged if t.attack != "clean"]
-        shares = [100 * sum(image) / sets for image in zip(*attacked, strict=True)]
+        shares = [100 * sum(image) / len(drawn) for image in zip(*attacked, strict=True)]
         low, high = (min(max(v, 0.0), 100.0) for v in mean_interval(shares)[2:])
         ever = [all(image) for image in zip(*attacked, strict=True)]
         middle = sum(shares) / len(shares)
         rows.append([name, f"{middle:.1f} ({low:.1f} to {high:.1f})", with_interval(ever)])
     record = context.record(at.model, at.judged, trials=trials)
     columns = ["attacker", "left when one set is drawn, %", "left if the attacker may ask until one falls, %"]
-    note = f"{sets} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {effort}"
+    note = f"{len(drawn)} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {effort}"
     record.tables = [Table("A pool of token sets", columns, rows, note)]
     return record
+
+
+def _learned_pool(context: StudyContext, effort: TokenEffort, at: TokenBench, sets: int) -> TokenPool:
+    """So many sets by the recipe, kept in the study's folder."""
+    learn = at.learn.take(range(min(effort.learn, len(at.learn))))
+    recipe, state = effort.recipe(seed=context.seed), context.out / "pool"
+    with progress(f"learning {sets} sets of tokens", total=1) as advance:
+        drawn, _ = train_pool(at.model, learn, recipe, sets, state=state, progress=advance)
+    drawn.save(context.out / "pool.safetensors")
+    return drawn
 
 
 def _attackers_images(at: TokenBench, secret: RobustTokens, count: int) -> ImageDataset:
@@ -160,13 +164,10 @@ def _attacked(
     return [trial for trial in trials if trial.kind == "attack"]
 
 
-def _may_claim(public: Trial, best: Trial, seen: bool) -> str:
+def _may_claim(public: Trial, best: Trial, claim: Claim) -> str:
     """What a defender may say, from the numbers."""
     left, worst = per_cent(public), per_cent(best)
     first = f"A defender may claim {left:.1f} % against attacks on the public model as it is"
-    if not seen:
-        return (
-            f"{first}, and nothing against {best.scenario}: {worst:.1f} % is left, not told apart from a "
-            "model without tokens."
-        )
+    if claim.verdict is not Verdict.SEEN:
+        return f"{first}, and nothing against {best.scenario}: {worst:.1f} % is left. {claim}"
     return f"{first}, and {worst:.1f} % against {best.scenario}; stronger attackers were not tried here."

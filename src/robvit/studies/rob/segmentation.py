@@ -19,11 +19,13 @@ from robvit.errors import DataError
 from robvit.evaluation.masks import image_miou, pixel_counts, score_of
 from robvit.progress import progress
 from robvit.record import Record, Table
-from robvit.studies.common import StudyContext, study
+from robvit.studies.claims import claims_table
+from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.judging import Attempt
 from robvit.studies.rob.common import PAPER, backbone, images_for, random_like, tokens_for
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import PUBLISHED_REGULAR
+from robvit.verdict import Claim, claim_of
 
 PANELS = 4  # images whose masks are shown
 COLUMNS = (
@@ -59,12 +61,22 @@ class Scenes:
 
 @dataclass
 class Masks:
-    """mIoU of each variant, clean and attacked, and what the first images looked like for the panels."""
+    """mIoU of each variant, clean and attacked, and what the first images looked like for the panels.
+
+    `each` has every image's own mIoU.
+    """
 
     clean: dict[str, float] = field(default_factory=dict)
     attacked: dict[str, float] = field(default_factory=dict)
+    each: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     first: dict[str, torch.Tensor] = field(default_factory=dict)
     classes: int = 0
+
+    def claim(self, kind: str) -> Claim:
+        """That tokens raise the mIoU of more images than they lower; in points of all images."""
+        pairs = list(zip(self.each["tokens", kind], self.each["no tokens", kind], strict=True))
+        text = f"images whose mIoU tokens raise over those whose they lower, {kind}"
+        return claim_of(text, [a > b for a, b in pairs], [b > a for a, b in pairs])
 
 
 def segmentation(
@@ -107,9 +119,9 @@ def segmentation(
                 masks.first.setdefault(name, some[:PANELS])
             advance(len(x))
     for (name, kind), each in counts.items():
+        own = masks.each[name, kind] = image_miou(torch.cat(each)).tolist()
         whole = kind == "clean" or not per_image
-        score = score_of(each, masks.classes).miou if whole else float(image_miou(torch.cat(each)).mean())
-        getattr(masks, kind)[name] = score
+        getattr(masks, kind)[name] = score_of(each, masks.classes).miou if whole else mean(own)
     return masks
 
 
@@ -136,10 +148,10 @@ def panels(
     scenes: int = 64,
 ) -> Record:
     """Masks with and without tokens on clean and on attacked images; panels.png shows the first ones."""
+    views = Scenes(segmentation_data, scenes, context.count(16))
     model = backbone(context, effort)
     learn, _ = images_for(context, effort, model, learn=1 if tokens else effort.learn, judged=1)
     values = tokens_for(context, effort, model, learn, tokens)
-    views = Scenes(segmentation_data, scenes, context.images or 16)
     masks = segmentation(model, values, views, effort.mask_attack(attack_steps), per_image=effort.published)
     save_png(_panels(masks), context.out / "panels.png")
     rows = [[name, 100 * masks.clean[name], 100 * masks.attacked[name]] for name in masks.clean]
@@ -148,7 +160,8 @@ def panels(
         "Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows, f"Attacked: {attacked}."
     )
     judged = open_data(segmentation_data, split="test", limit=views.judged)
-    return context.record(model, judged, tables=[table])
+    claims = [masks.claim("clean"), masks.claim("attacked")]
+    return context.record(model, judged, tables=[table, claims_table(claims)], claims=claims)
 
 
 def _panels(masks: Masks) -> Image.Image:
