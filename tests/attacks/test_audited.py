@@ -178,7 +178,7 @@ def test_the_attack_tells_the_bound_of_its_audit() -> None:
     threat = Threat("linf", 1e-4)  # nothing falls
     model, x, y = near_its_boundaries(threat, 12)
     small = {"steps": 2, "targets": 1, "queries": 2}
-    with pytest.warns(AuditedSample, match=r"at most 50 % of the 12 survivors would fall"):
+    with pytest.warns(AuditedSample, match=r"at most 33.34 % of the 12 survivors would fall"):
         autoattack(model, x, y, threat, version="audited", audit=5, **small)
 
 
