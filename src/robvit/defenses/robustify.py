@@ -161,7 +161,6 @@ def robustify(
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else alone_in(folder):
         secret = TokenSecret.kept_in(folder) if seed is None and named else None
-        kept = {"secret": secret, "cache": cache}
         x = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
         x = x.to(next(net.parameters()).device)
         search = TokenBatches(net, images, chosen, cache, secret).search()
@@ -172,8 +171,17 @@ def robustify(
                 learning = Passes(2, 2).times(chosen.steps * chosen.batch * pool)
                 cost = forecast_of(search.plus(learning), compute.searched(net), x, at_most=False)
                 log(f"{net.name} on {len(images)} images: {cost}; {compute}")
-            given = {"state": folder, "precision": compute.precision, "progress": progress}
-            sets, trainings = train_pool(net, images, chosen, pool, **kept, **given)
+            sets, trainings = train_pool(
+                net,
+                images,
+                chosen,
+                pool,
+                secret=secret,
+                state=folder,
+                cache=cache,
+                precision=compute.precision,
+                progress=progress,
+            )
         tokens = sets if pool > 1 else sets[0]
         record = _record(net, images, trainings, command)
         record.protocol, record.machine = compute.rules(), compute.machine()
