@@ -182,7 +182,7 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
     assert changed.digest() == own.digest()
     short = load_recipe("aas-pgd-at", **AasTrainingEffort(epochs=8).changes("aas-pgd-at", 2, 0))
     assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 100, 8)
-    assert (short.loss_settings["every"], short.inner.steps) == (2, 2)
+    assert (short.loss_settings["every"], short.inner.steps, short.validate_every) == (2, 2, 1.6)
     papers = AasTrainingEffort(steps=0, queries=0)  # the others are 0 already
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
 

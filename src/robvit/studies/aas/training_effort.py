@@ -16,7 +16,7 @@ from robvit.training.job import Job, job_of
 from robvit.training.recipe import load_recipe
 
 MODEL = "robvit-mini"
-HELD_OUT = 250  # images at most on which a short training chooses its checkpoint, each epoch
+HELD_OUT, CHECKPOINTS = 250, 5  # images at most on which a short training chooses among so many checkpoints
 OWN = "aas-paper-"  # how the recipes of the paper's own trainings begin
 
 
@@ -65,6 +65,7 @@ class AasTrainingEffort(TrainingEffort):
         changes: dict[str, Any] = {"seed": seed, "track": [], "inner.eps": self.eps}
         if self.epochs:  # a short training starts from trained weights
             changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
+            changes["validate_every"] = max(1, self.epochs / CHECKPOINTS)
         if self.learn:  # few images cannot spare as many as a recipe holds out
             changes["validation"] = min(HELD_OUT, max(1, self.learn // 10))
         if self.inner_steps:
