@@ -3,6 +3,8 @@
     python scripts/fill_docs.py           # write them; `make lab` does so after every study
     python scripts/fill_docs.py --check   # only say which pages are stale
 
+The cards of bundled tuned networks are written along, from the records of their tuning and its judges.
+
 A page says what it shows in a comment of YAML, a line a row with the record that it is taken from:
 
     <!-- results
@@ -13,8 +15,11 @@ A page says what it shows in a comment of YAML, a line a row with the record tha
 
 What stands between the two comments is written here and never by hand. A single study's record is shown
 by its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
-rob-attacker` draws the curve whose title begins so, into docs/figures. A record that is not there yet shows
-no figure, and the page says so, unless a question mark stands behind its name. Tables of other kinds say in
+rob-attacker` draws the curve whose title begins so, into docs/figures. The record of a doctor is shown by
+its findings. Several records below one label are one table: evaluations of a mapping are compared with the
+first of them, image by image; of other records the table whose title begins with the label is put together;
+and a list is shown defence by defence, attacker by attacker. A record that is not there yet shows no
+figure, and the page says so, unless a question mark stands behind its name. Tables of other kinds say in
 a comment above what they are: figures of a paper (`published:`), counted by a file of the project
 (`counted:`), or `no measurement`.
 """
@@ -30,14 +35,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
+from robvit.backbones import zoo
+from robvit.backbones.download import bundled_path
+from robvit.defenses.lora import LoRA
 from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
+from robvit.evaluation.compare import compare
 from robvit.record import Curve, Table
-from robvit.statistics import interval
+from robvit.report.card import model_card
+from robvit.report.defences import defence_table
+from robvit.statistics import holm, interval
 from robvit.studies.kept import KeptResult, read_kept
 
 ROOT = Path(__file__).parents[1]
@@ -59,16 +70,69 @@ def filled(text: str, page: Path) -> str:
 
 
 def _block(rows: str, page: Path) -> str:
-    wanted = {label: str(name).removesuffix("?") for label, name in yaml.safe_load(rows).items()}
-    there = {label: name for label, name in wanted.items() if (RESULTS / name / "about.json").is_file()}
-    chosen = {label: read_kept(name, RESULTS) for label, name in there.items()}
-    told = [str(name) for name in yaml.safe_load(rows).values() if not str(name).endswith("?")]
-    missing = dict.fromkeys(name for name in told if name not in there.values())
-    shown = [*_tables(chosen), *_figures(chosen, page), *(_sources(list(chosen.values())) if chosen else [])]
+    wanted: dict[str, Any] = yaml.safe_load(rows)
+    named = [str(name) for value in wanted.values() for name in _named(value).values()]
+    bare = dict.fromkeys(name.removesuffix("?") for name in named)
+    there = {name: read_kept(name, RESULTS) for name in bare if (RESULTS / name / "about.json").is_file()}
+    found = {label: _found(value, there) for label, value in wanted.items()}
+    chosen = {k: one for k, some in found.items() if isinstance(wanted[k], str) for one in some.values()}
+    missing = dict.fromkeys(name for name in named if not name.endswith("?") and name not in there)
+    shown = [*_tables(chosen), *_figures(chosen, page)]
+    for label, some in found.items():
+        if some and not isinstance(wanted[label], str):
+            shown += _together(label, some, defences=isinstance(wanted[label], list))
+    shown += _sources(list(there.values())) if there else []
     if missing:
         names = ", ".join(f"`results/{name}`" for name in missing)
         shown += [*([""] if shown else []), f"Not measured yet: {names} (`make lab`)."]
     return f"<!-- results\n{rows}-->\n\n" + "\n".join(shown) + "\n\n<!-- end of results -->"
+
+
+def _named(value: Any) -> dict[str, str]:
+    """The records of one label, by labels of their own."""
+    if isinstance(value, list):
+        return {name: name for name in value}
+    return value if isinstance(value, dict) else {"": str(value)}
+
+
+def _found(value: Any, there: dict[str, KeptResult]) -> dict[str, KeptResult]:
+    """Those of its records that are there."""
+    bare = {label: name.removesuffix("?") for label, name in _named(value).items()}
+    return {label: there[name] for label, name in bare.items() if name in there}
+
+
+def _together(label: str, results: dict[str, KeptResult], defences: bool) -> list[str]:
+    """Several records as one table."""
+    records = [result.record for result in results.values()]
+    if defences:
+        table = defence_table(records)
+        return [] if table is None else ["", *_markdown(table), "", table.note]
+    if all(record.kind == "evaluate" and record.trials for record in records):
+        return ["", *_markdown(_compared(results))]
+    tables = {name: _one(result, label) for name, result in results.items()}
+    first = next(iter(tables.values()))
+    rows = [[name, *row] for name, table in tables.items() for row in table.rows]
+    return ["", *_markdown(Table("", ["", *first.columns], rows)), *(["", first.note] if first.note else [])]
+
+
+def _one(result: KeptResult, label: str) -> Table:
+    """The first of a record's tables whose title begins with the label."""
+    found = _begins(result.record.tables, label)
+    if not found:
+        raise _none(result, "table", label, [t.title for t in result.record.tables])
+    return found[0]
+
+
+def _compared(results: dict[str, KeptResult]) -> Table:
+    """Evaluations on the same images, each against the first; p-values are corrected for all of them."""
+    (name, base), *others = results.items()
+    pairs = [compare(result.record, base.record)[-1] for _, result in others]
+    against = [f"{100 * p.difference:+.1f} ({100 * p.low:+.1f} to {100 * p.high:+.1f})" for p in pairs]
+    chances = [f"{p:.2g}" for p in holm([pair.p for pair in pairs])]
+    table = _accuracies(results)
+    ends = zip(["–", *against], ["–", *chances], strict=True)
+    rows = [[*row, *end] for row, end in zip(table.rows, ends, strict=True)]
+    return Table("", [*table.columns, f"against {name}, points", "p (McNemar, Holm)"], rows)
 
 
 def _tables(chosen: dict[str, KeptResult]) -> list[str]:
@@ -80,13 +144,16 @@ def _tables(chosen: dict[str, KeptResult]) -> list[str]:
     }
     if judged:
         lines += _markdown(_accuracies(judged))
+        audits = {label: audit for label, result in judged.items() for audit in result.record.audits}
+        lines += [line for label, audit in audits.items() for line in ("", f"{label}: {audit}")]
     for label, result in chosen.items():
         if label in judged or label.startswith(CURVE):
             continue
-        found = _begins(result.record.tables, label)
-        if not found:
-            raise _none(result, "table", label, [t.title for t in result.record.tables])
-        for table in found:
+        if result.record.kind == "doctor":
+            lines += [*([""] if lines else []), *_markdown(_findings(result))]
+            continue
+        _one(result, label)
+        for table in _begins(result.record.tables, label):
             lines += [*([""] if lines else []), f"{table.title}:", "", *_markdown(table)]
             lines += ["", table.note] if table.note else []
     return lines
@@ -139,10 +206,41 @@ def _accuracies(judged: dict[str, KeptResult]) -> Table:
     return Table("", ["", "budget", "attacks", "images", "clean, %", "worst case, %"], rows)
 
 
+def _findings(result: KeptResult) -> Table:
+    """What a doctor found, worst first."""
+    rows = [[finding.title, str(finding.status), finding.evidence] for finding in result.record.findings]
+    return Table("", ["check", "found", "evidence"], rows)
+
+
 def share(correct: Sequence[bool]) -> str:
     """A share in per cent with its 95 % interval."""
     low, high = interval(sum(correct), len(correct))
     return f"{100 * sum(correct) / len(correct):.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def cards() -> dict[Path, str]:
+    """The card of every bundled tuned network, from its tuning and all records that judge it."""
+    names = [path.parent.name for path in sorted(RESULTS.glob("*/record.json.gz"))]
+    records = [read_kept(name, RESULTS).record for name in names]
+    made = {}
+    for known in zoo.ALIASES.values():
+        if not known.tuned_from:
+            continue
+        factors = LoRA.load(bundled_path(known))
+        digest = factors.settings["data"], factors.settings["class_weight"]
+        (tuning,) = (
+            r
+            for r in records
+            if r.kind == "robustify"
+            and "settings" in r.model
+            and digest == (r.data.get("digest"), r.model["settings"].get("class_weight"))
+        )
+        weights = (tuning.model["tuned fingerprint"], tuning.model["fingerprint"])
+        judges = [r for r in records if r.kind in ("evaluate", "attack") and not r.model.get("tokens")]
+        own = [r for name in weights for r in judges if r.model.get("fingerprint") == name]
+        place = bundled_path(known).with_name(f"{known.alias}.md")
+        made[place] = model_card([tuning, *own], name=known.alias)
+    return made
 
 
 def _markdown(table: Table) -> list[str]:
@@ -163,11 +261,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     asked = parser.parse_args()
-    stale = [page for page in pages() if filled(page.read_text("utf-8"), page) != page.read_text("utf-8")]
-    for page in stale:
+    wanted = {page: filled(page.read_text("utf-8"), page) for page in pages()} | cards()
+    stale = {page: text for page, text in wanted.items() if page.read_text("utf-8") != text}
+    for page, text in stale.items():
         print(f"{'stale' if asked.check else 'filled'}: {page.relative_to(ROOT)}")
         if not asked.check:
-            page.write_text(filled(page.read_text("utf-8"), page), "utf-8")
+            page.write_text(text, "utf-8")
     return bool(stale and asked.check)
 
 

@@ -54,7 +54,8 @@ class Study:
     `{lab}` stands for the laboratory's own: what the study NAME left is in {lab}/NAME. `{data}` stands for
     the folder $ROBVIT_LAB_DATA of datasets that cannot be fetched; without it such studies wait. Without a
     `record` it only prepares what later ones need, such as a head. The files that it `keeps`, small ones that
-    others start from, are put beside the record, and taken from there on another machine.
+    others start from, are put beside the record, and taken from there on another machine. It got to its
+    end if it exits with one of `codes`: a doctor that finds something exits with 1.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Study:
     minutes: float
     record: bool = True
     keeps: list[str] = field(default_factory=list)
+    codes: list[int] = field(default_factory=lambda: [0])
 
     @property
     def out(self) -> Path:
@@ -202,7 +204,7 @@ class Running:
 
     def kept(self) -> bool:
         """Keep the result of a study that got to its end; whether it did."""
-        if self.child.returncode:
+        if self.child.returncode not in self.study.codes:
             print(f"{self.study.name}: exit code {self.child.returncode}; see {WORK / self.study.name}.log")
             return False
         keep(self.study, self.commit, self.threads)

@@ -20,6 +20,15 @@ def interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def mean_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of shares, one an image, and its normal 95 % interval; 0 to 1 where there is one image."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, 0.0, 1.0
+    half = 1.959964 * stdev(values) / math.sqrt(len(values))
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
 def share_of(outcomes: Sequence[bool]) -> tuple[float, float, float]:
     """The share of outcomes that are true, and its 95 % interval."""
     hits, count = sum(outcomes), len(outcomes)

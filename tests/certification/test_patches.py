@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 import robvit
 from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
+from robvit.certification.adaptive import attacked, open_places
 from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
 from robvit.certification.patches import PatchDefense, defend_patches, open_defense
 from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
+from robvit.cli.report import report
 from robvit.errors import InputError, Unsupported
 from robvit.exporting import export
 
@@ -140,6 +142,32 @@ def test_no_patch_that_is_tried_takes_a_certified_label(
         assert torch.equal(defense.classify(adv).label, y)
 
 
+def test_places_are_open_where_no_safe_window_is_over(mini: robvit.Model) -> None:
+    cover = PatchDefense(mini, 5).cover
+    safe = torch.rand(3, len(cover.windows), generator=torch.Generator().manual_seed(0)) < 0.4
+    found = open_places(cover, safe, (32, 32), (4, 4))
+    assert found.shape == (3, 28, 28)
+    assert 0 < found.sum() < found.numel()
+    for image, row, column in itertools.product(range(3), range(0, 28, 5), range(0, 28, 3)):
+        pixels = itertools.product(range(row, row + 5), range(column, column + 5))
+        under = {8 * (r // 4) + c // 4 for r, c in pixels}
+        hidden = [number for number, window in enumerate(cover.windows) if under <= window]
+        assert hidden  # every place is covered
+        assert bool(found[image, row, column]) == (not safe[image, hidden].any())
+
+
+@pytest.mark.slow
+def test_the_attacker_of_the_defence_takes_labels_but_no_certified_one(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), images
+    safe, clean = defense.safe_places(defense.asked(x), y), defense.classify(x).label
+    label = attacked(defense, x, y, safe, steps=6, seed=0)
+    assert bool((label == y)[safe.all(1)].all())
+    assert int((label == y).sum()) < int((clean == y).sum())
+    assert torch.equal(label[clean != y], clean[clean != y])
+
+
 def test_an_image_is_certified_where_every_window_is_safe(
     mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
@@ -209,8 +237,27 @@ def test_an_answer_that_rounding_could_turn_is_not_counted_on(
 def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
     record = certify(mini, "sample", patch=5, limit=4, maps=True, out=tmp_path)
     assert (tmp_path / "places.png").is_file()
+    report([tmp_path], tmp_path / "again.html")
+    assert "data:image/png" in (tmp_path / "again.html").read_text()
     assert len(record.tables[1].rows) == 3
     assert min(min(row[1:]) for row in record.tables[1].rows) >= 100 * record.metrics["certified accuracy"]
+
+
+@pytest.mark.slow
+def test_a_record_tells_what_the_defence_s_own_attacker_leaves(mini: robvit.Model) -> None:
+    record = certify(mini, "sample", patch=[4, 5], limit=6, attack_steps=2)
+    title = "The defence under patches made for it"
+    (table,) = (one for one in record.tables if one.title == title)
+    (row,) = table.rows  # of the larger side, whose windows serve both
+    told = dict(zip(table.columns, row, strict=True))
+    (attack,) = (one for one in record.trials if one.attack == "patch")
+    assert told["patch, pixels"] == 5
+    assert told["under attack, %"] == pytest.approx(100 * sum(attack.correct) / 6)
+    assert told["certified ones that fell"] == 0
+    certificates = [one for one in record.trials if one.attack == "certificate"]
+    assert len(certificates) == 2
+    for one in certificates:
+        assert all(b for a, b in zip(one.correct, attack.correct, strict=True) if a)
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 import robvit
 from robvit.attacks import Count, Outcome
+from robvit.backbones.heads import LinearHead
 from robvit.cli import app
+from robvit.cli.doctor import _surrogate as surrogate_of
 from robvit.data import open_data
 from robvit.diagnosis.broken_defenses import BROKEN_DEFENSES
 from robvit.diagnosis.checks import CHECKS
@@ -382,3 +384,12 @@ def test_a_model_of_no_robustness_is_never_all_green() -> None:
     assert (weak.check, weak.title) == ("robust_accuracy", "The model is not robust at this budget")
     assert "robustify" in weak.remedy
     assert record.notes[0].startswith("The model is not robust")
+
+
+def test_the_model_to_transfer_from_takes_the_head_that_fits_it(mini: robvit.Model, tmp_path: Path) -> None:
+    LinearHead(2 * mini.width, 3, mini.fingerprint()).save(tmp_path / "head.safetensors")
+    bare, other = (
+        surrogate_of(name, None, tmp_path / "head.safetensors")
+        for name in ("robvit-mini", "robvit-mini-robust")
+    )
+    assert [one.net(torch.rand(1, 3, 32, 32)).shape[1] for one in (bare, other)] == [3, 10]

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +14,9 @@ from types import ModuleType
 import pytest
 
 from helpers.scripts import load_script
+from robvit.audit import Audit
 from robvit.budget import Budget
-from robvit.record import Curve, Record, Table, Trial
+from robvit.record import Curve, Finding, Record, Table, Trial
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "page.md"
@@ -37,7 +39,7 @@ def results(fill: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fill, "FIGURES", tmp_path / "docs" / "figures")
     clean = Trial("clean", None, {}, [True, True, True, False], [0, 1, 2, 0], [0.0] * 4)
     attacked = Trial("pgd", Budget("linf", 1 / 255), {}, [True, False, True, False], [0, 0, 2, 0], [0.0] * 4)
-    data = {"count": 4, "spec": "sample", "labels": [0, 1, 2, 3]}
+    data = {"count": 4, "spec": "sample", "labels": [0, 1, 2, 3], "names": list("abcd"), "digest": "d"}
     keep(tmp_path / "results" / "mine", Record("evaluate", {"name": "net"}, data, [clean, attacked]))
     table = Table("Table 2: under attack", ["", "ours"], [["cosine", 0.5]], "A note.")
     curve = Curve("Accuracy by steps", "steps", "accuracy", {"net": [[1, 0.5], [2, 0.25]]})
@@ -83,6 +85,28 @@ def test_a_study_is_shown_by_its_own_table(fill: ModuleType) -> None:
     text = fill.filled(page("table 2: study", shown="stale figures\n"), PAGE)
     assert "Table 2: under attack:\n\n|  | ours |\n| --- | --- |\n| cosine | 0.50 |\n\nA note." in text
     assert "stale" not in text
+
+
+@pytest.mark.usefixtures("results")
+def test_several_records_are_one_table(fill: ModuleType, results: Path) -> None:
+    compared = fill.filled(page("choices:", "  base: mine", "  other: mine", "  third: later?"), PAGE)
+    assert "| against base, points | p (McNemar, Holm) |" in compared
+    assert "| other | linf 1/255 | pgd | 4 | 75.0 (30.1 to 95.4) | 50.0 (15.0 to 85.0) | +0.0 (" in compared
+    joined = fill.filled(page("table 2:", "  one: study", "  two: study"), PAGE)
+    assert "| one | cosine | 0.50 |\n| two | cosine | 0.50 |\n\nA note." in joined
+    tuned = replace(fill.read_kept("mine", results).record, model={"name": "net", "tuned from": "f"})
+    keep(results / "tuned", tuned)
+    defences = fill.filled(page("defences: [mine, tuned]"), PAGE)
+    assert "| attacker | knows | threat | no defence | tuned |" in defences
+
+
+def test_a_doctor_is_shown_by_its_findings_and_an_audit_by_its_bound(fill: ModuleType, results: Path) -> None:
+    findings = [Finding("more_steps", "green", "all is well", title="More steps")]
+    keep(results / "doctor", Record("doctor", {}, {}, [], findings=findings))
+    assert "| More steps | green | all is well |" in fill.filled(page("doctor: doctor"), PAGE)
+    audit = Audit(["square"], 2, 0, 4, 2, bound=0.5)
+    keep(results / "judged", replace(fill.read_kept("mine", results).record, audits=[audit]))
+    assert f"\n\nmy net: {audit}" in fill.filled(page("my net: judged"), PAGE)
 
 
 def test_a_curve_is_drawn_from_its_record(fill: ModuleType, results: Path) -> None:

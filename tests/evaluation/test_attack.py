@@ -166,6 +166,8 @@ def test_a_segmentation_is_attacked_and_judged_by_its_pixels(tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     record = Record.load(tmp_path / "out" / "record.json")
     assert record.metrics["attacked mIoU"] < record.metrics["clean mIoU"] - 0.1
+    assert [row[0] for row in record.tables[-1].rows] == ["no attack", "segpgd, linf 8/255"]
+    assert record.tables[-1].rows[1][4] <= record.tables[-1].rows[1][3] <= record.tables[-1].rows[1][5]
 
     model = robvit.load("robvit-mini", head=head)
     images, rights, total = open_data(data, limit=64), [], torch.zeros(2, 2)

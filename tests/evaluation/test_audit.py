@@ -22,6 +22,7 @@ from robvit.errors import InputError
 from robvit.evaluation.forecast import Steadfast, forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.robustbench import model_info
+from robvit.evaluation.verify_rules import Verification, check_protocol
 from robvit.record import Record
 
 SHORT: dict[str, Any] = {
@@ -86,6 +87,21 @@ def test_an_audit_is_in_the_record_as_data_and_as_a_sentence(tmp_path: Path) -> 
     assert {19 - i for i in again.trials[-1].unseen} == set(record.trials[-1].unseen)
     assert "autoattack_acc" not in model_info(record)
     assert "With 95 % confidence" in model_info(record)["footnote"]
+
+
+@pytest.mark.slow
+def test_a_smaller_audit_can_be_asked_for_and_is_told() -> None:
+    rules = Protocol.model_validate({**SHORT, "audit": 10})
+    record = robvit.evaluate(Sturdy(10), airplanes(20), protocol=rules, audit=5, batch=8)
+    (audit,) = record.audits
+    assert (audit.size, record.protocol["audit"], record.protocol["digest"]) == (5, 10, rules.digest())
+    assert (audit.audited, audit.bound) == (5, 10 / 20)
+    assert "its audit tried 5 survivors, 10 are wanted." in " ".join(record.notes)
+    found = Verification()
+    check_protocol(record, found)
+    assert not found.broken
+    with pytest.raises(InputError, match="has none; leave it out"):
+        robvit.evaluate(Sturdy(10), airplanes(2), protocol="quick@1", audit=3)
 
 
 @pytest.mark.slow

@@ -85,6 +85,15 @@ def test_a_study_that_fails_is_told_and_the_next_one_runs(
     assert "1 of 2 done" in told
 
 
+@pytest.mark.slow
+def test_a_study_that_ends_with_a_finding_is_kept(lab: ModuleType) -> None:
+    command = "robvit evaluate no-such-model sample --out {out}"  # exits with 2
+    lines = [{"name": "study-0", "command": command, "minutes": 1, "record": False, "codes": [0, 2]}]
+    (lab.RESULTS / "queue.yaml").write_text(json.dumps(lines))
+    assert lab.main() == 0
+    assert lab.queue()[0].is_done()
+
+
 def test_commands_of_others_and_a_second_laboratory_are_refused(lab: ModuleType) -> None:
     write_queue(lab, "rm -rf {out}")
     with pytest.raises(SystemExit, match=r"must be robvit's"):

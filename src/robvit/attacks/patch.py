@@ -112,24 +112,56 @@ def _search(
     if side == 0:
         return
     noise = per_image_uniform(x, seed, "patch")
+    for place in worst_places(model, x, objective, noise, side, locations):
+        climb(model, x, y, threat, best, objective, place, noise, steps=steps, targeted=targeted)
+
+
+def worst_places(
+    model: Model,
+    x: torch.Tensor,
+    objective: Objective,
+    noise: torch.Tensor,
+    side: int,
+    count: int,
+    allowed: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """First rows and columns (B 2) of the squares where the objective's slope promises most.
+
+    allowed: the places (B H-side+1 W-side+1) that come before all others.
+    """
     rows = torch.arange(len(x), device=x.device)
     # Where the loss is flat at x itself, as the distance from clean features is, noise shows its slopes.
     point = x + 0.1 * (noise - x)
     slope = gradient(model, point, lambda output: objective(output, rows, 0))[2]
-    for place in best_places(point, slope, side, locations):
-        start = torch.where(square(place, side, x.shape), noise, x)
-        ascend(
-            model,
-            x,
-            y,
-            threat,
-            best,
-            objective=objective,
-            start=start,
-            steps=steps,
-            size=lambda step: FIRST_STEP * (1 - 0.9 * step / steps),
-            targeted=targeted,
-        )
+    return best_places(point, slope, side, count, allowed)
+
+
+def climb(
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    best: Best,
+    objective: Objective,
+    place: torch.Tensor,
+    noise: torch.Tensor,
+    *,
+    steps: int,
+    targeted: bool = False,
+) -> None:
+    """Climb from noise (B 3 H W) in the squares at `place` (B 2); `best` keeps what is found."""
+    ascend(
+        model,
+        x,
+        y,
+        threat,
+        best,
+        objective=objective,
+        start=torch.where(square(place, int(threat.eps), x.shape), noise, x),
+        steps=steps,
+        size=lambda step: FIRST_STEP * (1 - 0.9 * step / steps),
+        targeted=targeted,
+    )
 
 
 def _everywhere(
@@ -151,10 +183,17 @@ def _everywhere(
     return sticker.on(x, "place")
 
 
-def best_places(x: torch.Tensor, slope: torch.Tensor, side: int, count: int) -> list[torch.Tensor]:
-    """First rows and columns (B 2) of the squares in which a linear loss of this slope can rise most."""
+def best_places(
+    x: torch.Tensor, slope: torch.Tensor, side: int, count: int, allowed: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """First rows and columns (B 2) of the squares in which a linear loss of this slope can rise most.
+
+    allowed: the squares (B H-side+1 W-side+1) that come before all others.
+    """
     rise = torch.where(slope > 0, slope * (1 - x), -slope * x).sum(1)
     gain = box_sums(rise, side)
+    if allowed is not None:
+        gain = torch.where(allowed, gain, gain - gain.amax((1, 2), keepdim=True) - 1)
     rows, columns = (torch.arange(length, device=x.device) for length in gain.shape[1:])
     found = []
     for _ in range(count):

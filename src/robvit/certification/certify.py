@@ -31,6 +31,7 @@ def certify(
     patch: int | Sequence[int] | None = None,
     windows: int | tuple[int, int] = 3,
     maps: bool = False,
+    attack_steps: int = 0,
     l2: float | None = None,
     embedding: bool = False,
     sigma: float | None = None,
@@ -53,6 +54,7 @@ def certify(
     windows: windows of dropped tokens along each side, or rows and columns of them; more hide less.
     maps: also tell under which windows an image is safe, and draw it into `out` for
         the largest patch; costs more passes.
+    attack_steps: beside the certificate, attack the defended inference with patches that climb so many steps.
     l2: radius in pixels, of the smoothed model.
     embedding: with `l2`, bound the cosine of the class embedding in place of the label.
     sigma: the noise of the smoothing, in pixels; `usual_sigma` of the radius if left out.
@@ -81,7 +83,8 @@ def certify(
         check_fit(open_classifier(net), images)
     run: PatchCertificate | SmoothedCertificate
     if patch is not None:
-        run = PatchCertificate(net, [patch] if isinstance(patch, int) else patch, windows, maps=maps)
+        sides = [patch] if isinstance(patch, int) else patch
+        run = PatchCertificate(net, sides, windows, maps=maps, attack_steps=attack_steps, seed=seed)
     else:
         assert l2 is not None
         noise = usual_sigma(l2) if sigma is None else sigma

@@ -10,6 +10,7 @@ import torch
 
 from robvit.backbones.model import Model
 from robvit.budget import PATCH, Budget
+from robvit.certification.adaptive import LOCATIONS, attacked
 from robvit.certification.maps import places_table
 from robvit.certification.patches import PatchDefense
 from robvit.data import ImageDataset
@@ -28,28 +29,38 @@ COLUMNS = [
 class PatchCertificate:
     """Labels that no square patch can change, for patches of each of the `sides` in pixels.
 
-    Sides that touch equally many tokens have the same windows, so that one certificate serves all of them.
+    Sides that touch equally many tokens have the same windows, so that one certificate serves all of them;
+    the largest is the one that an attacker takes.
     """
 
     kind = PATCH
 
     def __init__(
-        self, model: Model, sides: Sequence[int], windows: int | tuple[int, int], *, maps: bool
+        self,
+        model: Model,
+        sides: Sequence[int],
+        windows: int | tuple[int, int],
+        *,
+        maps: bool,
+        attack_steps: int = 0,
+        seed: int = 0,
     ) -> None:
-        self.model, self.maps = model, maps
+        self.model, self.maps, self.attack_steps, self.seed = model, maps, attack_steps, seed
         self.sides = sorted(set(sides))
         self.defenses: list[PatchDefense] = []
         self.of: dict[int, int] = {}  # the number of the defence that serves a side
         for side in self.sides:
             found = PatchDefense(model, side, windows=windows)
-            if not self.defenses or found.cover.windows != self.defenses[-1].cover.windows:
-                self.defenses.append(found)
+            if self.defenses and found.cover.windows == self.defenses[-1].cover.windows:
+                self.defenses.pop()
+            self.defenses.append(found)
             self.of[side] = len(self.defenses) - 1
         self.settings: dict[str, Any] = {
             "patch": self.sides if len(self.sides) > 1 else self.sides[0],
             "windows": [list(defense.cover.shape) for defense in self.defenses],
             "masks": [len(defense.cover.pairs) for defense in self.defenses],
             "maps": maps,
+            **({"attack_steps": attack_steps, "seed": seed} if attack_steps else {}),
         }
 
     @property
@@ -82,7 +93,8 @@ class PatchCertificate:
             answers = defense.asked(x)
             defended = defense.decide(answers)
             middle = time.process_time()
-            places = defense.safe_places(answers, y) if self.maps else defense.safe(answers, y)[:, None]
+            each = self.maps or self.attack_steps
+            places = defense.safe_places(answers, y) if each else defense.safe(answers, y)[:, None]
             end = time.process_time()
             found: Rows = {
                 "label": defended.label.tolist(),
@@ -90,6 +102,9 @@ class PatchCertificate:
                 "certified": places.all(1).tolist(),
                 **({"places": places.tolist()} if self.maps else {}),
             }
+            if self.attack_steps:
+                label = attacked(defense, x, y, places, steps=self.attack_steps, seed=self.seed)
+                found["attacked"] = label.tolist()
             for name, cost in zip(COSTS, (middle - start, end - middle, answers.passes), strict=True):
                 found[name] = [cost / len(x)] * len(x)
             rows |= {f"{number}/{name}": values for name, values in found.items()}
@@ -102,6 +117,8 @@ class PatchCertificate:
         for side in self.sides:
             record.metrics |= self._metrics(side, rows)
         record.tables = [Table("Certified by the size of the patch", COLUMNS, self._table(rows, labels))]
+        if self.attack_steps:
+            record.tables.append(self._attacked_table(rows, labels))
         if len(self.sides) > 1:
             record.curves = [self._curve(record)]
         if self.maps:
@@ -120,10 +137,13 @@ class PatchCertificate:
         sure = [
             label if held else NO_LABEL for label, held in zip(own["label"], own["certified"], strict=True)
         ]
-        return [
+        found = [
             trial("clean", own["label"], labels, scenario=scenario),
             trial("certificate", sure, labels, Budget(PATCH, side), scenario=scenario),
         ]
+        if side in self._attacked_sides():
+            found.append(trial("patch", own["attacked"], labels, Budget(PATCH, side), scenario=scenario))
+        return found
 
     def _metrics(self, side: int, rows: Rows) -> dict[str, float]:
         own, found = self._rows(side, rows), dict[str, float]()
@@ -149,10 +169,32 @@ class PatchCertificate:
             lines.append([side, 100 * side**2 / area, windows, len(cover.pairs), *accuracy, *costs])
         return lines
 
+    def _attacked_sides(self) -> list[int]:
+        return [defense.cover.patch for defense in self.defenses if self.attack_steps]
+
+    def _attacked_table(self, rows: Rows, labels: list[int]) -> Table:
+        """What the defence's own attacker leaves of it, and whether he took anything that was certified."""
+        lines: list[list[Any]] = []
+        for side in self._attacked_sides():
+            own = self._rows(side, rows)
+            held = [a == b for a, b in zip(own["attacked"], labels, strict=True)]
+            taken = sum(sure and not kept for sure, kept in zip(own["certified"], held, strict=True))
+            count = len(held)
+            shares = (sum(own["certified"]) / count, sum(held) / count, *interval(sum(held), count))
+            lines.append([side, count, *(100 * share for share in shares), taken])
+        columns = ["patch, pixels", "images", "certified, %", "under attack, %", "from", "to"]
+        note = (
+            f"The attacker has everything and tries {LOCATIONS} places on an image, first those that no safe "
+            f"window is over, with {self.attack_steps} steps at each; the rule judges what that finds."
+        )
+        return Table(
+            "The defence under patches made for it", [*columns, "certified ones that fell"], lines, note
+        )
+
     def _curve(self, record: Record) -> Curve:
         lines: dict[str, list[list[float]]] = {}
-        for name, kind in (("certified", "attack"), ("defended, without a patch", "clean")):
-            found = [one for one in record.trials if one.kind == kind and not one.control]
+        for name, attack in (("certified", "certificate"), ("defended, without a patch", "clean")):
+            found = [one for one in record.trials if one.attack == attack and not one.control]
             hits = [(sum(one.correct), len(one.correct)) for one in found]
             lines[name] = [
                 [side, correct / count, *interval(correct, count)]

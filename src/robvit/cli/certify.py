@@ -52,6 +52,9 @@ def certify(
     maps: Annotated[
         bool, typer.Option("--maps", help="Also draw where a patch could succeed; costs more passes.")
     ] = False,
+    attack_steps: Annotated[
+        int, typer.Option(min=0, help="Also attack the defence itself, with patches of so many steps.")
+    ] = 0,
     l2: Annotated[float | None, typer.Option(help="In place of a patch, an L2 radius in pixels.")] = None,
     embedding: Annotated[
         bool, typer.Option("--embedding", help="With --l2, bound the class embedding's cosine; no labels.")
@@ -84,7 +87,7 @@ def certify(
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")
     if l2 is not None:
-        refuse_given(context, "is for --patch", "windows", "maps")
+        refuse_given(context, "is for --patch", "windows", "maps", "attack_steps")
     else:
         refuse_given(context, "is for --l2", "embedding", "sigma", "samples", "alpha")
     counts = window_counts(windows)
@@ -113,6 +116,7 @@ def certify(
             patch=None if patch is None else patch_sides(patch, net.input_size),
             windows=counts,
             maps=maps,
+            attack_steps=attack_steps,
             l2=l2,
             embedding=embedding,
             sigma=sigma,

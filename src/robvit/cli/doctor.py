@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,7 @@ from robvit.cli.shell import tell_device, tell_next, typed
 from robvit.names import check_name
 
 if TYPE_CHECKING:
+    from robvit.evaluation.classifiers import Classifier
     from robvit.record import Finding
 
 COLOURS = {
@@ -54,7 +56,7 @@ def doctor(
     check: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
     surrogate: Annotated[
         str | None,
-        typer.Option(help="A model to transfer from; bundled ones that fit if left out."),
+        typer.Option(help="A model to transfer from, with --head if that fits; bundled ones if left out."),
     ] = None,
     samples: Annotated[
         int, typer.Option(min=1, help="Judge a randomised model by its mean over so many passes.")
@@ -92,7 +94,7 @@ def doctor(
     check_model(surrogate)
     check_data(data, split)
     check_classifier(model, data, head, adapters)
-    check_classifier(surrogate, data)
+    check_classifier(surrogate, data, head)
     statistics = parse_normalise(normalise)
     check_out(out)
     from robvit.diagnosis.doctor import doctor as examine
@@ -111,7 +113,7 @@ def doctor(
         lora=lora,
         adapters=adapters,
     )
-    other = open_classifier(surrogate, img_size=img_size) if surrogate else None
+    other = _surrogate(surrogate, img_size, head) if surrogate else None
     tell_device()
     with progress(f"doctor: {model}", total=1) as advance:
         record = examine(
@@ -147,6 +149,16 @@ def doctor(
         raise typer.Exit(1)
     own = {"head": head, "tokens": tokens, "lora": lora, "adapters": adapters}
     tell_next("evaluate", model, data, **own, img_size=img_size, arch=arch)
+
+
+def _surrogate(name: str, img_size: int | None, head: Path | None) -> Classifier:
+    """The model to transfer from, with the examined model's head where that was learned on its features."""
+    from robvit.errors import InputError, WrongBackbone
+    from robvit.evaluation.classifiers import open_classifier
+
+    with suppress(InputError, WrongBackbone):
+        return open_classifier(name, img_size=img_size, head=head)
+    return open_classifier(name, img_size=img_size)
 
 
 def _show(finding: Finding) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from robvit.record import Record
 
 OF_RETRIEVAL = ("gallery", "gallery_limit", "eps", "steps")
-OF_CLASSES = ("protocol", "adapters", "head", "public", "normalise", "precision", "robustbench")
+OF_CLASSES = ("protocol", "adapters", "head", "public", "normalise", "precision", "audit", "robustbench")
 
 
 def evaluate(
@@ -75,6 +75,10 @@ def evaluate(
     resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
+    audit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="At most this many survivors for audited attacks."),
+    ] = None,
     batch: BatchSize = 32,
     precision: Precision = "auto",
     robustbench: Annotated[
@@ -112,9 +116,8 @@ def evaluate(
     statistics = parse_normalise(normalise)
     check_data(public)
     check_out(out)
+    from robvit.evaluation import evaluate as judging
     from robvit.evaluation.classifiers import open_classifier
-    from robvit.evaluation.evaluate import evaluate as judge
-    from robvit.evaluation.evaluate import quick_rules
     from robvit.evaluation.protocol import find
     from robvit.processes import processes
     from robvit.progress import progress, silent
@@ -130,10 +133,10 @@ def evaluate(
         lora=lora,
         adapters=adapters,
     )
-    rules = given or quick_rules(classifier)
+    rules = given or judging.quick_rules(classifier)
     main = processes().is_main_process
     with progress(f"{rules.name} on {classifier.name}", total=1) as advance:
-        record = judge(
+        record = judging.evaluate(
             classifier,
             data,
             protocol=rules,
@@ -141,6 +144,7 @@ def evaluate(
             split=split,
             resize=resize,
             limit=limit,
+            audit=audit,
             public=public,
             batch=batch,
             precision=precision,

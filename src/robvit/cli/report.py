@@ -40,8 +40,12 @@ def report(
         for record, path in zip(loaded, paths, strict=True)
     ]
     place = out or paths[0].with_name("report.html")
-    sheets = [path.with_name("sheet.png") for path, some in zip(paths, shown, strict=True) if not some]
-    write_report(loaded, place, galleries=shown, images=[sheet for sheet in sheets if sheet.is_file()])
+    drawn = [
+        path.with_name(name)
+        for path, some in zip(paths, shown, strict=True)
+        for name in ("places.png", *(() if some else ("sheet.png",)))
+    ]
+    write_report(loaded, place, galleries=shown, images=[image for image in drawn if image.is_file()])
     size = place.stat().st_size / 1e6
     typer.echo(f"written: {place} ({size:.1f} MB, {sum(map(len, shown))} attacked images at hand)")
     typer.echo(f"next: open {place}")

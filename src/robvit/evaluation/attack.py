@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,12 @@ from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record, Table
 from robvit.registry import unknown
-from robvit.statistics import interval
+from robvit.statistics import interval, mean_of
 from robvit.threat import Threat
 
 SHOWN = 8  # pairs on the sheet
+SEGMENTED = "Segmentation under attack"
+SEGMENTED_NOTE = "mIoU of all pixels together; the mean of images' pixel accuracies with its 95 % interval."
 USUAL = Threat("linf", 8 / 255)
 
 
@@ -140,7 +142,7 @@ def attack(
         record.protocol, record.machine = {"batch": batch, **compute.rules()}, compute.machine()
         record.notes = [*doubts(judged, images), *compute.notes()]
         if images.kind == "masks":
-            _add_scores(record, *done.mask_scores())
+            _add_scores(record, job, *done.mask_scores())
         else:
             record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
             if target is not None:
@@ -219,14 +221,23 @@ def _common_size(judged: Classifier, source: Classifier) -> int | None:
     return judged.size or source.size
 
 
-def _add_scores(record: Record, clean: MaskScore, attacked: MaskScore) -> None:
+def _add_scores(record: Record, job: AttackJob, clean: MaskScore, attacked: MaskScore) -> None:
+    """The scores as metrics, and as tables with intervals and image by image."""
+    assert job.threat is not None
+    summary: list[list[object]] = []
     for when, score in (("clean", clean), ("attacked", attacked)):
+        under = "no attack" if when == "clean" else f"{job.attack}, {job.threat}"
+        accuracy = [100 * value for value in mean_of(score.accuracy)]
+        summary.append([under, len(score.accuracy), 100 * score.miou, *accuracy])
         record.metrics[f"{when} mIoU"] = score.miou
         record.metrics[f"{when} pixel accuracy"] = score.mean_accuracy
     rows = zip(record.data["names"], clean.accuracy, attacked.accuracy, strict=True)
     record.tables.append(
         Table("Pixel accuracy of each image", ["image", "clean", "attacked"], [list(r) for r in rows])
     )
+    columns = ["under", "images", "mIoU, %", "pixel accuracy, %", "low", "high"]
+    record.tables.append(Table(SEGMENTED, columns, summary, SEGMENTED_NOTE))
+    record.protocol |= {"attack": job.attack, "threat": asdict(job.threat.budget), "settings": job.settings}
 
 
 def _write_images(done: Shards, out: Path, record: Record) -> None:

@@ -78,6 +78,13 @@ def claims(record: Record) -> list[str]:
             f"A part of {name}: {len(clean.correct)} of its {wanted:,} images. "
             "Small sample: see the confidence intervals."
         )
+    wanted = record.protocol.get("audit", 0)
+    notes += [
+        f"A part of {record.protocol['name']}: its audit tried {audit.audited} survivors, {wanted} are "
+        "wanted."
+        for audit in record.audits
+        if audit.size < wanted and audit.audited < audit.survivors and not audit.switched
+    ]
     for name in sorted({name for t in attacks for name in t.warnings}):
         notes.append(f"Doubtful: an attack warned of {name}. `robvit doctor` looks into it.")
     return notes

@@ -48,6 +48,7 @@ def evaluate(
     split: str | None = None,
     resize: str | None = None,
     limit: int | None = None,
+    audit: int | None = None,
     public: Data | None = None,
     batch: int = 32,
     precision: str = "auto",
@@ -67,6 +68,8 @@ def evaluate(
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
+    audit: at most so many survivors for the audited attacks, fewer than the protocol wants, which the record
+        then says with the bound that follows.
     public: the images of attackers who learn; the data's training part if left out. Those that the model's
         tokens were learned from are never among them.
     batch: images in one pass.
@@ -83,6 +86,7 @@ def evaluate(
     check_precision(precision, auto=True)
     check_batch(batch)
     _check(rules, classifier, published)
+    run = rules.with_audit(audit)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
     fit = fitting(classifier.net, resize)
@@ -92,7 +96,7 @@ def evaluate(
     learned = public_images(public, data, images, split=split, taken=taken)
     if rules.learns:
         learned(1)  # refused now rather than after an hour
-    plan = plan_of(rules, classifier.net, count=len(images), classes=classes)
+    plan = plan_of(run, classifier.net, count=len(images), classes=classes)
     with kept_in(out) as folder, whole(progress) as advance:
         device = processes().device
         net = fitted(classifier.net, images).to(device)
@@ -103,7 +107,7 @@ def evaluate(
         runner = Runner(
             classifier,
             images,
-            rules,
+            run,
             plan,
             folder,
             data,

@@ -86,6 +86,7 @@ def _not_run(entry: Attack, rules: Protocol, record: Record) -> str:
 
 def _audit_flaw(rules: Protocol, record: Record) -> str:
     """Why fewer survivors were tried than the protocol wants, or nothing."""
+    size = min([rules.audit, *(audit.size for audit in record.audits)])  # fewer may be asked for, and told
     for entry in (entry for entry in rules.attacks if entry.audited):
         counted = record.attacks()
         mine = [t for t in counted if t.attack == entry.attack]
@@ -94,8 +95,8 @@ def _audit_flaw(rules: Protocol, record: Record) -> str:
             return f"{entry.attack} has no trial, or none before it"
         survivors = sum(before[-1].correct)
         never = set[int].intersection(*(set(trial.unseen) for trial in mine))
-        if (tried := survivors - len(never)) < min(rules.audit, survivors):
-            return f"{entry.attack} tried {tried} of {survivors} survivors, the protocol wants {rules.audit}"
+        if (tried := survivors - len(never)) < min(size, survivors):
+            return f"{entry.attack} tried {tried} of {survivors} survivors, {size} are wanted"
     return ""
 
 

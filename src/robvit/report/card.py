@@ -10,6 +10,7 @@ from typing import Any
 
 from robvit.budget import Budget
 from robvit.errors import InputError
+from robvit.evaluation.attack import SEGMENTED
 from robvit.evaluation.claims import judged_by_autoattack
 from robvit.record import Record
 from robvit.report.summary import Share, attacker_summaries, headlines
@@ -116,14 +117,30 @@ def _judged(records: list[Record], tuning: Record) -> str:
             (who, data, rules, line.threat, str(line.worst.total), _percent(line.clean), _percent(line.worst))
             for line in found
         ]
-        rows += [
-            (who, data, rules, what, str(record.data.get("count", "")), "", f"{value:.3f}")
-            for what, value in record.metrics.items()
-            if not found
-        ]
+        n = str(record.data.get("count", ""))
+        rows += [(who, data, rules, *line) for line in (() if found else _measures(record, n))]
     head = ("network", "data", "protocol", "threat or measure", "n", "clean", "worst case")
     note = "Accuracy with its 95 % interval; an image counts only if it stays correct under every attack."
     return f"{table(head, rows)}\n\n{note}"
+
+
+def _measures(record: Record, n: str) -> list[tuple[str, str, str, str]]:
+    """What was measured other than by classes: of what, how many images, clean and attacked."""
+    dense = next((t for t in record.tables if t.title == SEGMENTED), None)
+    if dense is None:
+        return [(what, n, "", f"{value:.3f}") for what, value in record.metrics.items()]
+    clean, attacked = ([float(cell) for cell in row[2:]] for row in dense.rows)
+    (miou, *pixels), (miou_after, *pixels_after) = clean, attacked
+    under = str(dense.rows[1][0])
+    return [
+        (f"mIoU, {under}", n, f"{miou:.1f}%", f"{miou_after:.1f}%"),
+        (f"pixel accuracy, {under}", n, _points(pixels), _points(pixels_after)),
+    ]
+
+
+def _points(values: list[float]) -> str:
+    share, low, high = values
+    return f"{share:.1f}% ({low:.1f}% to {high:.1f}%)"
 
 
 def _limits(tuning: Record, records: list[Record]) -> list[str]:

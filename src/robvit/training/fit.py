@@ -180,10 +180,11 @@ class Fit:
 
     def _line(self, row: dict[str, float], seen: Scores, better: bool) -> str:
         short, long = self.loss.short_attack(self.recipe.inner)[0], self.recipe.judge_steps
-        attacked = f"  attack of {short}: {seen.one_step:.1%}  of {long}: {seen.robust:.1%}"
+        form = ".1%" if self.loss.measure == "accuracy" else ".3f"
+        attacked = f"  attack of {short}: {seen.one_step:{form}}  of {long}: {seen.robust:{form}}"
         return (
             f"epoch {row['epoch']:6.2f}  loss {row['loss']:.4f}  lr {row['lr']:.1e}  "
-            f"eps {row['eps'] * 255:.1f}/255  clean {seen.clean:.1%}"
+            f"eps {row['eps'] * 255:.1f}/255  {self.loss.measure} clean {seen.clean:{form}}"
             f"{attacked if self.recipe.inner.eps else ''}{'  best' if better else ''}"
         )
 
