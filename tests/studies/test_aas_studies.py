@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import robvit.studies.aas.common as shared
 from robvit.attacks.scales import Scales
@@ -71,6 +73,11 @@ def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None
         assert any(t.title == "How the scales moved" for t in record.tables)
     for trial in record.trials:
         assert len(trial.correct) == 4
+    if name == "aas-search":
+        (finding,) = record.findings
+        moved = next(t for t in record.tables if t.title == "How the scales moved")
+        assert finding.check == "the literal algorithm moves"
+        assert moved.note.endswith(finding.evidence)
 
 
 @pytest.mark.slow
@@ -282,6 +289,16 @@ def test_no_budget_breaks_nothing_and_scale_one_changes_nothing(tmp_path: Path) 
     record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1, **LEARN)
     clean, *attacked = record.trials
     assert all(trial.correct == clean.correct for trial in attacked)
+
+
+def test_the_page_shows_every_result_of_the_queue() -> None:
+    root = Path(__file__).parents[2]
+    queue = yaml.safe_load((root / "results" / "queue.yaml").read_text("utf-8"))
+    page = (root / "docs" / "aas.md").read_text("utf-8")
+    blocks = re.findall(r"<!-- results\n(.*?)-->", page, re.DOTALL)
+    shown = {name for block in blocks for name in yaml.safe_load(block).values()}
+    kept = {line["name"] for line in queue if line["name"].startswith("aas-") and line.get("record", True)}
+    assert shown == kept
 
 
 def test_every_table_and_figure_has_a_study() -> None:

@@ -35,6 +35,7 @@ PAPER = PUBLISHED.paper
 MODEL, IMAGES = "robvit-mini-robust", 64
 PAPER_STEPS = 100  # of the paper's attacks, but for PGD-20 and FGSM
 RANDOM, FACTOR = "random scales", "one factor"
+MOVED = "How the scales moved"  # the table's title
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def searches_table(compared: Mapping[str, Comparison], what: str = "") -> list[T
             rows.append([name, f"{furthest_move(one):.2g}", *ends])
     columns = ["", "furthest move of a scale by the ascent", "last start, block by block", "end"]
     note = "A move near zero means that the scales are those of the random start."
-    return [Table(f"How the scales moved{what}", columns, rows, note)] if rows else []
+    return [Table(f"{MOVED}{what}", columns, rows, note)] if rows else []
 
 
 def arms(comparison: Comparison) -> dict[str, list[bool]]:

@@ -12,6 +12,7 @@ from robvit.record import Finding, Record, Table
 from robvit.registry import unknown
 from robvit.studies.aas.common import (
     EFFORT,
+    MOVED,
     PAPER,
     ScalingEffort,
     arm_columns,
@@ -154,7 +155,8 @@ def searches(
     if LITERAL in compared:
         finding = movement(compared)
         record.findings.append(finding)
-        record.notes.append(finding.evidence)
+        told = {MOVED: finding.evidence}
+        record.tables = [replace(t, note=f"{t.note} {told.get(t.title, '')}".strip()) for t in record.tables]
     return record
 
 
