@@ -105,6 +105,13 @@ def test_commands_of_others_and_a_second_laboratory_are_refused(lab: ModuleType)
             lab.main()
 
 
+def test_a_file_in_a_list_of_settings_is_one_that_another_leaves(lab: ModuleType) -> None:
+    listed = """robvit reproduce x --set 'judges=["a","b+{lab}/study-0/head.safetensors"]' --out {out}"""
+    write_queue(lab, KEY, listed)
+    first, second = lab.queue()
+    assert first.files_for(second) == ["head.safetensors"]
+
+
 @pytest.mark.slow
 def test_a_study_takes_what_an_earlier_one_left(lab: ModuleType) -> None:
     signed = "robvit sign {out} --key {lab}/study-0/key.pem"
