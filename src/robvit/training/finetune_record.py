@@ -92,7 +92,9 @@ def make_record(
 
 def extra_facts(extra: ImageDataset | None) -> dict[str, Any] | None:
     """What is told of the second set of images, if there is one."""
-    return extra and {"spec": extra.spec, "count": len(extra), "digest": extra.digest()}
+    if extra is None:
+        return None
+    return {"spec": extra.spec, "count": len(extra), "digest": extra.digest()}
 
 
 def _finding(fit: Fit, tuned: Scores) -> Finding:
