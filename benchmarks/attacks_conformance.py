@@ -18,9 +18,9 @@ Pair = tuple[str, Callable[[], Result], Callable[[], Result]]
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", count=64)
-    model, x, y, threat = prepared(options)
-    setting = (model, x, y, threat)
+    options = arguments(__doc__ or "", count=64, more=lambda _: None)
+    found, x, y = prepared(options)
+    setting, threat = (found.net, x, y, found.threat), found.threat
     queries = options.queries
     table: dict[str, Pair] = {
         "pgd, 20 steps, 5 restarts": (

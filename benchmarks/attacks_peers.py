@@ -7,7 +7,6 @@ import importlib
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,21 +16,25 @@ import eagerpy
 import foolbox
 import pyautoattack
 import torch
+from opening import Opened, add_options, correct_ones, opened
+from recording import Spent, Watch
 
-import robvit
-from robvit.attacks import ATTACKS, Count, certify, frozen, misclassified
+from robvit.attacks import Count, frozen, misclassified, run
 from robvit.attacks.losses import cosine
-from robvit.budget import parse_number
 from robvit.files import cache_dir
 from robvit.threat import Threat
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 
-USUAL = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
 NAMES = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 FOOLBOX = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
 # These pin versions that do not agree with ours, so they live in a folder of their own.
-APART = {"torchattacks": "torchattacks==3.5.1", "adv_lib": "adv-lib==0.2.8"}
+APART = {
+    "torchattacks": "torchattacks==3.5.1",
+    "adv_lib": "adv-lib==0.2.8",
+    "art": "adversarial-robustness-toolbox==1.20.1",
+    "secmlt": "secml-torch==1.5",
+}
 
 
 def apart(name: str) -> ModuleType:
@@ -50,12 +53,12 @@ def apart(name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Result:
-    """What an attack did: who stands (B,), or the features' cosine (B,); passes an image; seconds."""
+    """What an attack did: who stands (B,), or the features' cosine (B,); passes an image; what it took."""
 
     standing: torch.Tensor
     forward: float
     backward: float
-    seconds: float
+    spent: Spent
 
 
 class Network(torch.nn.Module):
@@ -69,66 +72,54 @@ class Network(torch.nn.Module):
         return self.model(x)
 
 
-def arguments(about: str, count: int) -> argparse.Namespace:
-    """The command line both benchmarks have."""
-    parser = argparse.ArgumentParser(description=about)
+def arguments(about: str, count: int, more: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
+    """The command line both benchmarks have, with what `more` adds to it."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="robvit-mini-robust", help="alias or path")
     parser.add_argument("--data", default="sample", help="dataset")
-    parser.add_argument("--count", type=int, default=count, help="images")
-    parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first")
-    parser.add_argument("--norm", default="linf", choices=NAMES)
-    parser.add_argument("--eps", type=parse_number, help="8/255, 0.5 or 12 if left out")
+    add_options(parser, count)
     parser.add_argument("--queries", type=int, default=5000, help="of Square, alone and in AutoAttack")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--large", type=int, default=4, help="images for the DINOv2-sized network")
     parser.add_argument("--only", default="", help="attacks, separated by commas")
+    more(parser)
     return parser.parse_args()
 
 
-def prepared(options: argparse.Namespace) -> tuple[robvit.Model, torch.Tensor, torch.Tensor, Threat]:
-    """The model in eval mode, the images it gets right among the first ones, labels, threat."""
-    torch.set_num_threads(options.threads)
+def prepared(options: argparse.Namespace) -> tuple[Opened, torch.Tensor, torch.Tensor]:
+    """The model with its images and the budget; the images it gets right, and their labels."""
     logging.disable(logging.WARNING)  # the other libraries write a line a step
-    model = robvit.load(options.model).eval().requires_grad_(False)
-    images = robvit.data.open_data(options.data, limit=options.skip + options.count)
-    x, y = images.take(range(options.skip, len(images))).tensors()
-    with torch.no_grad():
-        correct = ~misclassified(model(x), y)
-    eps = USUAL[options.norm] if options.eps is None else options.eps
-    return model, x[correct], y[correct], Threat(options.norm, eps)
-
-
-def clock_for(x: torch.Tensor) -> Callable[[], float]:
-    """CPU seconds on a CPU, so that other work on the machine does not count; else seconds of the clock."""
-    return time.process_time if x.device.type == "cpu" else time.perf_counter
+    found = opened(options)
+    return found, *correct_ones(found.net, found.images, batch=32).tensors()
 
 
 def measured(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, work: Callable[[Count], torch.Tensor]
 ) -> Result:
     """Run `work` on a counting model; judge its images with a pass that does not count."""
-    counted, clock = Count(model), clock_for(x)
-    start = clock()
+    counted, watch = Count(model), Watch()
     adv = work(counted)
-    seconds = clock() - start
+    spent = watch.read()
     with torch.no_grad(), frozen(model):
         standing = -cosine(model(adv), model(x)) if y is None else ~misclassified(model(adv), y)
-    return Result(standing, counted.forward / len(x), counted.backward / len(x), seconds)
+    return Result(standing, counted.forward / len(x), counted.backward / len(x), spent)
 
 
 def ours(
-    model: Model, x: torch.Tensor, y: torch.Tensor | None, threat: Threat, name: str, **settings: object
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    threat: Threat,
+    name: str,
+    precision: str = "fp32",
+    **settings: object,
 ) -> Result:
-    """One of our attacks, called as the others are; its budget is certified, not timed."""
-    made: list[torch.Tensor] = []
-
-    def work(counted: Count) -> torch.Tensor:
-        made.append(ATTACKS[name](counted, x, y, threat, **settings))
-        return made[0]
-
-    result = measured(model, x, y, work)
-    certify(x, made[0], threat)
-    return result
+    """One of our attacks by the public runner: with its checks, its confirmations and its certificate."""
+    watch = Watch()
+    outcome = run(name, model, x, y, threat, batch=len(x), precision=precision, **settings)
+    spent, standing = watch.read(), ~outcome.success
+    if y is None:
+        with torch.no_grad(), frozen(model):
+            standing = -cosine(model(outcome.adv), model(x))
+    return Result(standing, outcome.forward / len(x), outcome.backward / len(x), spent)
 
 
 def with_pyautoattack(

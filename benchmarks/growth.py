@@ -1,4 +1,4 @@
-"""Do time and memory grow as they should with the number of images? Prints a markdown table.
+"""Do time and memory grow as they should with the number of images?
 
 python benchmarks/growth.py --counts 64,256,1024
 
@@ -14,7 +14,11 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
+
+from recording import Watch, add_out, finish
+
+from robvit.progress import progress
+from robvit.record import Table
 
 PROTOCOL = {
     "name": "growth@1",
@@ -37,9 +41,9 @@ def one(options: argparse.Namespace, count: int) -> None:
     rules = Protocol.model_validate({**PROTOCOL, "attacks": attacks})
     model = robvit.load(options.model)
     with tempfile.TemporaryDirectory() as out:
-        start, cpu = time.perf_counter(), time.process_time()
+        watch = Watch()
         robvit.evaluate(model, images, protocol=rules, batch=options.batch, precision="fp32", out=out)
-        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        cpu, seconds = watch.read()
     unit = 1 if sys.platform == "darwin" else 1024
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     print(json.dumps({"seconds": seconds, "cpu": cpu, "memory": memory}))
@@ -53,23 +57,27 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--one", action="store_true", help="this process does the work itself")
+    add_out(parser)
     options = parser.parse_args()
     counts = [int(text) for text in options.counts.split(",")]
     if options.one:
         one(options, counts[0])
         return
-    print(f"`{' '.join(['python', *sys.argv])}`\n")
-    print("| images | seconds | CPU seconds | CPU ms an image | peak memory, MB |\n|---|---|---|---|---|")
-    for count in counts:
-        given = [f"--{name}={getattr(options, name)}" for name in ("model", "steps", "batch", "threads")]
-        command = [sys.executable, __file__, "--one", f"--counts={count}", *given]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  our own file
-        found = json.loads(done.stdout.splitlines()[-1])
-        print(
-            f"| {count:,} | {found['seconds']:.1f} | {found['cpu']:.1f} | {1e3 * found['cpu'] / count:.1f} "
-            f"| {found['memory'] / 1e6:.0f} |",
-            flush=True,
-        )
+    rows = []
+    with progress("growth", total=sum(counts)) as advance:
+        for count in counts:
+            given = [f"--{name}={getattr(options, name)}" for name in ("model", "steps", "batch", "threads")]
+            command = [sys.executable, __file__, "--one", f"--counts={count}", *given]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  our own
+            found = json.loads(done.stdout.splitlines()[-1])
+            cpu, memory = found["cpu"], round(found["memory"] / 1e6)
+            rows.append([count, found["seconds"], cpu, 1e3 * cpu / count, memory])
+            advance(count)
+    columns = ["images", "seconds", "CPU seconds", "CPU ms an image", "peak memory, MB"]
+    note = f"PGD, {options.steps} steps, batches of {options.batch}, threads: {options.threads}."
+    table = Table("Growth with the number of images", columns, rows, note)
+    data = {"spec": "sample, over and over", "count": max(counts)}
+    finish(options.out, [table], model={"name": options.model}, data=data)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which share of the processor's matrix products does an attack step reach? Prints a markdown table.
+"""Which share of the processor's matrix products does an attack step reach?
 
 python benchmarks/peak.py
 
@@ -10,38 +10,29 @@ Its operations are counted on plain attention. DINOv2-small has random weights: 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Callable
 
 import torch
+from recording import add_out, bf16_note, finish, quickest
 from torch.utils.flop_counter import FlopCounterMode
 
 import robvit
 from robvit.attacks.core import frozen, gradient
-from robvit.attacks.precision import PRECISIONS, Autocast
+from robvit.attacks.precision import DTYPES, PRECISIONS, Autocast
+from robvit.progress import progress
+from robvit.record import Table
 
 SIDE = 1536  # of the matrices whose product is the peak
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def quickest(call: Callable[[], object], runs: int) -> float:
-    """The seconds of the quickest run, after one that warms up."""
-    found = []
-    for _ in range(runs + 1):
-        start = time.perf_counter()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+AIMS = {"fp32": 0.85, "bf16": 0.6}  # shares of the peak that a step is to reach
+COLUMNS = ["model", "images", "precision", "GFLOP an image", "ms an image", "CPU ms an image", "GFLOP/s"]
+COLUMNS += ["peak", "share of the peak", "aim"]
 
 
 def peak(precision: str, runs: int) -> float:
     """Operations a second of a large matrix product."""
     dtype = DTYPES[precision.partition("/")[0]]
     a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
-    return 2 * SIDE**3 / quickest(lambda: a @ b, runs)
+    return 2 * SIDE**3 / quickest(lambda: a @ b, runs).seconds
 
 
 def step(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
@@ -55,35 +46,46 @@ def operations(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
     return int(counter.get_total_flops())
 
 
+def row(
+    name: str, model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, runs: int, how: str
+) -> list[object]:
+    """One line: a step of a model in a precision beside the peak of the moment."""
+    with torch.no_grad(), frozen(model):
+        work = operations(Autocast(model, "fp32/plain"), x)
+        searched = model if how == "fp32" else Autocast(model, how)
+        before = peak(how, runs)
+        spent = quickest(lambda: step(searched, x), runs)
+        highest = max(before, peak(how, runs))
+    each = [1e3 * seconds / len(x) for seconds in (spent.seconds, spent.cpu)]
+    rate, aim = work / spent.seconds, AIMS.get(how.partition("/")[0])
+    return [name, len(x), how, work / len(x) / 1e9, *each, rate / 1e9, highest / 1e9, rate / highest, aim]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--batch", type=int, default=16, help="images in a step")
     parser.add_argument("--runs", type=int, default=5, help="of each, of which the quickest counts")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
+    parser.add_argument(
+        "--precision", nargs="+", default=["fp32"], choices=PRECISIONS, help="one after the other"
+    )
+    add_out(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     mini = robvit.load("robvit-mini").eval()
     small = robvit.load("vit_small_patch14_dinov2", pretrained=False, img_size=112).eval()
-    print(f"`{' '.join(['python', *sys.argv])}`\n")
-    print(
-        "| model | images | precision | GFLOP an image | ms an image | GFLOP/s | peak | share of the peak |"
-    )
-    print("|---" * 8 + "|")
-    for name, net, size in (("robvit-mini", mini, 32), ("DINOv2-small, 112 px", small.features, 112)):
-        x = torch.rand(options.batch, 3, size, size)
-        with torch.no_grad(), frozen(net):
-            work = operations(Autocast(net, "fp32/plain"), x)
-            model = net if options.precision == "fp32" else Autocast(net, options.precision)
-            before = peak(options.precision, options.runs)
-            seconds = quickest(lambda model=model, x=x: step(model, x), options.runs)
-            highest = max(before, peak(options.precision, options.runs))
-        print(
-            f"| {name} | {len(x)} | {options.precision} | {work / len(x) / 1e9:.2f} "
-            f"| {1e3 * seconds / len(x):.1f} | {work / seconds / 1e9:.1f} | {highest / 1e9:.1f} "
-            f"| {work / seconds / highest:.2f} |",
-            flush=True,
-        )
+    models = [("robvit-mini", mini, 32), ("DINOv2-small, 112 px", small.features, 112)]
+    rows = []
+    with progress("peak", total=len(models) * len(options.precision)) as advance:
+        for how in options.precision:
+            for name, model, size in models:
+                rows.append(row(name, model, torch.rand(options.batch, 3, size, size), options.runs, how))
+                advance(1, note=f"{name}, {how}")
+    note = f"Threads: {options.threads}; the quickest of {options.runs} runs."
+    table = Table("Share of the matrix peak", COLUMNS, rows, note)
+    names = ", ".join(name for name, *_ in models)
+    data = {"spec": "random pixels", "count": options.batch}
+    finish(options.out, [table], model={"name": names}, data=data, notes=[bf16_note()])
 
 
 if __name__ == "__main__":

@@ -10,23 +10,18 @@ low-precision way include those that confirm, and those in fp32 where a success 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from pathlib import Path
 
-import torch
-from attacks_peers import NAMES, USUAL
-from autoattack_audited import correct_ones
+from opening import add_options, correct_ones, opened
+from recording import NOTHING, Watch, add_out, bf16_note, finish
 
 from robvit.attacks import ATTACKS, frozen, run
 from robvit.attacks.precision import PRECISIONS
-from robvit.budget import parse_number
-from robvit.data import open_data
-from robvit.evaluation.classifiers import check_fit, fitted, open_classifier
+from robvit.data import ImageDataset
+from robvit.evaluation.classifiers import model_facts
 from robvit.progress import progress
+from robvit.record import Table
 from robvit.settings import parse_settings
 from robvit.statistics import mcnemar
-from robvit.threat import Threat
 
 
 def arguments() -> argparse.Namespace:
@@ -36,54 +31,58 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16/plain", choices=PRECISIONS, help="beside fp32")
     parser.add_argument("--attack", default="apgd_ce", choices=list(ATTACKS.names))
     parser.add_argument("--set", dest="settings", action="append", default=[], help="such as steps=20")
-    parser.add_argument("--norm", default="linf", choices=NAMES)
-    parser.add_argument("--eps", type=parse_number, help="8/255, 0.5 or 12 if left out")
-    parser.add_argument("--head", type=Path, help="a head from robvit train head")
-    parser.add_argument("--img-size", type=int, help="side of the images")
-    parser.add_argument("--resize", default="squash", choices=["squash", "crop"])
-    parser.add_argument("--count", type=int, default=64, help="images, before the wrong ones are left out")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
+    add_options(parser, count=64)
+    add_out(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
-    torch.set_num_threads(options.threads)
-    classifier = open_classifier(options.model, head=options.head, img_size=options.img_size)
-    images = open_data(options.data, limit=options.count)
-    images = images.resized(classifier.size or images.size, options.resize)
-    check_fit(classifier, images)
-    model = fitted(classifier.net, images).eval().requires_grad_(False)
-    threat = Threat(options.norm, USUAL[options.norm] if options.eps is None else options.eps)
+    found = opened(options)
+    model, threat = found.net, found.threat
     settings = parse_settings(options.settings, ATTACKS.info(options.attack).defaults, options.attack)
     broken: dict[str, list[bool]] = {"fp32": [], options.precision: []}
-    costs = {way: [0.0, 0.0, 0.0] for way in broken}  # passes, CPU seconds, seconds
-    with frozen(model):
-        images = correct_ones(model, images, options.batch)
+    passes, spent = dict.fromkeys(broken, 0), dict.fromkeys(broken, NOTHING)
+    images = correct_ones(model, found.images, options.batch)
     with frozen(model), progress(options.attack, total=len(images)) as advance:
         for first in range(0, len(images), options.batch):
             x, y = images.take(range(first, min(first + options.batch, len(images)))).tensors()
             for way in broken:
-                start = time.process_time(), time.perf_counter()
+                watch = Watch()
                 outcome = run(options.attack, model, x, y, threat, precision=way, batch=len(x), **settings)
-                now = time.process_time(), time.perf_counter()
+                spent[way] += watch.read()
+                passes[way] += outcome.forward + outcome.backward
                 broken[way] += outcome.success.tolist()
-                spent = (outcome.forward + outcome.backward, now[0] - start[0], now[1] - start[1])
-                costs[way] = [a + b for a, b in zip(costs[way], spent, strict=True)]
             advance(len(x))
-    print(f"`{' '.join(['python', *sys.argv])}`: {len(images)} images classified rightly, {threat}\n")
-    print("| precision | left | passes | CPU seconds | seconds |\n|---|---|---|---|---|")
-    for way, spent in costs.items():
-        counts = " | ".join(f"{value:,.0f}" for value in spent)
-        print(f"| {way} | {broken[way].count(False)} | {counts} |")
-    ratios = [a / b for a, b in zip(costs["fp32"], costs[options.precision], strict=True)]
-    print("| fp32 / the other | | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n")
-    pairs = list(zip(images.names, broken["fp32"], broken[options.precision], strict=True))
-    only = [[name for name, a, b in pairs if a and not b], [name for name, a, b in pairs if b and not a]]
-    for way, names in zip(("fp32", options.precision), only, strict=True):
-        print(f"broken in {way} only: {len(names)}{': ' + ', '.join(names) if names else ''}")
-    print(f"McNemar's test of the difference: p = {mcnemar(len(only[0]), len(only[1])):.2g}")
+    rows = [[way, broken[way].count(False), passes[way], *spent[way]] for way in broken]
+    rows.append(["fp32 / the other", "", *(a / b for a, b in zip(*(row[2:] for row in rows), strict=True))])
+    note = (
+        f"{options.attack} on {len(images)} images classified rightly, {threat}; threads: {options.threads}."
+    )
+    columns = ["precision", "left", "passes", "CPU seconds", "seconds"]
+    tables = [
+        Table("The search in low precision beside fp32", columns, rows, note),
+        differing(images, broken),
+    ]
+    facts = {"model": model_facts(found.classifier), "data": images.facts()}
+    finish(options.out, tables, **facts, notes=[bf16_note()])
+
+
+def differing(images: ImageDataset, broken: dict[str, list[bool]]) -> Table:
+    """The images that were broken in one precision only, by name."""
+    rows: list[list[object]] = []
+    for way, other in (tuple(broken), tuple(reversed(broken))):
+        pairs = zip(images.names, broken[way], broken[other], strict=True)
+        names = [name for name, mine, theirs in pairs if mine and not theirs]
+        rows.append([way, len(names), ", ".join(names)])
+    p = mcnemar(*(int(str(row[1])) for row in rows))
+    return Table(
+        "Broken in one precision only",
+        ["precision", "images", "which"],
+        rows,
+        f"McNemar's test of the difference: p = {p:.2g}.",
+    )
 
 
 if __name__ == "__main__":

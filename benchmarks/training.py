@@ -1,30 +1,33 @@
 """Speed of the training loop beside the bare cost of its passes, and beside other libraries' trainers.
 
-    python benchmarks/training.py            # CPU seconds of one thread; peers run where they are installed
+    python benchmarks/training.py
 
 The bare cost is what no trainer can avoid: for each step the attack's passes, one pass forward and back
-for the weights, and the optimiser. Rounds alternate, so that a busy machine disturbs all alike, and
-CPU seconds of this process are counted, not time on the clock. Peers: adversarial-robustness-toolbox
-(`AdversarialTrainerMadryPGD`) and secml-torch (`AdversarialTrainer`), in an environment of their own.
+for the weights, and the optimiser. Rounds alternate, so that a busy machine disturbs all alike; seconds
+of the processor and of the clock are medians over rounds. Peers: adversarial-robustness-toolbox
+(`AdversarialTrainerMadryPGD`) and secml-torch (`AdversarialTrainer`), fetched once into a folder of their
+own; what cannot be had is left out, and the table says so. The loop's own precision is fp32 here.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import statistics
+import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attacks_peers import apart
+from recording import Spent, Watch, add_out, bf16_note, finish
 
 import robvit
 from robvit.data import open_data
+from robvit.progress import progress
+from robvit.record import Table
 from robvit.training.fit import Fit
 from robvit.training.recipe import make_recipe
 from robvit.training.splits import Splits
@@ -111,42 +114,62 @@ def secml(x: torch.Tensor, y: torch.Tensor, batch: int, steps: int) -> None:
     trainer.train(model, loader, attack)
 
 
+def ways(images: Any, batch: int, steps: int) -> dict[str, Callable[[], None]]:
+    """The trainers by name, those of other libraries where they can be had."""
+    x, y = images.tensors()
+    found: dict[str, Callable[[], None]] = {
+        "bare passes": lambda: bare(x, y, batch, steps),
+        "robvit": lambda: loop(images, batch, steps),
+    }
+    for name, library, trainer in (("ART", "art", art), ("secml-torch", "secmlt", secml)):
+        try:
+            apart(library)
+        except (ImportError, subprocess.CalledProcessError) as error:
+            print(f"{name} cannot be had: {error}")
+            continue
+        found[name] = lambda trainer=trainer: trainer(x, y, batch, steps)
+    return found
+
+
+def middle(taken: list[Spent]) -> Spent:
+    return Spent(*(statistics.median(part) for part in zip(*taken, strict=True)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 10], help="inner steps")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    add_out(parser)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     images = open_data("sample", split="train", limit=args.batch * args.batches)
-    x, y = images.tensors()
-    for steps in args.steps:
-        ways: dict[str, Callable[[], None]] = {
-            "bare passes": lambda steps=steps: bare(x, y, args.batch, steps),
-            "robvit": lambda steps=steps: loop(images, args.batch, steps),
-        }
-        if importlib.util.find_spec("art"):
-            ways["ART"] = lambda steps=steps: art(x, y, args.batch, steps)
-        if importlib.util.find_spec("secmlt"):
-            ways["secml-torch"] = lambda steps=steps: secml(x, y, args.batch, steps)
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(args.rounds):
-            for name, way in ways.items():
-                start = time.process_time()
-                way()
-                seconds[name].append(time.process_time() - start)
-        least = statistics.median(seconds["bare passes"])
-        for name, taken in seconds.items():
-            middle = statistics.median(taken)
-            rate = args.batch * args.batches / middle
-            row = {
-                "inner steps": steps,
-                "trainer": name,
-                "images a CPU second": round(rate, 1),
-                "times bare": round(middle / least, 3),
-            }
-            print(json.dumps(row), flush=True)
+    rows = []
+    with progress("training", total=len(args.steps) * args.rounds) as advance:
+        for steps in args.steps:
+            trainers = ways(images, args.batch, steps)
+            taken: dict[str, list[Spent]] = {name: [] for name in trainers}
+            for _ in range(args.rounds):
+                for name, trainer in trainers.items():
+                    watch = Watch()
+                    trainer()
+                    taken[name].append(watch.read())
+                advance(1, note=f"{steps} inner steps")
+            own, least = middle(taken["robvit"]), middle(taken["bare passes"])
+            for name, each in taken.items():
+                cpu, seconds = middle(each)
+                ratios = [cpu / least.cpu, cpu / own.cpu, seconds / own.seconds]
+                rows.append([steps, name, len(images) / cpu, cpu, seconds, *ratios])
+    columns = ["inner steps", "trainer", "images a CPU second", "CPU seconds", "seconds"]
+    columns += ["times bare, CPU", "times ours, CPU", "times ours, seconds"]
+    note = (
+        f"{args.batches} batches of {args.batch}, medians of {args.rounds} rounds, threads: {args.threads}."
+    )
+    table = Table("Training beside other libraries", columns, rows, note)
+    model = {"name": "robvit-mini, random weights"}
+    finish(args.out, [table], model=model, data=images.facts(), notes=[bf16_note()])
 
 
 if __name__ == "__main__":

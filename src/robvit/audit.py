@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from robvit.errors import InputError
 
 SIZE = 300  # survivors that are tried; if none of them falls, at most 1 % of all would
 STRATA = 5  # groups of survivors by their margin, each with its part of the sample
@@ -90,6 +92,35 @@ def bound(strata: list[list[float]], confidence: float = CONFIDENCE) -> float:
     share = min(row[3] / row[2] for row in strata)
     most = math.floor(math.log(1 - confidence) / math.log1p(-share)) if share < 1 else 0
     return min(most, total - tried) / total
+
+
+def pooled(audits: Sequence[Audit]) -> Audit:
+    """Audits of other images each, as one about all survivors that a sample left open.
+
+    Where a part tried all its survivors, nothing is open, and it adds nothing. Samples of several parts are
+    drawn apart, so the strata of all of them bound together what was missed, as those of one do.
+    """
+    first = audits[0]
+    for other in audits[1:]:
+        if (other.attacks, other.confidence) != (first.attacks, first.confidence):
+            raise InputError("audits can be pooled that were done with the same attacks and confidence")
+    left = [audit for audit in audits if not audit.switched and audit.audited < audit.survivors]
+    strata = [row for audit in left for row in audit.strata]
+    survivors, tried = (sum(getattr(audit, name) for audit in left) for name in ("survivors", "audited"))
+    if not left:
+        survivors = tried = sum(audit.survivors for audit in audits)
+    size = sum(audit.size for audit in left or audits)
+    share = bound(strata, first.confidence) if left else 0.0
+    return replace(
+        first,
+        size=size,
+        survivors=survivors,
+        audited=tried,
+        successes=[],
+        strata=strata,
+        bound=share,
+        switched="",
+    )
 
 
 def _lot(name: str, seed: int) -> bytes:

@@ -82,6 +82,7 @@ def robustify(
     task: float | None = None,
     pool: int | None = None,
     cache: Path | None = None,
+    precision: str | None = None,
     tuning: Tuning | None = None,
     lora: LoRA | str | Path | None = None,
     rank: int | None = None,
@@ -128,6 +129,8 @@ def robustify(
     task: tokens: the share of the head's loss in the objective; above 0 the head learns along
     pool: tokens: how many independent sets to learn
     cache: tokens: where attacked images are kept; the user's cache if left out
+    precision: tokens: of the attacks, while tokens learn in fp32: "fp32", "bf16", "fp16", or "auto", which
+        probes what is fastest on this device; auto if left out
     tuning: lora, full: all numbers of a tuning; what is given here besides wins
     lora: lora: factors of an earlier tuning to go on from, towards the same original
     rank: lora: the rank of the factors, 16
@@ -143,7 +146,7 @@ def robustify(
     minutes: lora, full: plan steps and batch for so long, by a probe of the model on this machine
     split, resize, limit: which part of a named dataset, how images are made square, at most how many
     img_size, arch: how a named model is loaded
-    log: lora, full: told what each validation saw, line by line
+    log: told a forecast of the cost, or for lora and full what each validation saw, line by line
     progress: told each share of the work, one in all, with a note
     command: what the record says it was started by
     """
@@ -160,6 +163,7 @@ def robustify(
         "task": task,
         "pool": pool,
         "cache": cache,
+        "precision": precision,
     }
     of_tuning = {
         "rank": rank,
@@ -183,7 +187,7 @@ def robustify(
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
     outputs: dict[str, Any] = {"out": out, "progress": progress, "command": command}
     if method == "tokens":
-        learned = tokens_verb.robustify(net, data, **_given(shared | of_tokens), **place, **outputs)
+        learned = tokens_verb.robustify(net, data, log=log, **_given(shared | of_tokens), **place, **outputs)
         file = None if out is None else Path(out) / learned.file
         return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
     if not isinstance(data, torch.Tensor) or limit is not None:

@@ -16,13 +16,16 @@ from robvit.files import remove_remains
 
 
 @contextmanager
-def alone_in(folder: str | Path) -> Iterator[None]:
-    """Let one run at a time write to a folder; a second one is refused. Processes of one run share it."""
+def alone_in(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
+    """Let one run at a time write to a folder; a second one is refused or, with `wait`, waits for it.
+
+    Processes of one run share it.
+    """
     if int(os.environ.get("RANK", 0)):  # accelerate and torchrun number the processes of a run
         yield
         return
     try:
-        with one_at_a_time(Path(folder) / "run", wait=False):
+        with one_at_a_time(Path(folder) / "run", wait=wait):
             remove_remains(Path(folder))
             yield
     except BaseException:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from helpers.attack_cases import images, labelled, tiny
-from robvit.attacks import Count, autoattack, misclassified, run
+from robvit.attacks import AuditedSample, Count, autoattack, misclassified, run
 from robvit.attacks.apgd_t import _targets
 from robvit.attacks.audited import audited_settings, autoattack_audited, concluded
-from robvit.audit import Audit, bound, draw
+from robvit.audit import Audit, bound, draw, pooled
 from robvit.errors import InputError
 from robvit.threat import Threat
 
@@ -172,6 +172,29 @@ def test_a_sample_of_all_is_no_reason_to_switch() -> None:
     audit = concluded(Audit(["square"], 300, 0, survivors=10, audited=10, successes=[3]))
     assert not audit.switched
     assert "All 10 survivors were tried by square" in str(audit)
+
+
+def test_the_attack_tells_the_bound_of_its_audit() -> None:
+    threat = Threat("linf", 1e-4)  # nothing falls
+    model, x, y = near_its_boundaries(threat, 12)
+    small = {"steps": 2, "targets": 1, "queries": 2}
+    with pytest.warns(AuditedSample, match=r"at most 33.34 % of the 12 survivors would fall"):
+        autoattack(model, x, y, threat, version="audited", audit=5, **small)
+
+
+def test_audits_of_parts_bound_together_what_they_left_open() -> None:
+    def part(survivors: int, tried: int, **more: Any) -> Audit:
+        strata = draw({str(i): float(i) for i in range(survivors)}, tried, 0).strata
+        return concluded(Audit(["square"], tried, 0, survivors, tried, strata=strata, **more))
+
+    one, whole = part(100, 20), part(20, 20, successes=[3])
+    five = pooled([*[one] * 5, whole])
+    assert (five.survivors, five.audited, five.size) == (500, 100, 100)
+    assert five.bound * 500 == one.bound * 100  # as many may be missed in five parts as in one
+    assert "at most 2.6 % of the 500 survivors" in str(five)
+    assert "All 20 survivors were tried" in str(pooled([whole]))
+    with pytest.raises(InputError, match="same attacks"):
+        pooled([one, Audit(["fab_t"], 20, 0, 100, 20)])
 
 
 def test_batches_are_refused() -> None:

@@ -173,6 +173,19 @@ def test_the_record_says_what_was_used_and_why(tmp_path: Path) -> None:
         robvit.attack("robvit-mini", "sample", attack="fgsm", limit=2, precision="fp8")
 
 
+def test_the_cost_and_what_was_chosen_are_told_before_the_work() -> None:
+    told: list[str] = []
+    robvit.attack("robvit-mini", "sample", attack="fgsm", limit=2, log=told.append)
+    assert told[0].startswith("fgsm on 2 images: at most ")
+    assert "fp32 on cpu" in told[0]
+    record = robvit.doctor(
+        "robvit-mini", "sample", limit=2, checks=["randomness"], precision="fp32/plain", log=told.append
+    )
+    assert "seconds" in told[1]
+    assert told[1].endswith("threads" if torch.get_num_threads() > 1 else "1 thread")
+    assert record.protocol["precision"] == "fp32/plain"
+
+
 def test_an_attack_that_no_toy_can_stand_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def picky(*_: object) -> None:
         raise RuntimeError("images must be 32 pixels wide")

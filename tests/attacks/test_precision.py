@@ -51,6 +51,33 @@ def test_a_false_success_is_attacked_again() -> None:
     assert "PrecisionDisagreement" in low.warnings
 
 
+def test_a_success_that_the_search_claimed_in_another_batch_is_attacked_again() -> None:
+    """In low precision an answer may hang on the batch: here the last image errs unless all six are asked."""
+
+    class Moody(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3 * 16, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x.flatten(1))
+            alone = out.dtype != torch.float32 and len(x) < 6
+            return out.flip(1) if alone else out
+
+    torch.manual_seed(0)
+    model = Moody()
+    x = (torch.rand(6, 3, 4, 4) * 255).round() / 255
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    y[0] = 1 - y[0]  # wrong from the start, so that the others are attacked as a smaller batch
+    full = run("pgd", model, x, y, Threat("linf", 0.3), steps=5)
+    low = run("pgd", model, x, y, Threat("linf", 0.3), steps=5, precision="bf16")
+    assert int(full.success.sum()) > 1
+    assert torch.equal(low.success, full.success)
+    assert torch.equal(low.adv, full.adv)
+    assert "PrecisionDisagreement" in low.warnings
+
+
 def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=4).tensors()

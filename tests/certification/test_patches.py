@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import robvit
+from helpers.networks import small_net
 from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
 from robvit.certification.adaptive import attacked, open_places
@@ -364,6 +365,45 @@ def test_a_record_tells_what_is_certified_and_goes_on_where_it_stopped(
     assert made.robust_accuracy() == made.metrics["certified accuracy"]
     assert made.headline().threat == "patch 5"
     assert robvit.Record.load(tmp_path / "record.json").metrics.keys() == made.metrics.keys()
+
+
+@pytest.mark.parametrize("family", ["eva02", "dinov3", "cait"])
+def test_other_families_drop_tokens_too(family: str) -> None:
+    model = robvit.Model(small_net(family, img_size=56 if family == "eva02" else 64))
+    x = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
+    dropping = TokenDropping(model)
+    rows, columns = (side // token for side, token in zip(model.input_size, dropping.token, strict=True))
+    every = torch.arange(rows * columns).expand(len(x), -1)
+    with torch.no_grad():
+        embedded, whole = dropping.embed(x), model.tokens(x)
+        for all_of_it, same in zip(dropping.tokens(embedded, every)[:2], whole[:2], strict=True):
+            torch.testing.assert_close(all_of_it, same)
+        kept = torch.stack([every[0, torch.randperm(rows * columns)[:3].sort().values] for _ in x])
+        changed, gone = x.clone(), set(range(rows * columns)) - set(kept[0].tolist())
+        first = min(gone)
+        top, left = first // columns * dropping.token[0], first % columns * dropping.token[1]
+        changed[0, :, top : top + dropping.token[0], left : left + dropping.token[1]] = 0.5
+        some, others = (dropping.tokens(dropping.embed(images), kept) for images in (x, changed))
+    assert torch.equal(some.patch, others.patch)
+    assert torch.equal(some.prefix, others.prefix)
+    assert not torch.equal(model.tokens(changed).patch, whole.patch)
+    alone = dropping.tokens(embedded[:1], kept[:1])  # each image has its own places
+    torch.testing.assert_close(alone.patch, some.patch[:1])
+
+
+@pytest.mark.slow
+def test_a_model_without_classes_gets_a_head_first(tmp_path: Path) -> None:
+    bare = robvit.Model(plain_vit(num_classes=0))
+    assert not bare.classes
+    record = certify(bare, "sample", patch=5, limit=6, out=tmp_path)
+    (head,) = tmp_path.glob("head-*.safetensors")
+    written = head.stat().st_mtime_ns
+    again = certify(bare, "sample", patch=5, limit=6, out=tmp_path)
+    assert head.stat().st_mtime_ns == written
+    assert [one.correct for one in again.trials] == [one.correct for one in record.trials]
+    assert record.metrics["certified accuracy"] > 0
+    with pytest.raises(InputError, match="give it a head"):
+        certify(bare, robvit.open_data("sample", limit=2), patch=5)
 
 
 def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:

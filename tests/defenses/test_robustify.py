@@ -22,7 +22,7 @@ from robvit.backbones.families import Tokens
 from robvit.backbones.model import Model
 from robvit.data import open_data
 from robvit.defenses.attack_cache import PER_SHARD, AttackCache, AttackSetting, TensorImages
-from robvit.defenses.batches import order
+from robvit.defenses.batches import TokenBatches, order
 from robvit.defenses.recipe import REFERENCE, TokenRecipe
 from robvit.defenses.token_trainer import TokenTrainer
 from robvit.defenses.token_training import train_tokens
@@ -49,6 +49,40 @@ def learned(
     model: Model, images: TensorImages, recipe: TokenRecipe, tmp_path: Path, **paths: Path
 ) -> torch.Tensor:
     return train_tokens(model, images, recipe, cache=tmp_path / "store", **paths).tokens.values
+
+
+def test_attacks_in_low_precision_are_kept_apart_and_say_so(
+    model: Model, images: TensorImages, tmp_path: Path
+) -> None:
+    plain, low = (AttackCache(model, images, ATTACK, tmp_path, p) for p in ("fp32", "fp32/plain"))
+    assert plain.key == AttackCache(model, images, ATTACK, tmp_path).key
+    assert low.key != plain.key
+    trainers = [
+        TokenTrainer(model, TokenBatches(model, images, QUICK, tmp_path, precision=p), QUICK, None)
+        for p in ("fp32", "fp32/plain")
+    ]
+    assert [trainer._key().get("precision") for trainer in trainers] == [None, "fp32/plain"]
+    given: dict[str, Any] = {
+        "recipe": replace(QUICK, steps=1),
+        "cache": tmp_path / "store",
+        "out": tmp_path / "out",
+    }
+    told: list[str] = []
+    record = robvit.robustify(model, images.x, precision="fp32/plain", log=told.append, **given).record
+    assert record.protocol["precision"] == "fp32/plain"
+    assert record.machine["device"] == "cpu"
+    assert "passes, about" in told[0]
+    assert "fp32 with plain attention on cpu" in told[0]
+    again = robvit.robustify(model, images.x, **given).record  # as it was begun
+    assert again.protocol["precision"] == "fp32/plain"
+
+
+def test_progress_moves_inside_a_shard(model: Model, images: TensorImages, tmp_path: Path) -> None:
+    told: list[float] = []
+    cache = AttackCache(model, images, ATTACK, tmp_path)
+    cache.fill(cache.missing([0]), lambda amount=1, note="": told.append(amount))
+    assert len(told) >= ATTACK.steps
+    assert sum(told) == pytest.approx(PER_SHARD)
 
 
 @pytest.mark.slow

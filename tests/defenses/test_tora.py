@@ -14,6 +14,7 @@ import robvit
 from helpers.networks import small_net
 from robvit.attacks import frozen, run
 from robvit.backbones.families import vit_embedded
+from robvit.backbones.heads import ClassTokenHead
 from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.defenses.tora.attack import AttackTarget, _logits_and_gate, gate_aware, gates
@@ -50,6 +51,19 @@ def test_at_the_start_the_model_equals_its_backbone_bit_for_bit(family: str, tun
             assert torch.equal(logits, model(x))
     assert twin.fingerprint() == model.fingerprint()
     assert twin.identity() != model.identity()
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_with_a_head_on_the_class_token_the_start_is_that_classifier(tuning: str) -> None:
+    model = model_of("dinov2")
+    head = ClassTokenHead(model.width, 7, model.fingerprint())
+    given = model.replace(head=head.eval())
+    x = torch.rand(3, 3, *model.input_size)
+    twin = adapted(given, fresh(given, 7, tuning=tuning))
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), given(x))
+        others = adapted(given, fresh(given, 5, tuning=tuning))  # other classes: heads of their own
+        assert others(x).shape == (3, 5)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

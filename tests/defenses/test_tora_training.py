@@ -87,13 +87,14 @@ def test_each_phase_trains_its_own_parts_and_phase_1_serves_every_trade_off(
     marks = {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")}
     both, _ = train_adapters(model, splits, tuned((0.1, 0.9), knob="states"), tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")} == marks
+    train_adapters(model, splits, tuned((0.1,), start="fresh"), tmp_path)  # another start of phase 2
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("phase1-*/model.safetensors")} == marks
     both.trade_off = 0.1
     x = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(adapted(model, both)(x), adapted(model, first)(x))
     assert model.identity() == weights
-    kept = load_adapters(tmp_path / "adapters.safetensors")
-    assert kept.shape.trades == (0.1, 0.9)
+    assert load_adapters(tmp_path / "adapters.safetensors").shape.trades == (0.1,)  # of the last call
 
 
 def _start(model: Model, splits: Splits) -> Adapters:
@@ -152,7 +153,8 @@ def test_a_path_trains_both_ends_on_trade_offs_between_them(
 ) -> None:
     made, runs = train_adapters(model, splits, tuned((0.1, 0.5, 0.9)), tmp_path)
     assert made.shape.trades == (0.1, 0.9)
-    assert runs["phase2-path"].step == 3 * runs["phase1-accuracy"].step  # as long as three trainings
+    path = runs["phase2-path-0.1-0.5-0.9"]
+    assert path.step == 3 * runs["phase1-accuracy"].step  # as long as three trainings
     assert made.trade_off == pytest.approx(0.5)
     weight = made.fusions[0].weight
     assert not torch.equal(weight[0], weight[1])
@@ -227,6 +229,7 @@ def test_several_trades_make_a_path_unless_states_are_wanted() -> None:
     def last(*settings: str) -> list[str]:
         return [phase.name for phase in phases_of(load_recipe("tora", **changes_of([*settings])))][2:]
 
-    assert last("adapters.trades=[0.1,0.9]") == ["phase2-path"]
+    assert last("adapters.trades=[0.1,0.9]") == ["phase2-path-0.1-0.9"]
+    assert last("adapters.trades=0.5", "adapters.start=fresh") == ["phase2-fresh-0.5"]
     assert last("adapters.trades=[0.1,0.9]", "adapters.knob=states") == ["phase2-0.1", "phase2-0.9"]
     assert last("adapters.trades=0.5") == ["phase2-0.5"]

@@ -152,6 +152,27 @@ def test_a_randomised_model_is_averaged_and_a_steady_mean_is_no_red() -> None:
     assert status(noisy, (x, y), "randomness", samples=50) in ("amber", "green")
 
 
+def test_attacks_in_low_precision_count_what_full_precision_confirms() -> None:
+    """The model errs in low precision on whatever is not clean: all that is claimed there is false."""
+    plane, x, y = plane_and_images(slope=3.0)
+
+    def touchy(images: torch.Tensor) -> torch.Tensor:
+        low = torch.is_autocast_enabled("cpu") and not torch.equal(images, x[: len(images)])
+        return plane(images).flip(1) if low else plane(images)
+
+    told: list[int] = []
+    outcomes = []
+    for precision in ("fp32", "bf16"):
+        context = CheckContext(touchy, x, y, EIGHT)
+        context.precision, context.each_pass = precision, told.append
+        outcomes.append(context.pgd(steps=4))
+    full, low = outcomes
+    assert not bool(full.success.all())
+    assert torch.equal(low.success, full.success)
+    assert low.forward > full.forward  # those in low precision came on top
+    assert len(told) > 4
+
+
 def test_attacks_are_run_once_however_many_checks_ask() -> None:
     model, x, y = plane_and_images()
     counted = Count(model)

@@ -11,10 +11,11 @@ import torch
 
 import robvit
 from robvit.attacks import ATTACKS, run
+from robvit.attacks.cost import Passes
 from robvit.data import open_data
 from robvit.errors import Unsupported
 from robvit.evaluation import forecast as forecasts
-from robvit.evaluation.forecast import Passes, Steadfast, SteadfastViT, attack_passes, forecast, plan_of
+from robvit.evaluation.forecast import Steadfast, SteadfastViT, attack_passes, forecast, plan_of
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.threat import Threat
 

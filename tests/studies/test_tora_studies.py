@@ -14,23 +14,43 @@ from PIL import Image
 
 import robvit
 from helpers.studies import check_tables
+from robvit.backbones.heads import ClassTokenHead
+from robvit.backbones.model import Model
+from robvit.budget import Budget
 from robvit.data import open_data
 from robvit.data.corruptions import CORRUPTIONS
-from robvit.defenses.tora.attack import gates
+from robvit.defenses.tora.attack import GateAware, gate_aware, gates
 from robvit.defenses.tora.io import adapted, fresh
 from robvit.errors import InputError
 from robvit.evaluation.corruptions import ALEXNET_ERRORS, mean_corruption_error
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
+from robvit.record import Record, Trial
 from robvit.studies import StudyContext
-from robvit.studies.tora import common
-from robvit.studies.tora.common import PUBLISHED, AdapterBench, AdapterEffort
+from robvit.studies.judging import CLEAN
+from robvit.studies.tora import attacked, common, efforts
+from robvit.studies.tora.attacked import Attacked, gate_aware_trial, headline
+from robvit.studies.tora.common import PUBLISHED, AdapterBench
+from robvit.studies.tora.efforts import AdapterEffort, AttackEffort, TableEffort
+from robvit.studies.tora.fusions import CHOICES
+from robvit.studies.tora.heads import _against_the_mean, _ahead
 from robvit.studies.tora.instead import between
 from robvit.studies.tora.maps import _objects
-from robvit.studies.tora.tables import _trades_off
+from robvit.studies.tora.tables import JudgedRow, _trade_claims, _trades_off
 from robvit.studies.tora.variants import ImageNetVariants, others
+from robvit.threat import Threat
 from robvit.training.recipe import load_recipe
 from robvit.training.splits import Splits
 
+BUDGETS: dict[str, Any] = {"budgets": (1, 4), "steps": 2}
+# Claims of each study: what is compared, times the attacks by which it is.
+CLAIMED = {
+    "tora-table1": 1 + 2 + 2 + 2,
+    "tora-table2": 2 * 2 * 3,
+    "tora-table3": 3 * 4,
+    "tora-instead": 3 * 3,
+    "tora-fig-softmax": 2,
+    "tora-knob": 2 * 2,
+}
 QUICK: dict[str, Any] = {"data": "sample", "images": 4, "learn": 20, "epochs": 0.5, "fusion_epochs": 0.5}
 
 
@@ -44,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two corruptions, and inner attacks of one step."""
     monkeypatch.setattr(common, "CORRUPTIONS", list(CORRUPTIONS)[:2])
-    monkeypatch.setattr(common, "load_recipe", partial(load_recipe, **{"inner.steps": 1}))
+    monkeypatch.setattr(efforts, "load_recipe", partial(load_recipe, **{"inner.steps": 1}))
 
 
 @pytest.mark.slow
@@ -52,13 +72,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("tora-table1", {"trades": (0.1, 0.9), "steps": 2, "targets": 2, "queries": 5}),
-        ("tora-table2", {"trades": (0.1, 0.9)}),
-        ("tora-table3", {"trades": (0.9,), "steps": 2}),
+        ("tora-table1", {"trades": (0.1, 0.9), "targets": 2, "queries": 5, "strong": 3, **BUDGETS}),
+        ("tora-table2", {"trades": (0.1, 0.9), "corrupted": 2, "severities": (1, 5), **BUDGETS}),
+        ("tora-table3", {"trades": (0.9,), **BUDGETS}),
         ("tora-fig-attention", {"trades": (0.1, 0.9), "masks": "shapes"}),
-        ("tora-instead", {"trades": (0.1, 0.9), "shares": (0.5,), "steps": 2}),
-        ("tora-fig-softmax", {"trades": (0.9,), "steps": 2, "choices": ["one fusion in phase 1"]}),
-        ("tora-knob", {"trades": (0.1, 0.9), "places": (0.1, 0.5), "steps": 2}),
+        ("tora-instead", {"trades": (0.1, 0.9), "shares": (0.5,), **BUDGETS}),
+        ("tora-fig-softmax", {"trades": (0.9,), "choices": [*CHOICES][:1] + [*CHOICES][-1:], **BUDGETS}),
+        ("tora-knob", {"trades": (0.1, 0.9), "places": (0.1, 0.5), **BUDGETS}),
         ("tora-composed", {"steps": 2, "token_steps": 2, "token_learn": 8}),
     ],
 )
@@ -70,15 +90,124 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
     check_tables(record, tmp_path)
     if name == "tora-fig-attention":
         assert (tmp_path / "out" / "gates.png").is_file()
+    if name in CLAIMED:
+        assert len(record.claims) == CLAIMED[name]
+        assert record.tables[-1].title.startswith("Claims")
     if name == "tora-table1":
-        row = next(row for row in record.tables[0].rows if row[0] == "TORA, 0.9")
-        known = [
-            t.correct for t in record.trials if t.scenario == "TORA, 0.9" and str(t.threat) == "linf 4/255"
-        ]
-        assert row[7] == 100 * sum(all(each) for each in zip(*known, strict=True)) / 4
-        assert row[6] <= row[5]  # what fools within 4/255 fools within 8/255
-        assert row[11] == 80.3  # the slides'
-        assert len(record.tables[0].rows) == 3 + 27  # ours, the slides' 0.5 and every quoted baseline
+        check_headline(record)
+
+
+def check_headline(record: Record) -> None:
+    """The worst of all attacks on the images that all of them saw, and of smaller budgets."""
+    row = next(row for row in record.tables[0].rows if row[0] == "TORA, 0.9")
+    own = [trial for trial in record.trials if trial.scenario == "TORA, 0.9"]
+    known = [t for t in own if str(t.threat) in ("linf 1/255", "linf 4/255") and t not in own[:3]]
+    assert {trial.attack for trial in known} == {"pgd", "autoattack", "gate-aware"}
+    assert all(3 in trial.not_attacked for trial in known if trial.attack != "pgd")  # 3 of 4 images
+    standing = [all(t.correct[i] for t in known) for i in range(3)]
+    assert row[6] == pytest.approx(100 * sum(standing) / 3)
+    assert row[6] <= row[5]  # what fools within 1/255 fools within 4/255
+    assert row[10] == 80.3  # the slides'
+    assert len(record.tables[0].rows) == 3 + 27  # ours, the slides' 0.5 and every quoted baseline
+    assert [row[:2] for row in record.tables[1].rows][-1] == ["TORA, 0.9", "linf 4/255"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hurried")
+def test_a_backbone_takes_a_head_and_without_one_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
+    given: dict[str, Any] = {"trades": (0.9,), "shares": (0.5,), **QUICK, **BUDGETS}
+    images = open_data("sample", limit=20)
+    bare = robvit.load("robvit-mini", pretrained=False, num_classes=7)
+    with pytest.raises(InputError, match=r"10 classes; robvit-mini has 7: give one by --set head=FILE"):
+        robvit.reproduce("tora-instead", model=bare, out=tmp_path / "refused", **given)
+    assert not (tmp_path / "refused" / "training").exists()
+    head = ClassTokenHead.fit(robvit.load("robvit-mini"), images.batches(10), 10)
+    head.save(tmp_path / "head.safetensors")
+    record = robvit.reproduce(
+        "tora-instead", out=tmp_path / "out", head=str(tmp_path / "head.safetensors"), **given
+    )
+    assert [row[0] for row in record.tables[0].rows][:2] == ["backbone", "TORA, 0.9"]
+    judged = robvit.load("robvit-mini", head=tmp_path / "head.safetensors")
+    assert record.model["identity"] == judged.identity()
+
+
+def test_a_training_is_kept_under_all_that_decides_it(tmp_path: Path) -> None:
+    model, images = robvit.load("robvit-mini"), open_data("sample", limit=4)
+
+    def folder(seed: int = 0, count: int = 3, **effort: Any) -> Path:
+        spent = AdapterEffort(training=str(tmp_path), **effort)
+        splits = Splits(images.take(range(count)), images.take([3]))
+        return AdapterBench(StudyContext(seed=seed), spent, model, splits, images).folder("tora")
+
+    same = folder(learn=3)
+    assert same == folder(learn=3)
+    assert same.parent == tmp_path
+    changes: list[dict[str, Any]] = [{"eps": 2 / 255}, {"epochs": 2}, {"fusion_epochs": 2}, {"batch": 10}]
+    others = [folder(learn=3, **change) for change in [*changes, {"seed": 1}, {"count": 2}]]
+    assert len({same, *others}) == 7
+
+
+@pytest.mark.slow
+def test_the_gate_aware_attack_goes_on_where_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = robvit.load("robvit-mini")
+    twin, images = adapted(model, fresh(model)), open_data("sample", limit=3)
+    at = AdapterBench(StudyContext(out=tmp_path), AdapterEffort(), model, Splits(images, images), images)
+    threat = Threat("linf", 1 / 255)
+    monkeypatch.setattr(attacked, "BATCH", 2)
+    whole = gate_aware_trial(at, twin, images, "TORA", threat, 2)
+    assert sum(whole.settings["success by"].values()) == sum(not correct for correct in whole.correct)
+    calls = list[int]()
+
+    def counted(model: Model, x: torch.Tensor, *rest: Any, **settings: Any) -> GateAware:
+        calls.append(len(x))
+        return gate_aware(model, x, *rest, **settings)
+
+    monkeypatch.setattr(attacked, "gate_aware", counted)
+    max(tmp_path.rglob("shard-*.safetensors")).unlink()
+    again = gate_aware_trial(at, twin, images, "TORA", threat, 2)
+    assert calls == [1]  # the second batch alone
+    assert (again.correct, again.distance) == (whole.correct, whole.distance)
+
+
+def test_budgets_rise() -> None:
+    assert [str(threat) for threat in AttackEffort().threats] == ["linf 1/255", "linf 2/255", "linf 4/255"]
+    with pytest.raises(InputError, match="rising numbers in 255ths"):
+        AttackEffort(budgets=(4, 1))
+
+
+def trial_of_(correct: list[bool], attack: str = "pgd") -> Trial:
+    return Trial(attack, Budget("linf", 1 / 255), {}, correct, [0] * len(correct), [0.0] * len(correct))
+
+
+def test_what_stands_withstood_every_attack_within_this_and_smaller_budgets() -> None:
+    small, large = Threat("linf", 1 / 255), Threat("linf", 2 / 255)
+    first = Attacked(
+        small, trial_of_([True, True, False, True]), [trial_of_([True, False, True], "autoattack")]
+    )
+    second = Attacked(large, trial_of_([False, True, True, True]), [trial_of_([True] * 3, "autoattack")])
+    assert headline([first, second]) == [[True, False, False], [False, False, False]]
+    assert first.trials[1].correct == [True, False, True, True]
+    assert first.trials[1].unseen == [3]
+    assert first.cells()[2] is None  # no gates, no gate-aware attack
+
+
+def test_the_joint_output_is_compared_with_the_mean_of_its_heads() -> None:
+    joint, good, bad = [True, True, True, False], [True, True, False, False], [False, True, False, False]
+    names = {"accuracy": good, "robustness": bad, "joint": joint}
+    judged = {f"0.5, {name}": [trial_of_(correct)] for name, correct in names.items()}
+    assert _ahead(judged, 0.5, 0) == [50, 0, 100, 0]
+    table, finding = _against_the_mean(judged, (0.5,), (CLEAN,))
+    assert finding.status == "green"
+    assert [row[0] for row in table.rows] == ["0.5", "all together"]
+    assert table.rows[0][1].startswith("+37.5 (")
+    worse = judged | {"0.5, joint": [trial_of_([False] * 4)]}
+    worse |= {f"0.5, {name}": [trial_of_([True] * 4)] for name in ("accuracy", "robustness")}
+    assert _against_the_mean(worse, (0.5,), (CLEAN,))[1].status == "amber"
 
 
 def test_the_slides_figures_agree_where_tables_overlap() -> None:
@@ -150,12 +279,19 @@ def test_imagenets_variants_are_measured_on_folders_of_their_layouts(tmp_path: P
 
 
 def test_a_finding_says_whether_the_trade_off_trades() -> None:
-    def row(clean: float, robust: float) -> list[object]:
-        return ["", clean, 0.0, 0.0, 0.0, 0.0, 0.0, robust]
+    def row(clean: int, robust: int) -> JudgedRow:
+        weak, strong = (trial_of_([place < right for place in range(10)]) for right in (clean, robust))
+        return JudgedRow([weak] * 3, [Attacked(Threat("linf", 1 / 255), strong, [strong])])
 
-    assert _trades_off([row(80, 10), row(70, 20)]).status == "green"
-    assert _trades_off([row(80, 10), row(81, 20)]).status == "amber"
-    assert _trades_off([row(80, 10), row(70, 5)]).status == "amber"
+    assert _trades_off([row(8, 1), row(7, 2)]).status == "green"
+    assert _trades_off([row(8, 1), row(9, 2)]).status == "amber"
+    assert _trades_off([row(8, 2), row(7, 1)]).status == "amber"
+    effort = TableEffort(budgets=(1,))
+    claims = _trade_claims([("TORA, 0.1", row(10, 0)), ("TORA, 0.9", row(2, 10))], effort)
+    assert [claim.difference > 0 for claim in claims] == [True, False, False, True, True]
+    assert claims[0].text == "TORA, 0.1 over TORA, 0.9, clean"
+    assert claims[0].paper == pytest.approx(3.8)  # the slides' 84.1 and 80.3
+    assert claims[-1].text == "TORA, 0.9 over TORA, 0.1, worst of all linf 1/255"
 
 
 @pytest.mark.slow

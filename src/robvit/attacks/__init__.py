@@ -27,6 +27,7 @@ from robvit.attacks.published_code import feature_reference, pgd_reference, segp
 from robvit.attacks.run import Outcome, judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
+    AuditedSample,
     PrecisionDisagreement,
     PrecisionUnavailable,
     PrecisionUnsound,
@@ -50,6 +51,7 @@ __all__ = [
     "AttackCheck",
     "AttackInfo",
     "AttackWarning",
+    "AuditedSample",
     "Count",
     "Outcome",
     "PrecisionDisagreement",

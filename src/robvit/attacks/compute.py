@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from robvit.attacks.core import Model, frozen, gradient
-from robvit.attacks.precision import DTYPES, PLAIN, Autocast, check_precision, fused_layers
+from robvit.attacks.precision import DTYPES, PLAIN, Autocast, check_precision, fused_layers, searched
 from robvit.attacks.sanity import AttackWarning, PrecisionUnavailable, PrecisionUnsound
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
@@ -34,6 +34,7 @@ PROBED = 4  # images in a pass that is timed
 SIDE = 256  # of the matrices whose products are timed
 NEAR = 0.1  # of the length of features: so far may low precision move them
 LEAD = 0.05  # of the logits' range: answers that are nearer to a tie may differ in low precision
+BEGUN = ("shards", "state-0.safetensors")  # what a run leaves in its folder on the way
 Key = tuple[str, str, tuple[int, ...]]  # what was wanted, on which device, for which images
 SETTLED: WeakKeyDictionary[nn.Module, dict[Key, Compute]] = WeakKeyDictionary()  # found by this process
 
@@ -83,7 +84,7 @@ class Compute:
 
     def searched(self, model: Model) -> Model:
         """The model as attacks search on it."""
-        return model if self.precision == "fp32" else Autocast(model, self.precision)
+        return searched(model, self.precision)
 
 
 def settle(
@@ -110,7 +111,8 @@ def _chosen(model: nn.Module, x: torch.Tensor, wanted: str, passes: float, keep:
     if before is not None and wanted in ("auto", before.wanted):
         now = probe(model, x, "fp32", passes)  # threads are this machine's
         return replace(before, wanted=wanted, threads=now.threads, device=now.device)
-    if before is None and keep is not None and wanted == "auto" and (keep.parent / "shards").exists():
+    begun = keep is not None and any((keep.parent / name).exists() for name in BEGUN)
+    if before is None and begun and wanted == "auto":
         return replace(probe(model, x, "fp32", passes), wanted=wanted)  # begun before there was a choice
     known, key = SETTLED.setdefault(model, {}), (wanted, x.device.type, tuple(x.shape[1:]))
     if key not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from robvit.attacks.best import Best
 from robvit.attacks.core import ATTACKS, AttackCheck, Model, attack, misclassified, require_labels, supported
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import margin
+from robvit.attacks.sanity import AuditedSample
 from robvit.audit import SIZE
 from robvit.autoattack import PARTS, QUERIES, RAND, STEPS, TARGETS, part_settings
 from robvit.errors import InputError
@@ -82,8 +84,9 @@ def autoattack(
 
     version: "standard" is APGD-CE, targeted APGD, targeted FAB and Square, in L1 with five starts of the
         first and five targets of the second; "audited" is the same, but only a sample of what the first
-        two leave goes through the others, unless one of it falls (`robvit.attacks.audited`); "rand", for
-        randomised models, is APGD-CE and APGD-DLR on means of passes.
+        two leave goes through the others, unless one of it falls; a warning (`AuditedSample`) then says what
+        that bounds, and `robvit.attacks.audited.autoattack_audited` returns it too. "rand", for randomised
+        models, is APGD-CE and APGD-DLR on means of passes.
     steps: of each gradient attack.
     targets: of targeted APGD and FAB.
     queries: of Square.
@@ -96,9 +99,12 @@ def autoattack(
     """
     if version == "audited":
         given = audited_settings(threat, steps, targets, queries)
-        return autoattack_audited(
+        adv, found = autoattack_audited(
             model, x, y, threat, settings=given, audit=audit, judge=judge, early_stop=early_stop, seed=seed
-        )[0]
+        )
+        if found.bound:
+            warnings.warn(str(found), AuditedSample, stacklevel=3)
+        return adv
     if version == "standard":
         return worst_of(
             model,

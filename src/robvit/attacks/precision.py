@@ -43,6 +43,11 @@ class Autocast:
             return self.__wrapped__(x).float() if low else self.__wrapped__(x)
 
 
+def searched(model: Model, precision: str) -> Model:
+    """The model as attacks search on it in a precision: in fp32 the model itself."""
+    return model if precision == "fp32" else Autocast(model, precision)
+
+
 def fused_layers(model: object) -> list[nn.Module]:
     """The attention layers of timm's that use a fused kernel."""
     parts = (part for network in modules_of(model) for part in network.modules())

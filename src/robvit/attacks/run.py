@@ -16,7 +16,7 @@ import torch
 
 from robvit.attacks.audited import refuse_batches
 from robvit.attacks.certificate import certify
-from robvit.attacks.compiled import Compiled
+from robvit.attacks.confirming import search_and_judge
 from robvit.attacks.core import (
     ATTACKS,
     Attack,
@@ -30,7 +30,7 @@ from robvit.attacks.core import (
 from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
 from robvit.attacks.pixels import eight_bit as whole_levels
-from robvit.attacks.precision import Autocast, check_precision
+from robvit.attacks.precision import check_precision
 from robvit.attacks.sanity import PrecisionDisagreement, doubts
 from robvit.attacks.targets import Target, choose_targets
 from robvit.errors import InputError, check_batch, check_images, check_labels
@@ -135,11 +135,12 @@ def run(
     function, gradients = _known(attack, settings)
     if len(x) > batch:
         refuse_batches(attack, settings)
-    search, judged = _models(model, victim, precision, compiler, each_pass)
+    search, judged, memory = search_and_judge(model, victim, precision, compiler, each_pass)
     decide, transfer = eot(judged, samples), victim is not None
     if transfer:
         settings = supported(attack, early_stop=False, judge=decide) | settings
-    won = partial(succeeded, targeted=bool(settings.get("targeted", False)))
+    targeted = bool(settings.get("targeted", False))
+    won = partial(succeeded, targeted=targeted)
     names: set[str] = set()
     parts: list[_Part] = []
     with torch.no_grad(), frozen(model), frozen(victim):
@@ -158,14 +159,17 @@ def run(
             if target is not None:
                 alike = _given(aim) == _given(labels)  # there is nothing to attack
             rows = (~alike if transfer else ~before & ~alike).nonzero()[:, 0]
-            adv = some.detach().clone()
+            adv, claimed = some.detach().clone(), torch.zeros_like(before)
             if len(rows):
                 made = function(search, some[rows], _of(aim, rows), threat, **settings)
                 adv[rows] = _certified(some[rows], made, threat, eight_bit)
+                if memory is not None:
+                    claimed[rows] = memory.claimed(made, _of(aim, rows), targeted)
             output = decide(adv)
-            if precision != "fp32" and not transfer:
-                claimed = won(search(adv), aim) & ~won(output, aim)
-                again = rows[claimed[rows]]
+            if memory is not None:
+                claimed |= won(search(adv), aim)
+                memory.forget()
+                again = rows[(claimed & ~won(output, aim))[rows]]
                 if len(again):
                     names.add(PrecisionDisagreement.__name__)
                     made = function(judged, some[again], _of(aim, again), threat, **settings)
@@ -203,20 +207,6 @@ def judge(
             distance = some.new_zeros(len(some)) if threat is None else threat.size(made - some)
             parts.append((made, success, _predicted(output), ~wrong, _predicted(clean), distance))
     return _outcome(parts, {counted}, time.monotonic() - start, set())
-
-
-def _models(
-    model: Model,
-    victim: Model | None,
-    precision: str,
-    compiler: str | None,
-    each_pass: Callable[[int], None],
-) -> tuple[Count, Count]:
-    """The model that is attacked, compiled and in low precision if wanted, and the one that judges."""
-    source = model if compiler is None else Compiled(model, compiler)
-    source = source if precision == "fp32" else Autocast(source, precision)
-    search = Count(source, each_pass)
-    return search, search if victim is None and source is model else Count(victim or model)
 
 
 def _batches(

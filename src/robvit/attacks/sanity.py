@@ -28,6 +28,10 @@ class ZeroGradient(AttackWarning):
     """The gradient of the margin is zero everywhere for some images."""
 
 
+class AuditedSample(AttackWarning):
+    """FAB and Square tried a sample of the survivors only; the message bounds what they would break."""
+
+
 class PrecisionDisagreement(AttackWarning):
     """Low precision claimed successes that full precision did not confirm; those were attacked again."""
 

@@ -21,6 +21,7 @@ import torch
 from timm.models._manipulate import checkpoint
 from torch import nn
 
+from robvit.backbones.rotary import lengthened, rotations_of
 from robvit.errors import Unsupported
 
 
@@ -45,6 +46,17 @@ Extra = Mapping[int, torch.Tensor]
 Forward = Callable[[nn.Module, torch.Tensor, Extra], Tokens]
 
 
+class SomeTokens(NamedTuple):
+    """How a family is asked with patches left out.
+
+    embed: normalised pixels to what enters the first block, all patches last: (B 3 H W) -> (B P+N D).
+    walk: from the prefix and the kept patches (B P+T D), by their numbers (B T), to the final tokens.
+    """
+
+    embed: Callable[[Any, torch.Tensor], torch.Tensor]
+    walk: Callable[[Any, torch.Tensor, Extra, torch.Tensor], Tokens]
+
+
 @dataclass(frozen=True)
 class Family:
     """What robvit knows of a timm architecture."""
@@ -60,6 +72,7 @@ class Family:
     # Class token, registers and patches walk through plain blocks, so that adapters can stand between
     # these and extra tokens can become registers.
     plain_walk: bool = False
+    some: SomeTokens | None = None  # if patches can be left out
 
 
 FAMILIES: list[Family] = []
@@ -123,7 +136,17 @@ def vit_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@family(zoo.vision_transformer.VisionTransformer, "blocks", fixed_size=True, plain_walk=True)
+def _vit_some(net: Any, x: torch.Tensor, extra: Extra, kept: torch.Tensor) -> Tokens:
+    return vit_walk(net, x, extra, (1, kept.shape[1]))
+
+
+@family(
+    zoo.vision_transformer.VisionTransformer,
+    "blocks",
+    fixed_size=True,
+    plain_walk=True,
+    some=SomeTokens(vit_embedded, _vit_some),
+)
 def vit(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP: one sequence from start to end."""
     return vit_walk(net, vit_embedded(net, pixels), extra, grid_of(net, pixels))
@@ -137,45 +160,64 @@ def vit_walk(net: Any, x: torch.Tensor, extra: Extra, grid: tuple[int, int]) -> 
     return split(net.norm(x), net.num_prefix_tokens, grid)
 
 
-@family(zoo.eva.Eva, "blocks", fixed_size=True)
+def _eva_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
+    x: torch.Tensor = net.norm_pre(net._pos_embed(net.patch_embed(pixels))[0])
+    return x
+
+
+def _eva_some(net: Any, x: torch.Tensor, extra: Extra, kept: torch.Tensor) -> Tokens:
+    return _eva_walk(net, x, rotations_of(net, kept), extra, (1, kept.shape[1]))
+
+
+@family(zoo.eva.Eva, "blocks", fixed_size=True, some=SomeTokens(_eva_embedded, _eva_some))
 def eva(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """EVA-02, DINOv3: as a ViT, with rotary positions for patches only."""
     x, rope = net._pos_embed(net.patch_embed(pixels))
-    x = net.norm_pre(x)
+    return _eva_walk(net, net.norm_pre(x), rope, extra, grid_of(net, pixels))
+
+
+def _eva_walk(
+    net: Any, x: torch.Tensor, rope: torch.Tensor | None, extra: Extra, grid: tuple[int, int]
+) -> Tokens:
     length = x.shape[1]
-    per_block = rope is not None and getattr(net, "rope_mixed", False)
     for i, block in enumerate(net.blocks):
         x = enter(x, extra, i, length)
-        turn = rope[i] if per_block else rope
+        turn = rope[i] if rope is not None and getattr(net, "rope_mixed", False) else rope
         if turn is not None and x.shape[1] > length:
-            turn = _unrotated(turn, x.shape[1] - length)
+            turn = lengthened(turn, x.shape[1] - length)
         x = run_block(net, block, x, rope=turn)
-    return split(net.norm(x), net.num_prefix_tokens, grid_of(net, pixels))
+    return split(net.norm(x), net.num_prefix_tokens, grid)
 
 
-def _unrotated(rope: torch.Tensor, count: int) -> torch.Tensor:
-    """Lengthen rotary embeddings (... N 2E) by `count` positions that rotate by nothing.
-
-    timm concatenates sines and cosines; sine 0 and cosine 1 leave a token as it is.
-    """
-    sin, cos = rope.chunk(2, dim=-1)
-    shape = (*sin.shape[:-2], count, sin.shape[-1])
-    sin = torch.cat((sin, sin.new_zeros(shape)), dim=-2)
-    cos = torch.cat((cos, cos.new_ones(shape)), dim=-2)
-    return torch.cat((sin, cos), dim=-1)
+def _cait_embedded(net: Any, pixels: torch.Tensor) -> torch.Tensor:
+    x: torch.Tensor = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
+    return x
 
 
-@family(zoo.cait.Cait, "blocks", "blocks_token_only", fixed_size=True)
+def _cait_some(net: Any, x: torch.Tensor, extra: Extra, kept: torch.Tensor) -> Tokens:
+    return _cait_walk(net, x, extra, (1, kept.shape[1]))
+
+
+@family(
+    zoo.cait.Cait,
+    "blocks",
+    "blocks_token_only",
+    fixed_size=True,
+    some=SomeTokens(_cait_embedded, _cait_some),
+)
 def cait(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """CaiT: patches first, then a class token that looks at them and at the extra tokens."""
-    x = net.pos_drop(net.patch_embed(pixels) + net.pos_embed)
+    return _cait_walk(net, _cait_embedded(net, pixels), extra, grid_of(net, pixels))
+
+
+def _cait_walk(net: Any, x: torch.Tensor, extra: Extra, grid: tuple[int, int]) -> Tokens:
     length = x.shape[1]
     for i, block in enumerate(net.blocks):
         x = run_block(net, block, enter(x, extra, i, length))
     cls = net.cls_token.expand(x.shape[0], -1, -1)
     for block in net.blocks_token_only:
         cls = block(x, cls)
-    return split(net.norm(torch.cat((cls, x), dim=1)), 1, grid_of(net, pixels))
+    return split(net.norm(torch.cat((cls, x), dim=1)), 1, grid)
 
 
 @family(zoo.xcit.Xcit, "blocks", "cls_attn_blocks")

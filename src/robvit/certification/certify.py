@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
+from robvit.certification.head import with_head
 from robvit.certification.maps import draw_places
 from robvit.certification.patch_certificate import PatchCertificate
 from robvit.certification.smoothed_certificate import SmoothedCertificate
 from robvit.certification.smoothing import Smoothing, usual_sigma
+from robvit.data import ImageDataset
 from robvit.drawing.images import save_png
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import aligned, check_fit, model_facts, open_classifier
@@ -20,8 +23,10 @@ from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.loading import load
 from robvit.locks import kept_in
-from robvit.progress import Advance, silent
+from robvit.progress import Advance, part_of, silent
 from robvit.record import Record
+
+HEAD_SHARE = 0.3  # of the work, where a head is learned first
 
 
 def certify(
@@ -48,7 +53,8 @@ def certify(
 ) -> Record:
     """Certify a ViT on images: against every square patch, or within an L2 radius by smoothing.
 
-    model: a model, or what `load` opens; a plain ViT with a classifier for patches.
+    model: a model, or what `load` opens; for patches a plain ViT, which gets a head that is learned on a
+        thousand images of the data's training part if it has no classifier.
     data: an image set, or what `open_data` opens; labelled, unless only embeddings are certified.
     patch: side of the patch in pixels of the model's input, or several for a curve; give this or `l2`.
     windows: windows of dropped tokens along each side, or rows and columns of them; more hide less.
@@ -76,21 +82,22 @@ def certify(
     if l2 is not None and not 0 < l2 < math.inf:
         raise InputError(f"l2 must be a radius above 0, such as 0.5, got {l2:g}")
     net = (model if isinstance(model, Model) else load(str(model))).eval()
-    images = judged_images(data, Subset(count=None), split=split, limit=limit)
-    images = images.resized(net.input_size[0], fitting(net, resize))
-    if not embedding:
-        images = aligned(open_classifier(net), images)
-        check_fit(open_classifier(net), images)
-    run: PatchCertificate | SmoothedCertificate
-    if patch is not None:
-        sides = [patch] if isinstance(patch, int) else patch
-        run = PatchCertificate(net, sides, windows, maps=maps, attack_steps=attack_steps, seed=seed)
+    make: Callable[[Model], PatchCertificate | SmoothedCertificate]
+    sides = [] if patch is None else [patch] if isinstance(patch, int) else list(patch)
+    if l2 is None:
+        make = partial(
+            PatchCertificate, sides=sides, windows=windows, maps=maps, attack_steps=attack_steps, seed=seed
+        )
     else:
-        assert l2 is not None
-        noise = usual_sigma(l2) if sigma is None else sigma
-        rules = Smoothing(sigma=noise, samples=samples, alpha=alpha)
-        run = SmoothedCertificate(net, l2, rules, seed=seed, embedding=embedding)
+        rules = Smoothing(usual_sigma(l2) if sigma is None else sigma, samples=samples, alpha=alpha)
+        make = partial(SmoothedCertificate, radius=l2, rules=rules, seed=seed, embedding=embedding)
     with kept_in(out) as folder:
+        if sides and not net.classes:
+            head = part_of(progress, HEAD_SHARE, "head")
+            progress = part_of(progress, 1 - HEAD_SHARE, "images")
+            net = with_head(net, data, folder, max(sides), windows, resize=resize, batch=batch, progress=head)
+        images = _images(net, data, split=split, resize=resize, limit=limit, labelled=not embedding)
+        run = make(net)
         facts = [*run.facts, net.identity()]
         rows = in_parts(run.outcomes, images, folder, facts=facts, batch=batch, progress=progress)
         record = Record("certify", model_facts(net), images.facts(), [], command=command)
@@ -104,3 +111,15 @@ def certify(
                 save_png(draw_places(images, places, cover), folder / "places.png")
             record.save(folder / "record.json")
     return record
+
+
+def _images(
+    net: Model, data: Data, *, split: str | None, resize: str | None, limit: int | None, labelled: bool
+) -> ImageDataset:
+    """The images as the model takes them, labelled by its own classes."""
+    images = judged_images(data, Subset(count=None), split=split, limit=limit)
+    images = images.resized(net.input_size[0], fitting(net, resize))
+    if labelled:
+        images = aligned(open_classifier(net), images)
+        check_fit(open_classifier(net), images)
+    return images

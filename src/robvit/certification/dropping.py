@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from robvit.backbones.families import Tokens, vit_embedded, vit_walk
+from robvit.backbones.families import SomeTokens, Tokens
 from robvit.backbones.model import Model
 from robvit.errors import Unsupported
 
@@ -24,7 +24,7 @@ class TokenDropping(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        _check(model)
+        self.ways = _ways(model)
         self.model = model.eval()
 
     @property
@@ -36,15 +36,15 @@ class TokenDropping(nn.Module):
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         """What enters the first block: (B 3 H W) -> (B P+N D)."""
-        return vit_embedded(self.model.net, self.model.normalise(x))
+        return self.ways.embed(self.model.net, self.model.normalise(x))
 
     def tokens(self, embedded: torch.Tensor, kept: torch.Tensor) -> Tokens:
         """Final tokens of the kept patches (B T), by their numbers in each image, from what `embed` gave."""
-        net: Any = self.model.net
-        prefix = int(net.num_prefix_tokens)
+        rows, columns = self.token
+        prefix = embedded.shape[1] - self.model.input_size[0] // rows * (self.model.input_size[1] // columns)
         places = (prefix + kept)[:, :, None].expand(-1, -1, embedded.shape[2])
         rest = torch.cat((embedded[:, :prefix], embedded.gather(1, places)), dim=1)
-        return vit_walk(net, rest, self.model.placed(), (1, kept.shape[1]))
+        return self.ways.walk(self.model.net, rest, self.model.placed(), kept)
 
     def logits(self, embedded: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Logits (B K) from the kept patches (B T)."""
@@ -56,12 +56,12 @@ class TokenDropping(nn.Module):
         return out
 
 
-def _check(model: Model) -> None:
+def _ways(model: Model) -> SomeTokens:
     """Refuse what cannot drop tokens, and what mixes pixels of several tokens before it could."""
-    if not model.family.plain_walk:
+    if model.family.some is None:
         raise Unsupported(
             f"{model.name} is no plain ViT, so tokens cannot be left out of it; "
-            "certify a ViT, DeiT, DINOv2 or CLIP"
+            "certify a ViT, DeiT, DINOv2, DINOv3, EVA-02, CaiT or CLIP"
         )
     if model.adapters is not None or model.pool is not None:
         raise Unsupported(f"{model.name} has adapters or a pool of tokens; certify it without them")
@@ -72,3 +72,4 @@ def _check(model: Model) -> None:
             f"the tokens of {model.name} share pixels, so that a patch reaches more than those it covers; "
             "nothing can be certified by dropping tokens"
         )
+    return model.family.some

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from robvit.backbones.families import Tokens
-from robvit.backbones.heads import LinearHead
+from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.model import Model
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.windows import Cover, cover
 from robvit.data import ImageDataset
+from robvit.errors import InputError
+from robvit.evaluation.subset import Data
 from robvit.progress import Advance, silent
+from robvit.training.head import train_head
+
+LEARNED = 1000  # images that a model without a classifier is given a head by
+
+
+def with_head(
+    model: Model,
+    data: Data,
+    folder: Path,
+    patch: int,
+    windows: int | tuple[int, int],
+    *,
+    resize: str | None,
+    batch: int,
+    progress: Advance = silent,
+) -> Model:
+    """A model without classes, with a head that is learned on the data's training part and kept in a folder.
+
+    Each image is seen whole and with one pair of windows dropped.
+    """
+    if not isinstance(data, str | Path):
+        raise InputError(f"{model.name} has no classes that a patch could change; give it a head")
+    decisive = json.dumps([str(data), patch, windows, resize, model.identity()])
+    place = folder / f"head-{hashlib.sha256(decisive.encode()).hexdigest()[:12]}.safetensors"
+    if not place.exists():
+        fit = partial(fit_dropped_head, patch=patch, windows=windows, draws=1, batch=batch)
+        told: Any = {"resize": resize, "batch": batch, "progress": progress}
+        train_head(model, data, fit=fit, passes=2, out=place, limit=LEARNED, **told)
+    return model.replace(head=load_head(place).to(model.mean.device)).eval()
 
 
 def fit_dropped_head(

@@ -188,7 +188,7 @@ def scores(first: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 def defend_patches(model: Model, patch: int, *, windows: int | tuple[int, int] = 3) -> PatchDefense:
     """A model behind double masking, whose certified answers no square patch of so many pixels can change.
 
-    model: a plain ViT with a classifier (ViT, DeiT, DINOv2, CLIP).
+    model: a plain ViT with a classifier (ViT, DeiT, DINOv2, DINOv3, EVA-02, CaiT, CLIP).
     patch: the side of the patch in pixels of the model's input.
     windows: so many along each side, or rows and columns of them; more hide less and cost more passes.
     """

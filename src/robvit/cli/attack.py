@@ -107,7 +107,7 @@ def attack(
     from robvit.evaluation.attack import attack as attack_data
     from robvit.evaluation.classifiers import open_classifier
     from robvit.processes import processes
-    from robvit.progress import progress
+    from robvit.progress import progress, silent
     from robvit.threat import Threat
 
     own: dict[str, Any] = {"arch": arch, "head": head}
@@ -117,6 +117,7 @@ def attack(
     if surrogate:  # MODEL without its defence, or another model, which has classes of its own
         source = open_classifier(surrogate, img_size=img_size, **(own if surrogate == model else {}))
     tell_device()
+    main = processes().is_main_process
     with progress(f"{attack} on {surrogate or model}", total=1) as advance:
         record = attack_data(
             judged,
@@ -134,10 +135,11 @@ def attack(
             precision=precision,
             compiler=compiler,
             seed=seed,
+            log=typer.echo if main else silent,
             progress=advance,
             command=typed(),
         )
-    if processes().is_main_process:
+    if main:
         _tell(record, out)
 
 

@@ -17,6 +17,7 @@ from robvit.cli.options import (
     Device,
     ImageSize,
     OwnModel,
+    Precision,
     Resize,
     Threads,
     TrainSplit,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BEYOND = "Beyond the paper"
 OF_TOKENS = (
     *("preset", "count", "start", "layers", "attack", "attack_steps", "psnr"),
-    *("adaptive", "adaptive_share", "task", "pool"),
+    *("adaptive", "adaptive_share", "task", "pool", "precision"),
 )
 OF_TUNING = ("rank", "lora", "minutes", "loss", "setting")
 
@@ -128,6 +129,7 @@ def robustify(
             "attack that serves twice costs half.",
         ),
     ] = None,
+    precision: Precision = "auto",
     seed: Seed = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -202,6 +204,8 @@ def robustify(
             limit=limit,
             img_size=img_size,
             arch=arch,
+            precision=precision,
+            log=typer.echo,
             progress=advance,
             command=typed(),
         )

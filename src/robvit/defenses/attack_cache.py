@@ -3,14 +3,14 @@
 Adversarial images of the token-free model do not depend on tokens, so every later training, with
 other counts, seeds or layers, takes them from here. A shard holds a few images: 8-bit adversarial
 values, the clean features they are to keep, and how far the attack got. Shards are keyed by weights,
-images, attack and seed, carry a checksum, and are read back row by row, so memory stays flat.
+images, attack, seed and precision, carry a checksum, and are read back row by row, so memory stays flat.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,13 +20,14 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from robvit.attacks import ATTACKS, certify, eight_bit, pgd
+from robvit.attacks import ATTACKS, Count, certify, eight_bit, pgd
 from robvit.attacks.core import refuse_targets, supported
+from robvit.attacks.precision import searched
 from robvit.backbones.model import Model
 from robvit.errors import InputError
 from robvit.files import cache_dir, remove_remains, written_whole
 from robvit.processes import processes
-from robvit.progress import Advance
+from robvit.progress import Advance, BatchProgress, silent
 from robvit.tensor_files import tensors_sha256
 from robvit.threat import Threat
 
@@ -86,15 +87,27 @@ class AttackSetting:
         """Whether it attacks the head's classes rather than the features."""
         return ATTACKS.info(self.name).task == "classes"
 
-    def run(self, model: Model, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Adversarial images (B 3 H W) in whole grey levels, certified if the attack can be."""
+    def run(
+        self,
+        model: Model,
+        x: torch.Tensor,
+        y: torch.Tensor | None = None,
+        *,
+        precision: str = "fp32",
+        each_pass: Callable[[int], None] = silent,
+    ) -> torch.Tensor:
+        """Adversarial images (B 3 H W) in whole grey levels, certified if the attack can be.
+
+        `precision` is that of the search, and `each_pass` is told of its forward passes.
+        """
         function = ATTACKS[self.name]
+        attacked = Count(searched(model if self.needs_labels else model.features, precision), each_pass)
         if self.needs_labels:
             # Other models are to learn from these images: each is driven as far as the attack goes.
             settings = supported(self.name, early_stop=False) | self.settings
-            adv = function(model, x, y, self.threat, seed=self.seed, **settings)
+            adv = function(attacked, x, y, self.threat, seed=self.seed, **settings)
         else:
-            adv = function(model.features, x, None, self.threat, seed=self.seed, **self.settings)
+            adv = function(attacked, x, None, self.threat, seed=self.seed, **self.settings)
         if not ATTACKS.info(self.name).certified:
             return (adv * 255).round() / 255
         certify(x, adv, self.threat)
@@ -103,7 +116,14 @@ class AttackSetting:
         return adv
 
     def inner(
-        self, model: Model, x: torch.Tensor, goal: torch.Tensor, *, steps: int, seed: int
+        self,
+        model: Model,
+        x: torch.Tensor,
+        goal: torch.Tensor,
+        *,
+        steps: int,
+        seed: int,
+        precision: str = "fp32",
     ) -> torch.Tensor:
         """A short attack on a hardened model, for training: x (B 3 H W); not rounded to 8 bits.
 
@@ -111,10 +131,11 @@ class AttackSetting:
         """
         if self.needs_labels:
             settings = supported(self.name, early_stop=False) | self.settings | {"steps": steps}
-            return ATTACKS[self.name](model, x, goal, self.threat, seed=seed, **settings)
+            return ATTACKS[self.name](searched(model, precision), x, goal, self.threat, seed=seed, **settings)
         known = ATTACKS.info(self.name).defaults.get("psnr")
         bound = replace(self.threat, psnr=self.settings.get("psnr", known))
-        return pgd(model.features, x, goal, bound, steps=steps, loss="cosine", early_stop=False, seed=seed)
+        features = searched(model.features, precision)
+        return pgd(features, x, goal, bound, steps=steps, loss="cosine", early_stop=False, seed=seed)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> AttackSetting:
@@ -148,7 +169,12 @@ class AttackCache:
     """The attacked images of one model, one dataset and one attack."""
 
     def __init__(
-        self, model: Model, images: Images, attack: AttackSetting, folder: Path | None = None
+        self,
+        model: Model,
+        images: Images,
+        attack: AttackSetting,
+        folder: Path | None = None,
+        precision: str = "fp32",
     ) -> None:
         if model.hardened:
             raise InputError("attacks are run on the token-free model; load it without tokens")
@@ -156,9 +182,10 @@ class AttackCache:
             raise InputError(f"{attack.name} attacks a classifier; give {model.name} a head")
         if not attack.needs_labels:  # features do not depend on a head, so neither does the key
             model = model.replace(head=None)
-        self.model, self.images, self.attack = model, images, attack
+        self.model, self.images, self.attack, self.precision = model, images, attack, precision
         size = tuple(images[0][0].shape)
         facts = ["store-1", model.identity(), images.digest(), size, asdict(attack)]
+        facts += [] if precision == "fp32" else [precision]
         self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self.folder = (folder or cache_dir("attacked")) / self.key[:32]
 
@@ -178,8 +205,9 @@ class AttackCache:
         remove_remains(self.folder)
         for turn, shard in enumerate(missing):
             if turn % state.num_processes == state.process_index:
-                cosine = self._make(shard)
-                progress(len(shard.places), note=f"un-hardened cosine {cosine:.2f}")
+                shown = BatchProgress(progress, len(shard.places), self.attack.steps)
+                cosine = self._make(shard, shown.each_pass)
+                shown.finish(f"un-hardened cosine {cosine:.2f}")
         state.wait_for_everyone()
 
     def row(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,13 +228,13 @@ class AttackCache:
     def _clean(self, shard: CacheShard) -> torch.Tensor:
         return torch.stack([self.images[place][0] for place in shard.places])
 
-    def _make(self, shard: CacheShard) -> float:
+    def _make(self, shard: CacheShard, each_pass: Callable[[int], None]) -> float:
         clean = self._clean(shard)
         x = clean.to(next(self.model.parameters()).device)
         labels = None
         if self.attack.needs_labels:
             labels = label_tensor([self.images[place][1] for place in shard.places]).to(x.device)
-        adv = self.attack.run(self.model, x, labels)
+        adv = self.attack.run(self.model, x, labels, precision=self.precision, each_pass=each_pass)
         levels = (adv * 255).round().to(torch.uint8)
         with torch.no_grad():
             target = self.model.features(x)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from robvit.attacks.cost import Passes
 from robvit.backbones.model import Model
 from robvit.defenses.attack_cache import PER_SHARD, AttackCache, CacheShard, Images, label_tensor
 from robvit.defenses.recipe import TokenRecipe
@@ -39,11 +40,13 @@ class TokenBatches:
         recipe: TokenRecipe,
         folder: Path | None = None,
         secret: TokenSecret | None = None,
+        precision: str = "fp32",
     ) -> None:
         if len(images) == 0:
             raise InputError("tokens need images to learn from, got none")
         self.model, self.images, self.recipe, self.secret = model, images, recipe, secret
-        self.caches = [AttackCache(model, images, attack, folder) for attack in recipe.attacks]
+        self.precision = precision  # of the attacks' search; tokens learn in fp32
+        self.caches = [AttackCache(model, images, attack, folder, precision) for attack in recipe.attacks]
         self.order = order(len(images), recipe, secret)
         self.fresh = 0  # the first so many images of each step are attacked afresh
         if recipe.adaptive is not None:
@@ -59,6 +62,17 @@ class TokenBatches:
     def missing(self) -> list[tuple[AttackCache, list[CacheShard]]]:
         """The shards that are still to be made before the training, by cache."""
         return [(cache, cache.missing(self._used(turn))) for turn, cache in enumerate(self.caches)]
+
+    def search(self) -> Passes:
+        """The passes of the attacks that are still to be run, before the training and inside of it."""
+        found = Passes(0, 0)
+        for cache, shards in self.missing():
+            steps, count = cache.attack.steps, sum(len(shard.places) for shard in shards)
+            found = found.plus(Passes(steps + 3, steps).times(count))  # the features of both, and a last look
+        if self.recipe.adaptive is not None:
+            inner = self.recipe.adaptive.steps
+            found = found.plus(Passes(inner + 1, inner).times(self.fresh * self.recipe.steps))
+        return found
 
     def batch(self, step: int, hardened: Model) -> Batch:
         """The images of a step; fresh ones are attacked on `hardened`."""
@@ -101,8 +115,8 @@ class TokenBatches:
             mine = (turns == turn).nonzero()[:, 0]
             if len(mine):
                 goal = labels[mine] if attack.needs_labels and labels is not None else target[mine]
-                seed = self._inner_seed(step)
-                adv[mine] = attack.inner(hardened, x[mine], goal, steps=self.recipe.adaptive.steps, seed=seed)
+                how = {"seed": self._inner_seed(step), "steps": self.recipe.adaptive.steps}
+                adv[mine] = attack.inner(hardened, x[mine], goal, **how, precision=self.precision)
         return adv
 
     def _inner_seed(self, step: int) -> int:

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit.attacks.compute import PROBED, settle
+from robvit.attacks.cost import Passes, forecast_of
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset, open_data
 from robvit.data.folders import NoSplits
 from robvit.defenses.attack_cache import TensorImages
+from robvit.defenses.batches import TokenBatches
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
 from robvit.defenses.secret import TokenSecret
@@ -27,7 +30,7 @@ from robvit.errors import InputError, check_images
 from robvit.loading import load
 from robvit.locks import alone_in
 from robvit.processes import processes
-from robvit.progress import Advance, silent
+from robvit.progress import Advance, Log, silent
 from robvit.record import Curve, Record
 
 COSINES = {"clean": "hardened cosine, clean", "attacked": "hardened cosine under attack"}
@@ -96,6 +99,8 @@ def robustify(
     img_size: int | None = None,
     arch: str | None = None,
     cache: Path | None = None,
+    precision: str = "auto",
+    log: Log = silent,
     progress: Advance = silent,
     command: str = "",
 ) -> LearnedTokens:
@@ -124,6 +129,9 @@ def robustify(
         if left out half as many as the steps draw, since an attack that serves twice costs half
     img_size, arch: how a named model is loaded
     cache: where attacked images are kept; the user's cache if left out
+    precision: of the attacks; tokens learn in fp32: "fp32", "bf16", "fp16", or "auto", which probes what is
+        fastest on this device and keeps to it in the folder `out`
+    log: takes a forecast of the cost in words, before the work starts
     progress: told each share of the work, one in all, with a note
     command: what the record says it was started by
     """
@@ -153,11 +161,31 @@ def robustify(
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else alone_in(folder):
         secret = TokenSecret.kept_in(folder) if seed is None and named else None
-        sets, trainings = train_pool(
-            net, images, chosen, pool, secret=secret, state=folder, cache=cache, progress=progress
-        )
+        x = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
+        x = x.to(next(net.parameters()).device)
+        search = TokenBatches(net, images, chosen, cache, secret).search()
+        keep = None if folder is None else folder / "compute.json"
+        compute = settle(net, x, wanted=precision, passes=search.work, keep=keep)
+        with compute.in_use():
+            if log is not silent:
+                learning = Passes(2, 2).times(chosen.steps * chosen.batch * pool)
+                cost = forecast_of(search.plus(learning), compute.searched(net), x, at_most=False)
+                log(f"{net.name} on {len(images)} images: {cost}; {compute}")
+            sets, trainings = train_pool(
+                net,
+                images,
+                chosen,
+                pool,
+                secret=secret,
+                state=folder,
+                cache=cache,
+                precision=compute.precision,
+                progress=progress,
+            )
         tokens = sets if pool > 1 else sets[0]
         record = _record(net, images, trainings, command)
+        record.protocol, record.machine = compute.rules(), compute.machine()
+        record.notes[1:1] = compute.notes()
         hardening = LearnedTokens(tokens, record, trainings[0].head)
         if folder is not None:
             hardening.save(folder)

@@ -142,7 +142,8 @@ class TokenTrainer:
         """All that decides the tokens, by name."""
         images: Any = self.batches.images
         pixels = getattr(images, "pixels", images.digest)  # the digest of images in memory names their values
-        return {
+        precision = self.batches.precision
+        return ({} if precision == "fp32" else {"precision": precision}) | {
             "stored attacks": self.batches.key,
             "pixels": pixels(),
             "recipe": asdict(self.recipe),

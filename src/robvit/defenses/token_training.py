@@ -59,17 +59,19 @@ def train_tokens(
     secret: TokenSecret | None = None,
     state: Path | None = None,
     cache: Path | None = None,
+    precision: str = "fp32",
     progress: Advance = silent,
 ) -> TrainedTokens:
     """Learn one set of tokens for a frozen model, with the un-hardened baseline and the course of it.
 
     Start and order follow from `secret`; without one from the recipe's seed, and then the tokens are none.
     `state` is a file from which an interrupted training resumes to the same tokens, bit for bit; `cache` is
-    where attacked images are kept (the user's own if left out). `progress` is told each share of the work.
+    where attacked images are kept (the user's own if left out). `precision` is that of the attacks' search;
+    tokens learn in fp32. `progress` is told each share of the work.
     """
     if not model.family.takes_extra:
         raise Unsupported(f"{model.name} cannot take extra tokens: {model.family.why_not}")
-    batches = TokenBatches(model, images, recipe, cache, secret)
+    batches = TokenBatches(model, images, recipe, cache, secret, precision)
     trainer = TokenTrainer(model, batches, recipe, state, secret)
     trainer.resume()
     missing = batches.missing()
@@ -117,6 +119,7 @@ def train_pool(
     secret: TokenSecret | None = None,
     state: Path | None = None,
     cache: Path | None = None,
+    precision: str = "fp32",
     progress: Advance = silent,
 ) -> tuple[TokenPool, list[TrainedTokens]]:
     """Learn `size` independent sets from one cache of attacked images.
@@ -138,6 +141,7 @@ def train_pool(
                 secret=secret.member(number) if secret and size > 1 else secret,
                 state=None if state is None else state / f"state-{number}.safetensors",
                 cache=cache,
+                precision=precision,
                 progress=_scaled(progress, 1 / size, f"set {number + 1} of {size}, " if size > 1 else ""),
             )
         )

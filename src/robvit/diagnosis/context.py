@@ -18,6 +18,7 @@ from torch import nn
 
 from robvit.attacks import Outcome
 from robvit.attacks.certificate import certify
+from robvit.attacks.confirming import search_and_judge
 from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
 from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
@@ -25,6 +26,7 @@ from robvit.attacks.losses import LOSSES
 from robvit.attacks.scales import network_of
 from robvit.errors import InputError, Unsupported, check_images, check_labels
 from robvit.evaluation.trials import clean_trial, trial_of
+from robvit.progress import silent
 from robvit.record import Trial
 from robvit.threat import Threat
 
@@ -74,6 +76,8 @@ class CheckContext:
         self.model, self.x, self.y, self.threat = model, x, y.to(x.device), threat
         self.strength, self.seed, self.batch = strength or AttackStrength(), seed, batch
         self.surrogate = surrogate
+        self.precision = "fp32"  # of the attacks' search, whose successes the judged model confirms
+        self.each_pass: Callable[[int], None] = silent  # is told of every forward pass of an attack
         self.outcomes: dict[str, Outcome] = {}
         self.pgd_outcomes: dict[tuple[int, float], Outcome] = {}
         self.trials: list[Trial] = []
@@ -192,16 +196,30 @@ class CheckContext:
         adv = self.x.clone() if after is None else after.adv.clone()
         predicted = clean_predicted if after is None else after.predicted
         predicted, success = predicted.clone(), (~self.correct if after is None else after.success).clone()
-        counted, rows = Count(surrogate or self.judged), (~success).nonzero()[:, 0]
-        if len(rows):
-            for part in rows.split(self.batch):
+        precision = self.precision if surrogate is None else "fp32"
+        counted, own, memory = search_and_judge(
+            surrogate or self.judged, None, precision, None, self.each_pass
+        )
+        rows, claimed = (~success).nonzero()[:, 0], torch.zeros_like(success)
+
+        def attempt(model: Count, places: torch.Tensor) -> None:
+            """Change these images, as the model in question sees them, and judge what comes of it."""
+            for part in places.split(self.batch):
                 with torch.no_grad():
-                    adv[part] = make(counted, self.x[part], self.y[part])
+                    adv[part] = make(model, self.x[part], self.y[part])
                 certify(self.x[part], adv[part], threat)
-            logits = self.logits(adv[rows])
+                if memory is not None:
+                    claimed[part] = memory.claimed(adv[part], self.y[part], targeted=False)
+                    memory.forget()
+            logits = self.logits(adv[places])
             if bool(logits.isnan().any()):
                 raise InputError("the model must return numbers, got NaN on attacked images; mend that first")
-            predicted[rows], success[rows] = logits.argmax(1), misclassified(logits, self.y[rows])
+            predicted[places], success[places] = logits.argmax(1), misclassified(logits, self.y[places])
+
+        if len(rows):
+            attempt(counted, rows)
+        if len(again := (claimed & ~success).nonzero()[:, 0]):
+            attempt(own, again)
         self.outcomes[title] = outcome = Outcome(
             adv=adv,
             success=success,
@@ -209,8 +227,8 @@ class CheckContext:
             clean_correct=self.correct,
             clean_predicted=clean_predicted,
             distance=threat.size(adv - self.x),
-            forward=counted.forward + len(rows),
-            backward=counted.backward,
+            forward=sum(model.forward for model in {counted, own}) + len(rows),
+            backward=sum(model.backward for model in {counted, own}),
             seconds=time.monotonic() - start,
         )
         settings, skipped = dict(settings or {}), []

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from robvit.attacks import Outcome
-from robvit.attacks.compute import settle
+from robvit.attacks.compute import Compute, settle
 from robvit.attacks.core import modules_of
+from robvit.attacks.cost import Passes, forecast_of
 from robvit.attacks.eot import eot
 from robvit.backbones.trained_on import fitting
 from robvit.data import open_data
@@ -30,7 +31,7 @@ from robvit.evaluation.classifiers import (
 from robvit.evaluation.subset import Data, as_dataset
 from robvit.locks import alone_in
 from robvit.processes import processes
-from robvit.progress import Advance, silent
+from robvit.progress import Advance, BatchProgress, Log, part_of, silent
 from robvit.record import Curve, Finding, Record, Row
 from robvit.statistics import interval
 from robvit.threat import Threat
@@ -56,6 +57,8 @@ def doctor(
     limit: int | None = 64,
     seed: int = 0,
     batch: int = 32,
+    precision: str = "auto",
+    log: Log = silent,
     command: str = "",
     progress: Advance = silent,
 ) -> Record:
@@ -81,6 +84,9 @@ def doctor(
     limit: so many of its images.
     seed: of all random draws.
     batch: images in one pass.
+    precision: of the attacks' search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which
+        probes what is fastest on this device; gradients themselves are looked at in fp32.
+    log: takes in words how it is computed and, at the usual strength, a forecast, before the work starts.
     command: the command line, for the record.
     progress: called as progress(share, note=check) after each check.
     """
@@ -102,22 +108,38 @@ def doctor(
             black_box=judged.black_box,
         )
         total = sum(CHECKS.info(name).cost for name in names)
-        # In full precision: the checks look at gradients themselves.
-        compute = settle(judged.net, x, wanted="fp32", passes=total * len(x))
-        findings = []
+        # A randomised model's successes in one precision could not be confirmed in another.
+        wanted = "fp32" if judged.black_box or context.randomised or samples > 1 else precision
+        compute = settle(judged.net, x, wanted=wanted, passes=total * len(x))
+        context.precision, findings = compute.precision, []
         with compute.in_use():
+            if log is not silent:
+                log(_forecast(judged, x, compute, total if strength == AttackStrength() else 0))
             for name in names:
+                cost = CHECKS.info(name).cost
+                shown = BatchProgress(part_of(progress, cost / total / len(x)), len(x), cost)
+                context.each_pass = shown.each_pass
                 findings.append(_finding(name, run_check(name, context), facts["names"]))
-                progress(CHECKS.info(name).cost / total, note=name)
+                shown.finish(name)
         record = _record(context, findings, model_facts(judged) | {"samples": samples}, facts)
         if checks is None and record.attacks() and (weak := weakness(record.headline())) is not None:
             record.findings.insert(sum(finding.status == Status.RED for finding in record.findings), weak)
         record.protocol = {"threat": asdict(threat.budget), **asdict(strength), "seed": seed, "batch": batch}
+        record.protocol |= compute.rules()
         record.command, record.machine = command, compute.machine()
-        record.notes += filter(None, [judged.doubt])
+        record.notes += filter(None, [judged.doubt, *compute.notes()])
         if out is not None:
             record.save(Path(out) / "record.json")
     return record
+
+
+def _forecast(judged: Classifier, x: torch.Tensor, compute: Compute, passes: int) -> str:
+    """How it is computed; with the usual `passes` an image, of which half are backward, also how long."""
+    words = f"{judged.name} on {len(x)} images: "
+    if passes:
+        both = Passes(passes // 2, passes // 2).times(len(x))
+        words += f"{forecast_of(both, compute.searched(judged.net), x)}; "
+    return f"{words}{compute}"
 
 
 def _classifier(model: Judged) -> Classifier:

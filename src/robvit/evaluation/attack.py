@@ -7,11 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from robvit.attacks import ATTACKS
 from robvit.attacks.compute import PROBED, Compute, settle
 from robvit.attacks.core import check_settings
+from robvit.attacks.cost import Passes, forecast_of
 from robvit.attacks.precision import check_precision
 from robvit.attacks.targets import RULES
 from robvit.attention import attention_layers
@@ -38,7 +40,7 @@ from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images, learned_settings, public_images
 from robvit.locks import kept_in
 from robvit.processes import processes
-from robvit.progress import Advance, part_of, silent
+from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Record, Table
 from robvit.registry import unknown
 from robvit.statistics import interval, mean_of
@@ -67,6 +69,7 @@ def attack(
     precision: str = "auto",
     compiler: str | None = None,
     seed: int = 0,
+    log: Log = silent,
     progress: Advance = silent,
     command: str = "",
 ) -> Record:
@@ -95,6 +98,7 @@ def attack(
         what is fastest on this device and keeps to it in the folder `out`.
     compiler: compiles the attacked model first, "inductor", say; pays on a GPU.
     seed: decides every random draw.
+    log: takes in words how it is computed and a forecast of the cost, before the work starts.
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
     """
@@ -127,7 +131,7 @@ def attack(
         None if surrogate is None else fitted(judged.net, images),
         batch,
         compiler=compiler,
-        passes=passes_an_image(attack, given, threat, source, images),
+        passes=(cost := passes_an_image(attack, given, threat, source, images)).forward,
         target=aim,
     )
     names = {} if surrogate is None else {"surrogate": source.name}
@@ -138,6 +142,8 @@ def attack(
         compute = settled(job, "fp32" if source.black_box else precision, folder / "compute.json")
         job = replace(job, precision=compute.precision)
         with compute.in_use():
+            if log is not silent:
+                log(_forecast(job, cost, compute))
             done = run_job(job, folder / "shards", part_of(progress, 1 / len(images)))
         record.protocol, record.machine = {"batch": batch, **compute.rules()}, compute.machine()
         record.notes = [*doubts(judged, images), *compute.notes()]
@@ -156,16 +162,25 @@ def attack(
 
 def passes_an_image(
     attack: str, settings: dict[str, Any], threat: Threat, source: Classifier, images: ImageDataset
-) -> int:
-    """The forward passes of an image that stays correct; 0 where they cannot be counted."""
+) -> Passes:
+    """The passes of an image that stays correct; none where they cannot be counted."""
     info = ATTACKS.info(attack)
     if info.task != "classes" or images.kind != "labels":
-        return 0
+        return Passes(0, 0)
     layers = len(attention_layers(source.net)) if info.needs == "attention" else 0
     try:
-        return passes_of(attack, settings, threat, max(len(images.classes), 2), layers).forward
+        return passes_of(attack, settings, threat, max(len(images.classes), 2), layers)
     except Exception:  # anybody's attack may not work on a toy; a real mistake comes to light in the run
-        return 0
+        return Passes(0, 0)
+
+
+def _forecast(job: AttackJob, passes: Passes, compute: Compute) -> str:
+    """What the job will cost, where that can be counted, and how it is computed."""
+    cost = ""
+    if passes.forward:
+        x = _few(job)
+        cost = f"{forecast_of(passes.times(len(job.images)), compute.searched(job.model), x)}; "
+    return f"{job.attack} on {len(job.images)} images: {cost}{compute}"
 
 
 def _target(target: str | int | None, attack: str, images: ImageDataset) -> str | int | None:
@@ -205,10 +220,15 @@ def _targeted_table(record: Record, images: ImageDataset) -> Table:
 
 def settled(job: AttackJob, precision: str, keep: Path) -> Compute:
     """How the job is computed: chosen on a few of its images."""
-    device = processes().device
-    x = job.images.take(range(min(PROBED, job.batch, len(job.images)))).tensors()[0].to(device)
     passes = 2 * job.passes * len(job.images)  # a backward pass beside most of them
-    return settle(job.model.to(device), x, wanted=precision, passes=passes, keep=keep)
+    net = job.model.to(processes().device)
+    return settle(net, _few(job), wanted=precision, passes=passes, keep=keep)
+
+
+def _few(job: AttackJob) -> torch.Tensor:
+    """The images of a probe (B 3 H W)."""
+    few = job.images.take(range(min(PROBED, job.batch, len(job.images))))
+    return few.tensors()[0].to(processes().device)
 
 
 def _common_size(judged: Classifier, source: Classifier) -> int | None:

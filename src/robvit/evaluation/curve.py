@@ -99,7 +99,7 @@ def curve(
         found = []
         for name, own in given.items():
             threat = Threat(norm, math.inf)
-            passes = passes_an_image(name, own, threat, judged, images)
+            passes = passes_an_image(name, own, threat, judged, images).forward
             job = AttackJob(
                 name,
                 threat,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from robvit.attacks import ATTACKS, AttackWarning, frozen, run
-from robvit.attacks.core import Model, gradient, prepared
+from robvit.attacks import ATTACKS, AttackWarning, run
+from robvit.attacks.core import Model, prepared
+from robvit.attacks.cost import Forecast, Passes, forecast_of
 from robvit.attention import attention_layers
 from robvit.audit import STRATA
 from robvit.data.corruptions import CORRUPTIONS
@@ -21,25 +20,9 @@ from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.protocol import Attack, Protocol
 from robvit.threat import Threat
 
-PROBED = 4  # images in the probe
 # Whole numbers among the settings that are larger are not run: passes grow linearly with each of them, so
 # what they cost follows from two smaller ones, which attacks in L1 can split 3 to 3 to 4.
 FEW, MANY = 10, 20
-
-
-class Passes(NamedTuple):
-    """Forward and backward passes over single images."""
-
-    forward: int
-    backward: int
-
-    def times(self, factor: int) -> Passes:
-        return Passes(self.forward * factor, self.backward * factor)
-
-    @property
-    def work(self) -> int:
-        """In forward passes; a backward pass counts two."""
-        return self.forward + 2 * self.backward
 
 
 @dataclass(frozen=True)
@@ -57,36 +40,9 @@ class Plan:
         return Passes(sum(part.forward for part in parts), sum(part.backward for part in parts))
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Passes over single images if no attack succeeds, and what they take."""
-
-    forward: int
-    backward: int
-    seconds: float
-    gigabytes: float | None
-
-    def __str__(self) -> str:
-        memory = "" if self.gigabytes is None else f"; {self.gigabytes:.1f} GB of memory"
-        return (
-            f"at most {self.forward:,} forward and {self.backward:,} backward passes, about "
-            f"{span(self.seconds)} if no attack succeeds{memory}"
-        )
-
-
-def span(seconds: float) -> str:
-    """A time that people can read."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} seconds"
-
-
 def forecast(plan: Plan, net: Model, x: torch.Tensor) -> Forecast:
     """The cost of a plan on images like x (B 3 H W), of which a few are passed through the network."""
-    forward_time, backward_time = _pace(net, x[:PROBED])
-    forward, backward = plan.total
-    return Forecast(forward, backward, forward * forward_time + backward * backward_time, _memory())
+    return forecast_of(plan.total, net, x)
 
 
 def plan_of(protocol: Protocol, net: nn.Module, *, count: int, classes: int) -> Plan:
@@ -204,31 +160,3 @@ def _get(settings: dict[str, Any], place: tuple[str, ...]) -> Any:
 def _with(settings: dict[str, Any], place: tuple[str, ...], value: int) -> dict[str, Any]:
     inner = value if len(place) == 1 else _with(settings[place[0]], place[1:], value)
     return {**settings, place[0]: inner}
-
-
-def _pace(net: Model, x: torch.Tensor) -> tuple[float, float]:
-    """Seconds an image of a forward pass and of the backward pass beside it; the second try counts."""
-    with torch.no_grad(), frozen(net):
-        for _ in range(2):
-            start = time.monotonic()
-            net(x)
-            forward = (time.monotonic() - start) / len(x)
-        start = time.monotonic()
-        try:
-            gradient(net, x, lambda output: output.sum(1))
-        except Exception:  # what cannot be differentiated has no backward pass to wait for
-            return forward, 0.0
-        both = (time.monotonic() - start) / len(x)
-    return forward, max(both - forward, 0.0)
-
-
-def _memory() -> float | None:
-    """Gigabytes at the probe's peak: the device's, or else this process's where the system tells."""
-    if torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated()) / 1e9
-    try:
-        import resource  # only on Unix
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

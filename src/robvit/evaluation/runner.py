@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from robvit.attacks.audited import concluded
+from robvit.attacks.cost import Passes
 from robvit.audit import Audit
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
@@ -19,7 +20,7 @@ from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.audit_sample import draw_sample
 from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
-from robvit.evaluation.forecast import Passes, Plan, audited_count
+from robvit.evaluation.forecast import Plan, audited_count
 from robvit.evaluation.protocol import NO_TOKENS, RANDOM_TOKENS, Attack, Protocol
 from robvit.evaluation.subset import learned_settings
 from robvit.evaluation.token_surrogates import AttackerContext, Surrogate, random_tokens

@@ -110,7 +110,7 @@ class AdapterSettings(BaseModel):
 
     @property
     def path(self) -> bool:
-        """Whether one training serves all trade-offs; better than one each at equal cost (docs/tora.md)."""
+        """Whether one training serves all trade-offs (the study tora-knob compares it with one each)."""
         return self.knob == "path" or (self.knob is None and len(self.trades) > 1)
 
 

@@ -78,14 +78,16 @@ def phases_of(recipe: Recipe) -> list[Phase]:
         changes: dict[str, Any] = {"loss_settings": own} | ({} if name == "robustness" else {"inner": clean})
         phases.append(phase(f"phase1-{name}", name, (f"sides.{name}", "fusions"), (0.5,), **changes))
     epochs = wanted.fusion_epochs or recipe.epochs
+    second = "phase2" if wanted.start == "mixed" else f"phase2-{wanted.start}"  # phase 1 serves both starts
     if wanted.path:
         # As long as the trainings of all states together, so that the two ways cost the same.
         epochs, ends = epochs * len(wanted.trades), (wanted.trades[0], wanted.trades[-1])
         path = {"path": True}
-        return [*phases, phase("phase2-path", "joint", ("fusions",), ends, loss_settings=path, epochs=epochs)]
+        name = "-".join((second, "path", *(f"{trade:g}" for trade in wanted.trades)))
+        return [*phases, phase(name, "joint", ("fusions",), ends, loss_settings=path, epochs=epochs)]
     return [
         *phases,
-        *(phase(f"phase2-{t:g}", "joint", ("fusions",), (t,), epochs=epochs) for t in wanted.trades),
+        *(phase(f"{second}-{t:g}", "joint", ("fusions",), (t,), epochs=epochs) for t in wanted.trades),
     ]
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 
+from robvit.backbones.heads import ClassTokenHead
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.backbones.validate import load_strict
-from robvit.defenses.tora.modules import Adapters, AdapterShape, check_backbone
+from robvit.defenses.tora.modules import Adapters, AdapterShape, Branch, check_backbone
 from robvit.errors import InputError, WrongBackbone
 from robvit.files import written_whole
 from robvit.tensor_files import FORMATS, check_format, described, read_tensors
@@ -34,8 +35,8 @@ ABOUT = {
 def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
     """Adapters for a backbone, with which it answers as before; `shape` holds tuning, fusion, trades.
 
-    Where the backbone has no classifier for so many classes, or does not read it off its class token, the
-    new heads have something to learn first.
+    Where neither the backbone nor the head that it was given has a classifier for so many classes that reads
+    the class token, the new heads have something to learn first.
     """
     check_backbone(model)
     count = classes or model.classes
@@ -44,6 +45,9 @@ def fresh(model: Model, classes: int | None = None, **shape: Any) -> Adapters:
     made = Adapters(AdapterShape(model.width, model.depth, count, **shape), model.fingerprint())
     device = next(model.parameters()).device
     made.to(device).start_from(model.net, torch.zeros(1, 3, *model.input_size, device=device))
+    if isinstance(model.head, ClassTokenHead) and model.head.classes == count:
+        for side in made.sides.values():
+            cast(Branch, side).head.load_state_dict(model.head.linear.state_dict())
     return made
 
 

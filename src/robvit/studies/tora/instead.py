@@ -16,8 +16,9 @@ from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
-from robvit.studies.judging import BATCH, CLEAN, Attempt, per_cent, with_interval
-from robvit.studies.tora.common import PAPER, STRONG, AdapterBench, AdapterEffort, bench
+from robvit.studies.judging import CLEAN, per_cent, with_interval
+from robvit.studies.tora.common import PAPER, AdapterBench, bench, title_of
+from robvit.studies.tora.efforts import AdapterEffort, AttackEffort
 from robvit.verdict import claim_of
 
 LORA, FULL = "LoRA", "all weights"
@@ -27,24 +28,24 @@ LORA, FULL = "LoRA", "all weights"
     "tora-instead",
     paper=PAPER,
     title="beyond the slides: TORA beside LoRA, adversarial fine-tuning and interpolated weights",
-    effort=AdapterEffort(),
+    effort=AttackEffort(),
 )
 def instead(
     context: StudyContext,
-    effort: AdapterEffort,
+    effort: AttackEffort,
     *,
     trades: Sequence[float] = (0.1, 0.5, 0.9),
     shares: Sequence[float] = (0.25, 0.5, 0.75),
-    steps: int = 20,
 ) -> Record:
     """Every way sees as many images, and LoRA trains as many numbers; `shares` are of the robust weights."""
     at = bench(context, effort)
+    at.check_classifier()
     tora = at.train(trades)
     assert isinstance(tora.adapters, Adapters)
     numbers = sum(parameter.numel() for parameter in tora.adapters.parameters())
     rank = max(1, round(numbers / _numbers_a_rank(at.model)))
     lora, full = (_tuned(at, effort, method, rank) for method in ("lora", "full"))
-    pgd = Attempt("pgd", STRONG[0], {"steps": steps})
+    attempts = (CLEAN, *effort.attempts)
     trials, rows = list[Trial](), list[list[Any]]()
     lines: dict[str, list[list[float]]] = {}
     weights = sum(parameter.numel() for parameter in full.net.parameters())
@@ -60,24 +61,28 @@ def instead(
     ]
     found: dict[str, list[Trial]] = {}
     for scenario, way, model, trained in models:
-        judged = at.judge(model, scenario, (CLEAN, pgd))
+        judged = at.judge(model, scenario, attempts)
         found[scenario] = judged
         trials += judged
         rows.append([scenario, trained, *(with_interval(t.correct) for t in judged)])
-        lines.setdefault(way, []).append([per_cent(t) for t in judged])
+        lines.setdefault(way, []).append([per_cent(judged[side]) for side in (0, 1 + effort.middle)])
     middle = found[f"TORA, {trades[len(trades) // 2]:g}"]
     rivals = (f"{LORA}, rank {rank}", FULL, f"{shares[len(shares) // 2]:g} of {FULL}")
     claims = [
         claim_of(f"TORA over {rival}, {what}", middle[side].correct, found[rival][side].correct)
         for rival in rivals
-        for side, what in enumerate(("clean", f"{pgd.title} {pgd.threat}"))
+        for side, what in enumerate(map(title_of, attempts))
     ]
     record = context.record(at.model, at.judged, trials=trials, claims=claims)
-    columns = ["", "numbers trained", "clean, %", f"{pgd.title} within {pgd.threat}, %"]
-    note = f"95 % intervals; all learned from {effort.learn} images for as many steps as TORA's phases take."
+    columns = ["", "numbers trained", *map(title_of, attempts)]
+    note = (
+        f"Per cent with 95 % intervals; all learned from {effort.learn} images for as many steps as TORA's "
+        "phases take."
+    )
     record.tables = [Table("What a user would pick instead", columns, rows, note), claims_table(claims)]
     ordered = {way: sorted(points) for way, points in lines.items()}
-    record.curves = [Curve("Clean and robust accuracy", "clean, %", "under PGD, %", ordered)]
+    robust = f"{title_of(effort.attempts[effort.middle])}, %"
+    record.curves = [Curve("Clean and robust accuracy", "clean, %", robust, ordered)]
     return record
 
 
@@ -102,7 +107,7 @@ def _numbers_a_rank(model: Model) -> int:
 def _tuned(at: AdapterBench, effort: AdapterEffort, method: Any, rank: int) -> Model:
     """The backbone tuned on labelled, attacked images, for as many steps as TORA's phases take."""
     passes, images = 2 * effort.epochs + effort.fusion_epochs, len(at.splits.train)
-    batch = min(BATCH, max(1, images // 2))
+    batch = min(effort.batch, max(1, images // 2))
     steps = max(1, round(passes * images / batch))
     options: dict[str, Any] = {"rank": rank} if method == "lora" else {}
     with progress(f"tuning {LORA if method == 'lora' else FULL}", total=1) as advance:
@@ -115,7 +120,7 @@ def _tuned(at: AdapterBench, effort: AdapterEffort, method: Any, rank: int) -> M
             steps=steps,
             batch=batch,
             seed=at.context.seed,
-            out=effort.folder(at.context) / method,
+            out=at.folder(method, *(str(value) for value in options.values())),
             progress=advance,
             **options,
         )

@@ -3,48 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.record import Curve, Record, Table, Trial
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
-from robvit.studies.judging import CLEAN, Attempt, per_cent, worst_of
+from robvit.studies.judging import CLEAN, Attempt, per_cent, point, with_interval, worst_of
 from robvit.studies.rob.common import learn_tokens
 from robvit.studies.rob.effort import TokenEffort
-from robvit.studies.tora.common import PAPER, STRONG, AdapterEffort, bench
+from robvit.studies.tora.common import PAPER, bench, title_of
+from robvit.studies.tora.efforts import AdapterEffort, AttackEffort
+from robvit.threat import Threat
+from robvit.verdict import claim_of
 
-EFFORT = AdapterEffort()
+WAYS = ("path", "states")
 
 
-@study("tora-knob", paper=PAPER, title="One model, its trade-off moved after training", effort=EFFORT)
+@study(
+    "tora-knob",
+    paper=PAPER,
+    title="One model, its trade-off moved after training",
+    effort=AttackEffort(steps=10),
+)
 def knob(
     context: StudyContext,
-    effort: AdapterEffort,
+    effort: AttackEffort,
     *,
     trades: Sequence[float] = (0.1, 0.5, 0.9),
     places: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
-    steps: int = 10,
 ) -> Record:
     """Fusions trained apart and interpolated ("states") against two ends trained together ("path")."""
     at = bench(context, effort)
-    pgd = Attempt("pgd", STRONG[0], {"steps": steps})
-    trials, rows = list[Trial](), list[list[object]]()
+    attempts = (CLEAN, *effort.attempts)
+    judged, rows = dict[tuple[str, float], list[Trial]](), list[list[Any]]()
     lines: dict[str, list[list[float]]] = {}
-    for way in ("states", "path"):
+    for way in WAYS:
         model = at.train(trades, knob=way)
         for place in places:
             scenario = f"{way}, {place:g}"
-            judged = at.judge(model.replace(trade_off=place), scenario, (CLEAN, pgd))
-            clean, robust = (per_cent(t) for t in judged)
-            trials += judged
+            found = judged[way, place] = at.judge(model.replace(trade_off=place), scenario, attempts)
             known = "trained" if way == "states" and place in trades else "between"
-            rows.append([scenario, clean, robust, known])
-            lines.setdefault(f"{way}: clean", []).append([place, clean / 100])
-            lines.setdefault(f"{way}: PGD {STRONG[0]}", []).append([place, robust / 100])
-    record = context.record(at.model, at.judged, trials=trials)
-    columns = ["knob, trade-off", "clean", f"{pgd.title} {STRONG[0]}", ""]
-    note = f"Both ways cost the same: {len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
-    record.tables = [Table("Accuracy and robustness along the knob", columns, rows, note)]
-    record.curves = [Curve("The knob", "trade-off", "accuracy", lines, percent=True)]
+            rows.append([scenario, *(with_interval(trial.correct) for trial in found), known])
+            for attempt, trial in zip(attempts, found, strict=True):
+                lines.setdefault(f"{way}: {title_of(attempt)}", []).append(point(place, trial.correct))
+    first, second = WAYS
+    claims = [
+        claim_of(
+            f"{first} over {second}, {place:g}, {title_of(attempts[which])}",
+            judged[first, place][which].correct,
+            judged[second, place][which].correct,
+        )
+        for place in places
+        for which in (0, 1 + effort.middle)
+    ]
+    trials = [trial for found in judged.values() for trial in found]
+    record = context.record(at.model, at.judged, trials=trials, claims=claims)
+    columns = ["knob, trade-off", *(title_of(attempt) for attempt in attempts), ""]
+    note = (
+        "Per cent with 95 % intervals. Both ways cost the same: "
+        f"{len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
+    )
+    table = Table("Accuracy and robustness along the knob", columns, rows, note)
+    record.tables = [table, claims_table(claims, "Claims on the knob, pair by pair")]
+    record.curves = [Curve("The knob", "trade-off", "accuracy, %", lines)]
     return record
 
 
@@ -52,7 +74,7 @@ def knob(
     "tora-composed",
     paper=PAPER,
     title="TORA with robustness tokens, and attacked with scaled attention",
-    effort=EFFORT,
+    effort=AdapterEffort(),
 )
 def composed(
     context: StudyContext,
@@ -65,6 +87,8 @@ def composed(
 ) -> Record:
     """PGD and AAS of as many steps on TORA, with and without tokens that were learned for the backbone."""
     at = bench(context, effort)
+    at.check_classifier()
+    threat = Threat("linf", effort.eps)
     tora = at.train((trade,))
     token_effort = TokenEffort(learn=token_learn, steps=token_steps, inner_steps=4, eps=effort.eps)
     images = at.splits.train.take(range(min(token_learn, len(at.splits.train))))
@@ -75,8 +99,8 @@ def composed(
         "TORA": tora,
         "TORA, tokens": tora.replace(tokens=tokens),
     }
-    pgd = Attempt("pgd", STRONG[0], {"steps": steps})
-    aas = Attempt("aas", STRONG[0], {"steps": steps, "fit": "batch"})
+    pgd = Attempt("pgd", threat, {"steps": steps})
+    aas = Attempt("aas", threat, {"steps": steps, "fit": "batch"})
     trials, rows = list[Trial](), list[list[object]]()
     for scenario, model in models.items():
         judged = at.judge(model, scenario, (CLEAN, pgd, aas))
@@ -85,7 +109,7 @@ def composed(
     record = context.record(at.model, at.judged, trials=trials)
     columns = ["", "clean", pgd.title, f"AAS, {pgd.title} inside", "worst of both"]
     note = (
-        f"Per cent within {STRONG[0]}. Every attacker knows adapters and tokens. AAS crafts with scaled "
+        f"Per cent within {threat}. Every attacker knows adapters and tokens. AAS crafts with scaled "
         "attention and is judged on the model as it is."
     )
     record.tables = [Table("TORA with the other systems", columns, rows, note)]

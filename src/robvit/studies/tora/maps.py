@@ -14,7 +14,8 @@ from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.record import Curve, Record, Table
 from robvit.statistics import mean_interval
 from robvit.studies.common import StudyContext, study
-from robvit.studies.tora.common import PAPER, AdapterEffort, bench
+from robvit.studies.tora.common import PAPER, bench
+from robvit.studies.tora.efforts import AdapterEffort
 
 SHOWN = 4
 NOTE = (

@@ -17,6 +17,7 @@ from robvit.evaluation.corruptions import ALEXNET_ERRORS, mean_corruption_error
 from robvit.loading import load
 from robvit.studies.judging import CLEAN, judge, per_cent
 from robvit.studies.tora.common import AdapterBench
+from robvit.studies.tora.efforts import TableEffort
 
 COLUMNS = ["ImageNet-A", "ImageNet-R", "mCE"]
 
@@ -65,6 +66,11 @@ class ImageNetVariants:
                 error = _error(at, model, identity, at.sized(found), split)
                 errors.setdefault(corruption, []).append(error / 100)
         return 100 * mean_corruption_error(errors)
+
+
+def variants_of(effort: TableEffort) -> ImageNetVariants:
+    """The folders that a table's settings name."""
+    return ImageNetVariants(effort.imagenet_a, effort.imagenet_r, effort.imagenet_c)
 
 
 def others(at: AdapterBench, names: Sequence[str]) -> Iterator[tuple[str, Model]]:
