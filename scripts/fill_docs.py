@@ -13,15 +13,15 @@ A page says what it shows in a comment of YAML, a line a row with the record tha
     -->
     <!-- end of results -->
 
-What stands between the two comments is written here and never by hand. A single study's record is shown
-by its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
+What stands between the two comments is written here and never by hand. A single study's record is shown by
+its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
 rob-attacker` draws the curve whose title begins so, into docs/figures. The record of a doctor is shown by
 its findings. Several records below one label are one table: evaluations of a mapping are compared with the
-first of them, image by image; of other records the table whose title begins with the label is put together;
-and a list is shown defence by defence, attacker by attacker. A record that is not there yet shows no
-figure, and the page says so, unless a question mark stands behind its name. Tables of other kinds say in
-a comment above what they are: figures of a paper (`published:`), counted by a file of the project
-(`counted:`), or `no measurement`. What studies took stands in a sentence as
+first of them, image by image, and so is retrieval by its first neighbours; of other records the table whose
+title begins with the label is put together; and a list is shown defence by defence, attacker by attacker. A
+record that is not there yet shows no figure, and the page says so, unless a question mark stands behind its
+name. Tables of other kinds say in a comment above what they are: figures of a paper (`published:`), counted
+by a file of the project (`counted:`), or `no measurement`. What studies took stands in a sentence as
 `<!-- minutes of NAME and OTHER -->12<!-- end -->`, and in a row's own words as {minutes of NAME}.
 """
 
@@ -117,7 +117,8 @@ def _together(label: str, results: dict[str, KeptResult], defences: bool) -> lis
     if defences:
         table = defence_table(records)
         return [] if table is None else ["", *_markdown(table), "", table.note]
-    if all(record.kind == "evaluate" and record.trials for record in records):
+    untold = not any(_begins(record.tables, label) for record in records)
+    if all(record.kind in ("evaluate", "retrieval") and record.trials for record in records) and untold:
         return ["", *_markdown(_compared(results))]
     tables = {name: _one(result, label) for name, result in results.items()}
     first = next(iter(tables.values()))

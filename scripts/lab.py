@@ -110,7 +110,7 @@ class Study:
 
     def files_for(self, other: Study) -> list[str]:
         """The files of this study that the other's command takes."""
-        return re.findall(rf"\{{lab\}}/{re.escape(self.name)}/(\S+)", other.command)
+        return re.findall(rf"\{{lab\}}/{re.escape(self.name)}/([^\s\"',\]]+)", other.command)
 
 
 def queue() -> list[Study]:

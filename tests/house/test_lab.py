@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from helpers.scripts import load_script
+from robvit.cli.recipe_checks import check_study
 from robvit.record import Record
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +48,23 @@ def test_the_queue_of_the_project_can_be_read(monkeypatch: pytest.MonkeyPatch, l
     for study in studies:
         _, *words = study.words()
         assert words[:2] == ["-m", "robvit"] or (ROOT / words[0]).is_file()
+
+
+def test_studies_of_the_queue_know_their_settings(monkeypatch: pytest.MonkeyPatch, lab: ModuleType) -> None:
+    monkeypatch.setattr(lab, "RESULTS", ROOT / "results")
+    for study in lab.queue():
+        first, verb, *rest = shlex.split(study.command)
+        if (first, verb) == ("robvit", "reproduce"):
+            given = [value for flag, value in pairwise(rest) if flag == "--set"]
+            check_study(rest[0], given)  # refuses a setting that the study does not have
+
+
+def test_files_in_a_list_are_known_to_be_needed(lab: ModuleType) -> None:
+    makes = lab.Study("first", KEY, 1)
+    takes = lab.Study(
+        "second", """robvit x --set 'models=["{lab}/first/a.st","{lab}/first/b.st"]' {out}""", 1
+    )
+    assert makes.files_for(takes) == ["a.st", "b.st"]
 
 
 @pytest.mark.slow

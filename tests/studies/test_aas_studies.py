@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import robvit.studies.aas.common as shared
+from robvit.attacks.scales import Scales
+from robvit.measuring.comparison import Comparison
+from robvit.record import Trial
 from robvit.studies import STUDIES, reproduce
 from robvit.studies.aas.common import PUBLISHED
+from robvit.studies.aas.figures import short_name
+from robvit.studies.aas.tables import LITERAL, movement
 from robvit.studies.aas.training_effort import AasTrainingEffort, is_scaled, paper_row, scaled_recipe
+from robvit.studies.common import StudyContext
+from robvit.threat import Threat
 from robvit.training.recipe import load_recipe, names
 from robvit.verdict import Verdict
 
@@ -20,7 +30,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "aas-table2": {"steps": 1, "names": ("lpips", "unit")},
     "aas-search": {"steps": 1, "objectives": ("lpips",), "spaces": ("linear",), "fits": ("train",)},
     "aas-fig2": {"model": "robvit-mini-robust"},
-    "aas-fig3": {"steps": 1, "counts": (0, 2)},
+    "aas-fig3": {"steps": 1, "counts": (0, 2), "models": ("robvit-mini",)},
     "aas-fig4": {"counts": (1, 2)},
     "aas-fig5": {"levels": (0, 100), "steps": 2},
 }
@@ -47,8 +57,11 @@ def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None
     scenarios = [
         name for name in record.scenarios() if (name != "1" or record.tables[0].columns[0] != "factor")
     ]
+    others = [name for name in scenarios if name == "robvit-mini"]  # another model, told apart
+    scenarios = [name for name in scenarios if name not in others]
     texts = [*scenarios, *(f"{name}, over random scales" for name in scenarios)]
-    assert [claim.text for claim in record.claims] == texts  # a factor of one tests nothing
+    models = [f"{name}: AAS" for name in others]
+    assert [claim.text for claim in record.claims] == [*texts, *models]  # a factor of one tests nothing
     assert {claim.verdict for claim in record.claims} == {Verdict.BOUNDED}  # four images tell nothing
     claims = next(t for t in record.tables if t.title.startswith("Does scaling break more"))
     assert [row[0] for row in claims.rows] == texts
@@ -60,6 +73,11 @@ def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None
         assert any(t.title == "How the scales moved" for t in record.tables)
     for trial in record.trials:
         assert len(trial.correct) == 4
+    if name == "aas-search":
+        (finding,) = record.findings
+        moved = next(t for t in record.tables if t.title == "How the scales moved")
+        assert finding.check == "the literal algorithm moves"
+        assert moved.note.endswith(finding.evidence)
 
 
 @pytest.mark.slow
@@ -75,6 +93,11 @@ def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_j
     assert [curve.title for curve in record.curves] == [table.title for table in tables]
     assert record.scenarios() == ["fp32, x1", "fp32, x3000", "fp16, x1", "fp16, x3000"]
     assert any(note.startswith("fp32: underflow begins from x3000") for note in record.notes)
+    assert [claim.text for claim in record.claims][2] == "fp32, x1: AAS, over random scales"
+    variants = {trial.variant for trial in record.trials if trial.control}
+    assert {"sharpening undone", "random scales", "one factor", "same cost"} <= variants
+    moved = [table.title for table in record.tables if table.title.startswith("How the scales moved")]
+    assert moved == ["How the scales moved, fp32", "How the scales moved, fp16"]
     whole = {t.scenario: t.correct for t in record.trials if t.attack == "clean"}
     assert whole["fp32, x1"] == whole["fp16, x1"]
     assert whole["fp32, x1"] != whole["fp32, x3000"]
@@ -90,25 +113,31 @@ def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(
     record = reproduce("aas-fig1b", images=6, out=tmp_path, attacks=["FGSM", "CW"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["FGSM", "CW-1"]
     assert all(len(row) == len(record.tables[0].columns) for row in record.tables[0].rows)
-    assert [claim.text for claim in record.claims][:2] == ["CNN, FGSM: scaled logits", "ViT, FGSM: AAS"]
+    texts = ["CNN, FGSM: scaled logits", "ViT, FGSM: AAS", "ViT, FGSM: AAS, over random scales"]
+    assert [claim.text for claim in record.claims][:3] == texts
+    assert record.tables[-1].title == "How the scales moved"
 
 
 @pytest.mark.slow
 def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("robvit.studies.aas.training.FIT", 4)  # images that scales are fitted on
+    monkeypatch.setattr("robvit.studies.aas.judged_training.FIT", 4)  # images that scales are fitted on
     monkeypatch.setattr("robvit.studies.aas.training_effort.PAPER_STEPS", 2)  # what steps=0 stands for
-    monkeypatch.setattr("robvit.studies.aas.training.load_recipe", partial(load_recipe, judge_steps=1))
+    monkeypatch.setattr("robvit.studies.aas.training_effort.load_recipe", partial(load_recipe, judge_steps=1))
     small: dict[str, Any] = {"learn": 40, "epochs": 3, "inner_steps": 1, "steps": 0, "queries": 2}
-    small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1)}
-    record = reproduce("aas-table5", images=4, out=tmp_path, methods=["pgd-at"], **small)
+    small |= {"aa_steps": 2, "targets": 1, "seeds": (0, 1), "training": str(tmp_path / "shared")}
+    record = reproduce("aas-table5", images=4, out=tmp_path / "table5", methods=["pgd-at"], **small)
     assert [row[0] for row in record.tables[0].rows] == ["pgd-at", "aas-pgd-at"]
     for row in record.tables[0].rows:
         clean, pgd, aas, autoattack = row[1:5]
         assert clean >= pgd >= aas >= autoattack
     assert "ships with scales" in record.notes[-1]
-    first, second = record.claims
+    first, second, *broken = record.claims
+    assert [claim.text for claim in broken] == [
+        f"{n}: AAS over the control" for n in ("pgd-at", "aas-pgd-at")
+    ]
+    assert [claim.paper for claim in broken] == [4.88, 0.34]
     assert first.text == "aas-pgd-at over pgd-at, AutoAttack"
     assert second.text == "aas-pgd-at over pgd-at, PGD and AAS"
     assert (first.paper, first.seeds) == (3.47, 2)
@@ -117,7 +146,22 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     assert record.model["name"] == "robvit-mini, aas-pgd-at"  # not where its weights lay
     short = "AutoAttack (2 steps, 1 targets, 2 queries) %"
     assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", short]
-    assert [row[:2] for row in record.tables[-1].rows][-1] == ["aas-pgd-at", "1"]
+    by_seed = next(table for table in record.tables if table.title == "Seed by seed")
+    assert [row[:2] for row in by_seed.rows][-1] == ["aas-pgd-at", "1"]
+    assert [row[0] for row in record.tables[-1].rows] == names  # how the scales moved
+    variants = {trial.variant for trial in record.trials if trial.control}
+    assert {"random scales", "one factor", "same cost"} <= variants
+    kept = {path.name for path in (tmp_path / "table5").glob("*.safetensors")}
+    assert kept == {f"{name.replace(', ', '-').replace(' ', '-')}.safetensors" for name in names}
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("what was trained and judged before is taken up again")
+
+    monkeypatch.setattr("robvit.training.fit.Fit._advance", never)
+    monkeypatch.setattr("robvit.measuring.batches.run", never)
+    again = reproduce("aas-fig5ab", images=4, out=tmp_path / "fig5ab", between=[2], **small)
+    assert again.tables[0].rows[0][1:] == record.tables[0].rows[1][1:5]
+    assert again.curves[0].lines["clean"] == [[2.0, again.tables[0].rows[0][1]]]
 
 
 def test_recipes_belong_to_rows_of_the_paper() -> None:
@@ -144,10 +188,89 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
     assert (own.pretrained, own.warmup, own.validation) == (False, 1, 2000)
     assert changed.digest() == own.digest()
     short = load_recipe("aas-pgd-at", **AasTrainingEffort(epochs=8).changes("aas-pgd-at", 2, 0))
-    assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 0.1, 8)
-    assert (short.loss_settings["every"], short.inner.steps) == (2, 2)
+    assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 100, 8)
+    assert (short.loss_settings["every"], short.inner.steps, short.validate_every) == (2, 2, 1.6)
     papers = AasTrainingEffort(steps=0, queries=0)  # the others are 0 already
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
+
+
+def test_the_budget_the_size_and_the_batch_are_part_of_a_training_and_its_judgement() -> None:
+    effort = AasTrainingEffort(learn=1000, eps=2 / 255, batch=32)
+    context = StudyContext("dinov2-small", "cifar10", img_size=112)
+    job = effort.job(context, "aas-pgd-at", 2, 0)
+    assert (job.recipe.img_size, job.recipe.inner.eps, job.recipe.batch) == (112, 2 / 255, 32)
+    assert (job.limit, job.model_name, job.data_name) == (1000, "dinov2-small", "cifar10")
+    assert {attempt.threat for attempt in (effort.pgd, effort.autoattack)} == {Threat("linf", 2 / 255)}
+    assert "2/255" in effort.note("2")
+
+
+def test_all_that_decides_a_training_is_in_the_name_of_its_folder(tmp_path: Path) -> None:
+    effort, context = AasTrainingEffort(training=str(tmp_path)), StudyContext("robvit-mini", "sample")
+
+    def place(
+        of: AasTrainingEffort = effort, at: StudyContext = context, every: int = 5, seed: int = 0
+    ) -> Path:
+        return of.place(at, "aas-pgd-at", of.job(at, "aas-pgd-at", every, seed))
+
+    others = [
+        place(replace(effort, learn=500)),
+        place(replace(effort, epochs=8)),
+        place(replace(effort, eps=4 / 255)),
+        place(at=replace(context, model="robvit-mini-robust")),
+        place(at=replace(context, data="cifar10")),
+        place(at=replace(context, img_size=32)),
+        place(at=replace(context, resize="crop")),
+        place(every=10),
+        place(seed=1),
+    ]
+    assert len({place(), *others}) == len(others) + 1
+    judged = place(
+        replace(effort, steps=50, seeds=(0, 1)), replace(context, images=9, out=tmp_path / "other")
+    )
+    assert judged == place()
+
+
+@pytest.mark.parametrize(
+    ("move", "text", "status"), [(0.004, "does not move", "amber"), (0.4, "moves", "green")]
+)
+def test_whether_the_literal_algorithm_moves_is_told_either_way(move: float, text: str, status: str) -> None:
+    def found(moved: float) -> Comparison:
+        trial = Trial("pgd", None, {}, [True], [0], [0.0])
+        searches = [Scales((1.0,), (1.0,), (moved / 2, moved), 0, 0)]
+        return Comparison(trial, trial, trial, trial, [], None, searches)
+
+    finding = movement({LITERAL: found(move), "unit, sign steps, log, train": found(0.9)})
+    assert finding.status == status
+    assert f"train) {text}: " in finding.evidence
+    assert f"{move:.2g} away from the random start" in finding.evidence
+    assert finding.evidence.endswith("of the other ways unit, sign steps, log, train moved most, 0.9.")
+
+
+@pytest.mark.slow
+def test_studies_share_what_became_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_batches = {"steps": 1, "batches": str(tmp_path / "batches"), **LEARN}
+    first = reproduce("aas-table2", images=4, out=tmp_path / "a", names=["unit"], **shared_batches)
+    monkeypatch.setattr("robvit.measuring.batches.run", lambda *_, **__: pytest.fail("an attack ran again"))
+    second = reproduce("aas-table3", images=4, out=tmp_path / "b", attacks=["PGD-20"], **shared_batches)
+    assert first.trials[-1].correct == second.trials[-1].correct
+
+
+@pytest.mark.slow
+def test_a_budgets_figure_has_a_part_for_each_model(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"levels": (8,), "steps": 1, "models": ["robvit-mini"], **LEARN}
+    record = reproduce("aas-fig5", images=2, out=tmp_path, **settings)
+    assert record.scenarios() == ["eps 8/255", "robvit-mini, eps 8/255"]
+    assert [curve.title.endswith("robvit-mini") for curve in record.curves] == [False, True]
+    assert [claim.text for claim in record.claims][2:] == [
+        "robvit-mini, eps 8/255",
+        "robvit-mini, eps 8/255, over random scales",
+    ]
+
+
+def test_a_model_is_named_by_what_tells_its_file_from_others() -> None:
+    assert short_name("vit_base.lvd142m") == "vit_base.lvd142m"
+    assert short_name("runs/pgd-at.safetensors") == "pgd-at"
+    assert short_name("runs/pgd-at/model.safetensors") == "pgd-at"
 
 
 @pytest.mark.slow
@@ -166,6 +289,16 @@ def test_no_budget_breaks_nothing_and_scale_one_changes_nothing(tmp_path: Path) 
     record = reproduce("aas-fig5", images=4, out=tmp_path, levels=(0,), steps=1, **LEARN)
     clean, *attacked = record.trials
     assert all(trial.correct == clean.correct for trial in attacked)
+
+
+def test_the_page_shows_every_result_of_the_queue() -> None:
+    root = Path(__file__).parents[2]
+    queue = yaml.safe_load((root / "results" / "queue.yaml").read_text("utf-8"))
+    page = (root / "docs" / "aas.md").read_text("utf-8")
+    blocks = re.findall(r"<!-- results\n(.*?)-->", page, re.DOTALL)
+    shown = {name for block in blocks for name in yaml.safe_load(block).values()}
+    kept = {line["name"] for line in queue if line["name"].startswith("aas-") and line.get("record", True)}
+    assert shown == kept
 
 
 def test_every_table_and_figure_has_a_study() -> None:

@@ -88,6 +88,8 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
     record = robvit.reproduce(name, out=tmp_path / "out", training=str(trained), **QUICK, **settings)
     check_tables(record, tmp_path)
+    told = {(trial.scenario, trial.name, str(trial.threat)) for trial in record.trials}
+    assert len(told) == len(record.trials)  # each can be told from the others
     if name == "tora-fig-attention":
         assert (tmp_path / "out" / "gates.png").is_file()
     if name in CLAIMED:

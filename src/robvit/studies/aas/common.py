@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from robvit.attacks import find_scales, run
+from torch import nn
+
+from robvit.attacks import find_scales
 from robvit.attacks.aas import FACTORS
 from robvit.attention import attention_layers
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
+from robvit.measuring.batches import BatchRunner
 from robvit.measuring.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
@@ -30,6 +35,7 @@ PAPER = PUBLISHED.paper
 MODEL, IMAGES = "robvit-mini-robust", 64
 PAPER_STEPS = 100  # of the paper's attacks, but for PGD-20 and FGSM
 RANDOM, FACTOR = "random scales", "one factor"
+MOVED = "How the scales moved"  # the table's title
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class ScalingEffort(Effort):
     """What the attacks take, and how scales are found (`find_scales`); `learn` images fit them.
 
     `fit` is "train", as the paper's Algorithm 1, or "batch". A `lora` and a `head`, files, make the judged
-    model of the one that is named.
+    model of the one that is named. With `batches`, a folder, several studies share what became of a batch
+    under an attack that they have in common.
     """
 
     learn: int = 256
@@ -51,6 +58,7 @@ class ScalingEffort(Effort):
     starts: int = 1
     lora: str = ""
     head: str = ""
+    batches: str = ""
 
     def method(self, **changes: Any) -> ScalingMethod:
         """How scales come about, with other settings of `find_scales` where given."""
@@ -70,6 +78,50 @@ def published_for(name: str, context: StudyContext) -> PublishedTable:
 
 
 @dataclass
+class Unsearched:
+    """Scales of a model that nobody searched for, chosen on images that are not judged; `memory` keeps what
+    became of them at each factor."""
+
+    model: nn.Module
+    learn: ImageDataset
+    threat: Threat
+    steps: int
+    seed: int
+    memory: Path
+    space: str = "linear"
+
+    @property
+    def depth(self) -> int:
+        return len(attention_layers(self.model))
+
+    def controls(self, blocks: int | None = None) -> dict[str, list[float]]:
+        """Random scales, as a search starts from, and one factor for all blocks, or for the first so many."""
+        count = self.depth if blocks is None else blocks
+        x, y = next(iter(self.learn.batches(1)))
+        seed = self.seed + 1  # others than those from which the search itself starts
+        drawn = find_scales(self.model, [(x, y)], steps=0, blocks=count, space=self.space, seed=seed)
+        one = [self.best_factor] * count + [1.0] * (self.depth - count)
+        return {RANDOM: list(drawn.values), FACTOR: one}
+
+    @cached_property
+    def best_factor(self) -> float:
+        """The factor other than 1 at which GAMA leaves the least accuracy."""
+        x, y = self.learn.take(range(min(CHOOSE, len(self.learn)))).tensors()
+        gama = {"steps": min(FACTOR_STEPS, self.steps)}
+        runner = BatchRunner(self.model, self.threat, "gama", gama, self.seed, self.memory)
+        left = {}
+        with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
+            for factor in (f for f in FACTORS if f != 1):
+                given = {"base": "gama", "factors": factor, **gama}
+                left[factor] = sum(runner.run("aas_uniform", x, y, given, self.seed).correct)
+                advance()
+        return min(left, key=lambda f: left[f])
+
+
+CHOOSE, FACTOR_STEPS = 64, 20  # images on which one factor for all blocks is chosen, and GAMA's steps there
+
+
+@dataclass
 class ScalingBench:
     """A model, images to judge on and others to fit scales and to choose a factor on."""
 
@@ -78,7 +130,6 @@ class ScalingBench:
     model: Model
     images: ImageDataset
     learn: ImageDataset
-    factor: float | None = None
 
     @property
     def depth(self) -> int:
@@ -87,6 +138,22 @@ class ScalingBench:
     @property
     def threat(self) -> Threat:
         return Threat("linf", self.effort.eps)
+
+    @property
+    def memory(self) -> Path:
+        """The folder that keeps what became of every batch."""
+        return Path(self.effort.batches) if self.effort.batches else self.context.out / "batches"
+
+    @cached_property
+    def unsearched(self) -> Unsearched:
+        return self.unsearched_of(self.model)
+
+    def unsearched_of(self, model: nn.Module) -> Unsearched:
+        """The control scales of another model than the bench's own."""
+        effort = self.effort
+        return Unsearched(
+            model, self.learn, self.threat, effort.steps, self.context.seed, self.memory, effort.space
+        )
 
     def compare(
         self,
@@ -111,21 +178,12 @@ class ScalingBench:
                 settings={"steps": steps} if steps else {},
                 method=method,
                 train=self.learn,
-                others=self.controls(blocks),
+                others=self.unsearched.controls(blocks),
                 batch=self.effort.batch,
                 seed=self.context.seed,
-                memory=self.context.out / "batches",
+                memory=self.memory,
                 progress=advance,
             )
-
-    def controls(self, blocks: int | None = None) -> dict[str, list[float]]:
-        """Scales nobody searched for: random ones, as a search starts from, and one factor for all blocks."""
-        count = self.depth if blocks is None else blocks
-        x, y = next(iter(self.learn.batches(1)))
-        seed = self.context.seed + 1  # others than those from which the search itself starts
-        drawn = find_scales(self.model, [(x, y)], steps=0, blocks=count, space=self.effort.space, seed=seed)
-        one = [self.best_factor()] * count + [1.0] * (self.depth - count)
-        return {RANDOM: list(drawn.values), FACTOR: one}
 
     def record(self, compared: Mapping[str, Comparison], gains: Mapping[str, float | None]) -> Record:
         """A record with every trial, told apart by what was compared, and claims for each of `gains`.
@@ -148,26 +206,6 @@ class ScalingBench:
         record.notes = [tally(claims)]
         return record
 
-    def best_factor(self, steps: int = 20) -> float:
-        """The factor other than 1 at which GAMA leaves the least accuracy, on images that are not judged."""
-        if self.factor is None:
-            x, y = self.learn.take(range(min(CHOOSE, len(self.learn)))).tensors()
-            left = {}
-            with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
-                for factor in (f for f in FACTORS if f != 1):
-                    settings: dict[str, Any] = {
-                        "base": "gama",
-                        "factors": factor,
-                        "steps": min(steps, self.effort.steps),
-                    }
-                    outcome = run(
-                        "aas_uniform", self.model, x, y, self.threat, seed=self.context.seed, **settings
-                    )
-                    left[factor] = outcome.robust_accuracy
-                    advance()
-            self.factor = min(left, key=lambda f: left[f])
-        return self.factor
-
     def note(self) -> str:
         return (
             f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; scales fitted on "
@@ -175,9 +213,6 @@ class ScalingBench:
             "chose on those, stand beside plain as AAS does; the control is plain with as many passes as "
             "plain and AAS together. The paper: ViT-B/16, CIFAR-10."
         )
-
-
-CHOOSE = 64  # images on which one factor for all blocks is chosen
 
 
 def bench(context: StudyContext, effort: ScalingEffort, model: str | None = None) -> ScalingBench:
@@ -195,17 +230,22 @@ def tally(claims: list[Claim]) -> str:
     return f"Against a control of the same cost the paper's effect is seen in {where}."
 
 
-def searches_table(compared: Mapping[str, Comparison]) -> list[Table]:
+def furthest_move(comparison: Comparison) -> float:
+    """By how much the ascent moved the scale that it moved most, over all batches."""
+    return max(move for search in comparison.searches for move in search.moved)
+
+
+def searches_table(compared: Mapping[str, Comparison], what: str = "") -> list[Table]:
     """How far the ascent took the scales from where it started, and where they ended; the last batch's."""
     rows: list[list[Any]] = []
     for name, one in compared.items():
         if one.searches:
-            search, moved = one.searches[-1], [move for found in one.searches for move in found.moved]
+            search = one.searches[-1]
             ends = (", ".join(f"{v:.2g}" for v in values) for values in (search.start, search.values))
-            rows.append([name, f"{max(moved):.2g}", *ends])
+            rows.append([name, f"{furthest_move(one):.2g}", *ends])
     columns = ["", "furthest move of a scale by the ascent", "last start, block by block", "end"]
     note = "A move near zero means that the scales are those of the random start."
-    return [Table("How the scales moved", columns, rows, note)] if rows else []
+    return [Table(f"{MOVED}{what}", columns, rows, note)] if rows else []
 
 
 def arms(comparison: Comparison) -> dict[str, list[bool]]:

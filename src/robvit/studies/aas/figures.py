@@ -17,11 +17,14 @@ from robvit.studies.aas.common import (
     arm_columns,
     bench,
     over_axis,
+    searches_table,
     shares,
 )
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import attack_title, per_cent
 from robvit.threat import Threat
+from robvit.training.fit import WEIGHTS
 
 
 def _record(at: ScalingBench, compared: Mapping[int, Comparison], title: str, axis: str, text: str) -> Record:
@@ -54,16 +57,36 @@ def blocks(
         for n in counts or range(at.depth + 1)
     }
     record = _record(at, compared, "Fig. 3a: the first blocks scaled", "blocks", "{} blocks")
-    rows: list[list[Any]] = []
-    for name in models:
-        other = bench(context, effort, name)
-        comparison = other.compare("pgd", effort.steps, effort.method(), name)
-        rows.append([name, other.depth, *shares(comparison)])
-        record.notes.append(str(comparison.claim(name)))
-    if rows:
-        title = f"Fig. 3b: models of several depths, {attack_title('pgd', {'steps': effort.steps})}"
-        record.tables.append(Table(title, ["model", "blocks", *arm_columns(comparison)], rows))
+    if models:
+        _add_models(record, context, effort, models)
     return record
+
+
+def _add_models(record: Record, context: StudyContext, effort: ScalingEffort, models: Sequence[str]) -> None:
+    """Figure 3b: AAS on each of the models, every one judged by itself."""
+    rows: list[list[Any]] = []
+    compared = dict[str, Comparison]()
+    for name in models:
+        other, title = bench(context, effort, name), short_name(name)
+        one = compared[title] = other.compare("pgd", effort.steps, effort.method(), title)
+        rows.append([title, other.depth, *shares(one)])
+        record.trials += [replace(t, scenario=title, control=True) for t in one.trials]
+    claims = [one.claim(f"{title}: AAS") for title, one in compared.items()]
+    record.claims += claims
+    what = f"models of several depths, {attack_title('pgd', {'steps': effort.steps})}"
+    record.tables += [
+        Table(f"Fig. 3b: {what}", ["model", "blocks", *arm_columns(one)], rows),
+        claims_table(claims, "Fig. 3b: does scaling break more than the control?"),
+        *searches_table(compared, ", Fig. 3b"),
+    ]
+
+
+def short_name(model: str) -> str:
+    """A model's name, or what tells its file from others."""
+    path = Path(model)
+    if path.name == WEIGHTS:
+        return path.parent.name
+    return path.stem if path.suffix == Path(WEIGHTS).suffix else model
 
 
 @study("aas-fig4", paper=PAPER, title="Fig. 4: number of iterations", effort=EFFORT)
@@ -94,23 +117,27 @@ def budgets(
     The paper's figure has two models, by PGD-AT and by AAS-AT: name those after the first in `models`.
     """
     at = bench(context, effort)
-    record = _budgets(at, levels, "")
+    record = _budgets(at, levels)
     for name in models:
-        other = _budgets(bench(context, effort, name), levels, f", {Path(name).parent.name or name}")
-        record.tables += other.tables
-        record.curves += other.curves
-        record.notes += other.notes
+        other, title = _budgets(bench(context, effort, name), levels), short_name(name)
+        record.tables += [replace(table, title=f"{table.title}, {title}") for table in other.tables]
+        record.curves += [replace(curve, title=f"{curve.title}, {title}") for curve in other.curves]
+        record.claims += [replace(claim, text=f"{title}, {claim.text}") for claim in other.claims]
+        record.trials += [
+            replace(trial, scenario=f"{title}, {trial.scenario}", control=True) for trial in other.trials
+        ]
+        record.notes += [f"{title}: {note}" for note in other.notes]
     return record
 
 
-def _budgets(at: ScalingBench, levels: Sequence[int], whose: str) -> Record:
+def _budgets(at: ScalingBench, levels: Sequence[int]) -> Record:
     """One model's part of figure 5 (c, d)."""
     effort = at.effort
     compared = {
         n: at.compare("pgd", effort.steps, effort.method(), f"eps {n}/255", threat=Threat("linf", n / 255))
         for n in levels
     }
-    title = f"Fig. 5 (c, d): budgets, {attack_title('pgd', {'steps': effort.steps})}{whose}"
+    title = f"Fig. 5 (c, d): budgets, {attack_title('pgd', {'steps': effort.steps})}"
     record = _record(at, compared, title, "eps x 255", "eps {}/255")
     last = max(compared)
     plain, scaled = (per_cent(trial) for trial in (compared[last].plain, compared[last].scaled))

@@ -20,7 +20,8 @@ from robvit.loading import load
 from robvit.measuring.comparison import Comparison, control_of
 from robvit.progress import progress
 from robvit.record import Record, Table, Trial
-from robvit.studies.aas.common import CHOOSE, PAPER, ScalingEffort, bench
+from robvit.resuming import key_of
+from robvit.studies.aas.common import CHOOSE, FACTOR, PAPER, RANDOM, ScalingEffort, bench, searches_table
 from robvit.studies.aas.tables import ATTACKS
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
@@ -89,16 +90,19 @@ def gains(context: StudyContext, effort: LogitEffort, *, attacks: Sequence[str] 
             continue
         settings = {"steps": count} if count else {}
         on_cnn = _logit_trials(cnn, at.images, at.threat, base, settings, factor, effort, context.seed)
-        compared[name] = at.compare(base, count, effort.method(), f"{name} on the ViT")
-        claims += [_claim(on_cnn, name), compared[name].claim(f"ViT, {name}: AAS")]
-        rows.append([name, *_cnn_cells(on_cnn), *_vit_cells(compared[name])])
+        on_vit = compared[name] = at.compare(base, count, effort.method(), f"{name} on the ViT")
+        claims += [_claim(on_cnn, name), on_vit.claim(f"ViT, {name}: AAS")]
+        claims.append(on_vit.claim(f"ViT, {name}: AAS, over {RANDOM}", over=RANDOM))
+        rows.append([name, *_cnn_cells(on_cnn), *_vit_cells(on_vit)])
         trials += [replace(t, scenario=f"CNN, {name}", control=True) for t in on_cnn.values()]
-        trials += [replace(t, scenario=f"ViT, {name}") for t in compared[name].trials]
+        trials += [replace(t, scenario=f"ViT, {name}") for t in on_vit.trials]
     record = context.record(at.model, at.images, trials=trials, claims=claims)
     columns = ["attack", "CNN: clean %", "plain %", f"plain and logits x {factor:g} %", "control %"]
-    columns += ["ViT: clean %", "plain %", "plain and one factor %", "plain and AAS %", "control %"]
+    columns += ["ViT: clean %", "plain %", f"plain and {FACTOR} %", f"plain and {RANDOM} %"]
+    columns += ["plain and AAS %", "control %"]
     note = f"{at.note()} The CNN: {CNN} of timm, trained by the recipe mini on {_amount(effort)}."
     record.tables = [Table("Fig. 1 (b): what each attack leaves", columns, rows, note), claims_table(claims)]
+    record.tables += searches_table(compared)
     return record
 
 
@@ -113,7 +117,8 @@ def _trained(context: StudyContext, effort: LogitEffort, classes: int) -> Model:
     torch.manual_seed(context.seed)
     model = small_cnn(classes)
     job = job_of(recipe, model, context.data_name("sample"), limit=effort.cnn_learn or None)
-    place = (Path(effort.training) if effort.training else context.out / "training") / "cnn"
+    key = key_of([recipe.digest(), CNN, context.data_name("sample"), effort.cnn_learn])
+    place = (Path(effort.training) if effort.training else context.out / "training") / f"cnn-{key[:12]}"
     with progress("training the CNN", total=1) as advance:
         run_job(job, place, progress=advance)
     return model.eval()
@@ -175,6 +180,6 @@ def _cnn_cells(trials: Mapping[str, Trial]) -> list[float]:
 
 
 def _vit_cells(found: Comparison) -> list[float]:
-    factor = found.beside_plain(found.others["one factor"])
-    shares = [100 * sum(correct) / len(correct) for correct in (factor, found.both)]
+    others = (found.beside_plain(found.others[name]) for name in (FACTOR, RANDOM))
+    shares = [100 * sum(correct) / len(correct) for correct in (*others, found.both)]
     return [per_cent(found.clean), per_cent(found.plain), *shares, per_cent(found.control)]

@@ -18,7 +18,17 @@ from robvit.measuring.saturation import DTYPES, saturation
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.registry import unknown
-from robvit.studies.aas.common import EFFORT, PAPER, ScalingBench, ScalingEffort, arm_columns, bench, shares
+from robvit.studies.aas.common import (
+    EFFORT,
+    PAPER,
+    RANDOM,
+    ScalingBench,
+    ScalingEffort,
+    arm_columns,
+    bench,
+    searches_table,
+    shares,
+)
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import attack_title, point
@@ -53,6 +63,10 @@ class Sharpened:
     def won(self) -> Claim:
         """That AAS breaks what plain PGD does not, even at equal cost."""
         return self.comparison.claim(f"x{self.sharpness:g}: AAS wins images back, at equal cost")
+
+    def searched(self) -> Claim:
+        """That the search matters: AAS breaks more than scales drawn at random."""
+        return self.comparison.claim(f"x{self.sharpness:g}: AAS, over {RANDOM}", over=RANDOM)
 
 
 @study(
@@ -98,10 +112,10 @@ def _sharpened(at: ScalingBench, sharpness: float, precision: str) -> Sharpened:
             settings={"steps": at.effort.steps},
             method=at.effort.method(),
             train=at.learn,
-            others={UNDONE: [1 / sharpness] * depth},
+            others={UNDONE: [1 / sharpness] * depth, **at.unsearched_of(model).controls()},
             batch=at.effort.batch,
             seed=at.context.seed,
-            memory=at.context.out / "batches",
+            memory=at.memory,
             progress=advance,
         )
     return Sharpened(sharpness, one_hot, comparison)
@@ -133,10 +147,13 @@ def _add(record: Record, found: list[Sharpened], precision: str, attack: str, no
     title = f"Sharpened attention, {precision}, {attack}"
     record.tables.append(Table(title, columns, rows, note))
     record.curves.append(Curve(title, "query-key products times", "%", lines))
-    claims = [claim for one in found for claim in (one.lost(), one.won())]
+    claims = [claim for one in found for claim in (one.lost(), one.won(), one.searched())]
     claims = [replace(claim, text=f"{precision}, {claim.text}") for claim in claims]
     record.claims += claims
     record.tables.append(claims_table(claims, f"{precision}: what plain PGD loses, and what AAS wins back"))
+    record.tables += searches_table(
+        {f"x{one.sharpness:g}": one.comparison for one in found}, f", {precision}"
+    )
     record.notes.append(f"{precision}: {_where(found)}")
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from robvit.attacks.aas import FACTORS
 from robvit.measuring.comparison import Comparison, ScalingMethod
-from robvit.record import Record, Table
+from robvit.record import Finding, Record, Table
 from robvit.registry import unknown
 from robvit.studies.aas.common import (
     EFFORT,
+    MOVED,
     PAPER,
     ScalingEffort,
     arm_columns,
     bench,
+    furthest_move,
     published_for,
     scaled_model,
     shares,
@@ -66,7 +68,7 @@ def objectives(
 ) -> Record:
     """PGD with scales found by each objective, judged unscaled; `lpips` is Eq. 3 to the letter."""
     at, published = bench(context, effort), published_for("table2", context)
-    methods = {"scale": ScalingMethod(scales=[at.best_factor()] * at.depth)}
+    methods = {"scale": ScalingMethod(scales=[at.unsearched.best_factor] * at.depth)}
     methods |= {name: replace(effort, objective=name).method() for name in names}
     compared = {n: at.compare("pgd", effort.steps, way, f"scales by {n}") for n, way in methods.items()}
     rows: list[list[Any]] = [
@@ -109,7 +111,7 @@ def attacks(
     record = at.record(compared, gains)
     columns = ["attack", *arm_columns(one), *OWN, "paper's attack"]
     columns += ["paper, plain %", "paper, factor %", "paper, AAS %"]
-    title = f"Table 3: accuracy that is left, factor {at.best_factor():g}"
+    title = f"Table 3: accuracy that is left, factor {at.unsearched.best_factor:g}"
     record.tables.insert(0, Table(title, columns, rows, at.note()))
     record.notes.append(OWN_NOTE)
     return record
@@ -118,6 +120,10 @@ def attacks(
 def _gain(plain: float | None, _: float | None, scaled: float | None) -> float | None:
     """By how much more the paper's scaled attack breaks."""
     return None if plain is None or scaled is None else round(plain - scaled, 2)
+
+
+LITERAL = "lpips, gradient steps, linear, train"  # Algorithm 1 with Eq. 3 as the paper writes them
+STILL = 0.05  # of the range of a scale: below it the scales are those of the random start
 
 
 @study("aas-search", paper=PAPER, title="Algorithm 1: every way to take its steps", effort=EFFORT)
@@ -146,4 +152,24 @@ def searches(
     title = f"Algorithm 1, {attack_title('pgd', {'steps': effort.steps})}"
     record.tables.insert(0, Table(title, ["search", *arm_columns(last), *OWN], rows, at.note()))
     record.notes.append(OWN_NOTE)
+    if LITERAL in compared:
+        finding = movement(compared)
+        record.findings.append(finding)
+        told = {MOVED: finding.evidence}
+        record.tables = [replace(t, note=f"{t.note} {told.get(t.title, '')}".strip()) for t in record.tables]
     return record
+
+
+def movement(compared: Mapping[str, Comparison]) -> Finding:
+    """Whether the literal algorithm moves its scales, told either way with its figure."""
+    moves = {name: furthest_move(one) for name, one in compared.items()}
+    literal = moves.pop(LITERAL)
+    still = literal < STILL
+    text = (
+        f"The literal algorithm ({LITERAL}) {'does not move' if still else 'moves'}: its ascent took the "
+        f"scale that it moved most {literal:.2g} away from the random start, in a range of 1"
+    )
+    if moves:
+        most = max(moves, key=lambda name: moves[name])
+        text += f"; of the other ways {most} moved most, {moves[most]:.2g}"
+    return Finding("the literal algorithm moves", "amber" if still else "green", f"{text}.")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from robvit.resuming import key_of
 from robvit.studies.aas.common import PAPER_STEPS
-from robvit.studies.common import TrainingEffort
+from robvit.studies.common import StudyContext, TrainingEffort
 from robvit.studies.judging import Attempt
 from robvit.threat import Threat
+from robvit.training.job import Job, job_of
+from robvit.training.recipe import load_recipe
 
-THREAT = Threat("linf", 8 / 255)
+MODEL = "robvit-mini"
+HELD_OUT, CHECKPOINTS = 250, 5  # images at most on which a short training chooses among so many checkpoints
 OWN = "aas-paper-"  # how the recipes of the paper's own trainings begin
 
 
@@ -20,7 +25,8 @@ class AasTrainingEffort(TrainingEffort):
     """What a training and its judgement cost, for each of the seeds.
 
     0 leaves a recipe's own number, and for the judgement's `steps`, `targets` and `queries` the paper's;
-    `aa_steps` are those of the attacks in AutoAttack. `rate` is the peak learning rate.
+    `aa_steps` are those of the attacks in AutoAttack. `rate` is the peak learning rate, `batch` the images of
+    a step. Training and judgement are within `eps`.
     """
 
     learn: int = 1000
@@ -28,35 +34,62 @@ class AasTrainingEffort(TrainingEffort):
     training: str = ""
     inner_steps: int = 2
     rate: float = 0
+    batch: int = 0
+    eps: float = 8 / 255
     steps: int = 20
     aa_steps: int = 0
     targets: int = 0
     queries: int = 100
     seeds: Sequence[int] = (0,)
 
+    def job(self, context: StudyContext, recipe: str, every: int, seed: int) -> Job:
+        """The training by a recipe of the study's network, from the weights of the one that is named."""
+        changes = self.changes(recipe, every, seed)
+        if context.img_size is not None:
+            changes["img_size"] = context.img_size
+        return job_of(
+            load_recipe(recipe, **changes),
+            context.model_name(MODEL),
+            context.data_name("sample"),
+            limit=self.learn or None,
+            resize=context.resize,
+        )
+
+    def place(self, context: StudyContext, name: str, job: Job) -> Path:
+        """The folder of a training; all that decides it is in its name, so that studies can share it."""
+        key = key_of([job.recipe.digest(), job.model_name, job.data_name, job.limit, job.resize])
+        return self.folder(context) / f"{name}-{key[:12]}"
+
     def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
         """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
-        changes: dict[str, Any] = {"seed": seed, "track": []}
+        changes: dict[str, Any] = {"seed": seed, "track": [], "inner.eps": self.eps}
         if self.epochs:  # a short training starts from trained weights
             changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
+            changes["validate_every"] = max(1, self.epochs / CHECKPOINTS)
         if self.learn:  # few images cannot spare as many as a recipe holds out
-            changes["validation"] = 0.1
+            changes["validation"] = min(HELD_OUT, max(1, self.learn // 10))
         if self.inner_steps:
             changes |= {"inner.steps": self.inner_steps, "inner.step": None}
         if self.rate:
             changes["lr"] = self.rate
+        if self.batch:
+            changes["batch"] = self.batch
         if every and is_scaled(recipe):
             changes["loss_settings.every"] = every
         return changes
 
     @property
+    def threat(self) -> Threat:
+        return Threat("linf", self.eps)
+
+    @property
     def pgd(self) -> Attempt:
-        return Attempt("pgd", THREAT, {"steps": self.steps or PAPER_STEPS})
+        return Attempt("pgd", self.threat, {"steps": self.steps or PAPER_STEPS})
 
     @property
     def autoattack(self) -> Attempt:
         given = {"steps": self.aa_steps, "targets": self.targets, "queries": self.queries}
-        return Attempt("autoattack", THREAT, {name: value for name, value in given.items() if value})
+        return Attempt("autoattack", self.threat, {name: value for name, value in given.items() if value})
 
     def columns(self) -> list[str]:
         return ["clean %", f"{self.pgd.title} %", "and AAS %", f"{self.autoattack.title} %"]
@@ -65,9 +98,9 @@ class AasTrainingEffort(TrainingEffort):
         epochs = f"{self.epochs:g} epochs" if self.epochs else "the recipe's epochs"
         inner = f"{self.inner_steps} inner steps" if self.inner_steps else "the recipe's inner steps"
         return (
-            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, scales "
-            f"moved every {every} epochs, a batch each time; AutoAttack on what is left. "
-            f"Seeds: {', '.join(map(str, self.seeds))}; cells are means over them."
+            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, "
+            f"{self.threat}, scales moved every {every} epochs, a batch each time; AutoAttack on what is "
+            f"left. Seeds: {', '.join(map(str, self.seeds))}; cells are means over them."
         )
 
 
