@@ -94,6 +94,15 @@ def bound(strata: list[list[float]], confidence: float = CONFIDENCE) -> float:
     return min(most, total - tried) / total
 
 
+def bound_of(survivors: int, size: int, confidence: float = CONFIDENCE) -> float:
+    """The bound where nothing is known but how many images stayed correct and the sample's size.
+
+    It holds too if the sample broke: then all were tried, and nothing is left open.
+    """
+    drawn = draw({str(place): float(place) for place in range(survivors)}, size, seed=0)
+    return bound(drawn.strata, confidence)
+
+
 def pooled(audits: Sequence[Audit]) -> Audit:
     """Audits of other images each, as one about all survivors that a sample left open.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from robvit.defenses.lora import LoRA
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
 from robvit.exporting import export
+from robvit.training.checkpoint import save_model
 
 
 @pytest.mark.slow
@@ -168,6 +170,23 @@ def test_a_name_may_stand_for_bundled_factors_on_other_weights(
     assert torch.equal(robvit.load(str(saved), arch="mini-tuned")(x), model(x))  # not merged a second time
     with pytest.raises(InputError, match="has a LoRA of its own; load robvit-mini"):
         robvit.load("mini-tuned", lora=lora)
+
+
+def test_what_a_training_left_can_be_bundled_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its patches, size and classes come from its file, under the name of the network it was trained as."""
+    trained = robvit.load("xcit-mini", pretrained=False, patch_size=8)
+    known = replace(zoo.ALIASES["xcit-mini"], alias="robvit-xcit-mini-robust", licence="MIT", bundled=True)
+    monkeypatch.setitem(zoo.ALIASES, known.alias, known)
+    monkeypatch.setattr(download, "BUNDLED", tmp_path)
+    saved = tmp_path / f"{known.alias}.safetensors"
+    save_model(trained, saved, {"arch": "xcit-mini", "patch_size": 8})
+    assert saved.stat().st_size <= 6_000_000
+    model = robvit.load(known.alias)
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model(x), trained(x))
+    assert (model.name, model.classes, download.on_disk(known)) == (known.alias, 10, "bundled")
 
 
 def test_bundled_factors_are_there_and_small() -> None:

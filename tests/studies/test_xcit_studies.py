@@ -14,7 +14,9 @@ from PIL import Image
 
 import robvit.data.imagenet as imagenet
 import robvit.studies.xcit.common as bench
+import robvit.studies.xcit.recipe as recipe
 import robvit.studies.xcit.scaling as scaling
+import robvit.studies.xcit.semantic as semantic
 import robvit.studies.xcit.variants as training
 from robvit.backbones import zoo
 from robvit.data import open_data
@@ -22,11 +24,12 @@ from robvit.errors import InputError, UnknownName
 from robvit.loading import load
 from robvit.record import Record, Trial
 from robvit.studies import STUDIES, StudyContext, pool, reproduce
-from robvit.studies.judging import Attempt, attack_title
+from robvit.studies.judging import CLEAN, Attempt, attack_title, judge
 from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, Run, claims_of
 from robvit.studies.xcit.recipe import cost
 from robvit.studies.xcit.semantic import _published, correlation, edges
 from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
+from robvit.threat import Threat
 from robvit.training.recipe import changes_of, load_recipe
 from robvit.verdict import Verdict
 
@@ -121,6 +124,73 @@ def test_larger_networks_are_judged_by_attacks_of_every_strength_and_by_each_oth
     assert second.title.startswith("Transfer")
     assert all(len(row) == 4 for row in second.rows)
     assert [claim.paper for claim in record.claims] == [None, -1.44]
+
+
+def test_tables_one_two_four_and_five_take_six_networks_a_seed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, set[str]] = {}
+
+    class Stopped(Exception):
+        pass
+
+    def named(job: training.Job, folder: Path, **_: Any) -> Record:
+        keys[table].add(folder.name)
+        raise Stopped
+
+    def every(context: StudyContext, effort: RecipeEffort, variants: Any, **_: Any) -> None:
+        for variant in variants:
+            with pytest.raises(Stopped):
+                training.train_variant(context, effort, variant)
+        raise Stopped
+
+    monkeypatch.setattr(training, "run_job", named)
+    monkeypatch.setattr(recipe, "judge_variants", every)
+    settings: dict[str, dict[str, Any]] = {
+        "xcit-table1": {},
+        "xcit-table2": {"periods": (0, 10)},
+        "xcit-table4": {"values": (0.05, 0.5), "warmup": 10},
+        "xcit-table5": {},
+        "xcit-table3": {"warmup": 10},
+    }
+    for table, own in settings.items():
+        keys[table] = set()
+        with pytest.raises(Stopped):
+            reproduce(table, out=tmp_path / table, training=str(tmp_path / "kept"), seeds=(1,), **own)
+    one, two, four, five, three = keys.values()
+    assert [len(some) for some in (one, two, four, five, three)] == [3, 2, 2, 5, 8]
+    assert len(one | two | four | five) == 6
+    assert (two | four) < five
+    assert len(three & five) == 2  # basic augmentation and all of DeiT's
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_table_can_be_judged_by_the_audited_version_and_says_what_it_leaves_open(tmp_path: Path) -> None:
+    asked = {"judge": "audited", "audit": 2, "rows": ("DeiT-S", "XCiT-S12"), "twins": False}
+    record = reproduce("xcit-table1", images=20, out=tmp_path, **TINY, **asked)
+    assert record.tables[0].columns[3] == "AutoAttack (audited, 1 steps, 3 targets, 100 queries) %"
+    assert [claim.text for claim in record.claims] == ["cross-covariance attention helps: XCiT over DeiT"]
+    assert record.claims[0].paper == 21.48
+    # All 20 stay correct, and one of the four in a stratum is tried: (3/4)^10 is above 5 %, (3/4)^11 is not.
+    assert any("at most 50.0 % of any network's survivors" in note for note in record.notes)
+    with pytest.raises(InputError, match="judge must be apgd_ce or autoattack or audited, got 'pgd'"):
+        RecipeEffort(judge="pgd")
+    with pytest.raises(InputError, match="linf-4-audited@1"):
+        RecipeEffort(judge="audited", scale="paper")
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_study_sees_all_images_at_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = load("tiny-deit", pretrained=False, num_classes=10, patch_size=8)
+    images = open_data("sample", size=16, limit=70)  # more than a batch
+    settings = {"version": "audited", "steps": 1, "targets": 1, "queries": 1, "audit": 5}
+    attempt = Attempt("autoattack", Threat("linf", 1e-4), settings)
+    (trial,) = judge(StudyContext(out=tmp_path), model, images, [attempt], scenario="row")
+    (clean,) = judge(StudyContext(out=tmp_path), model, images, [CLEAN], scenario="row")
+    assert len(trial.correct) == 70
+    assert sum(trial.correct) <= sum(clean.correct)
+    assert len(list(tmp_path.glob("shards/*/*.safetensors"))) == 1 + 2  # one of all images, two of batches
 
 
 @pytest.mark.slow
@@ -265,6 +335,8 @@ def test_the_papers_scale_judges_every_image_and_of_imagenet_robustbenchs(
 
 
 def test_an_attack_is_named_by_what_was_run() -> None:
+    audited = {"version": "audited", "steps": 100, "targets": 9, "queries": 5000, "audit": 30}
+    assert attack_title("autoattack", audited) == "AutoAttack (audited)"
     assert attack_title("pgd", {"steps": 2, "seed": 0}) == "PGD-2"
     assert attack_title("fgsm", {}) == "FGSM"
     assert attack_title("apgd_ce", {"steps": 100, "restarts": 5}) == "APGD-CE-100 (5 restarts)"
@@ -314,6 +386,39 @@ def test_the_papers_figure_stands_beside_its_own_judge_alone() -> None:
     assert _published("beit_large_patch16_224", "standard", 5) == 0.78
     assert _published("convnext_xlarge.fb_in22k_ft_in1k", "robust", 1) is None
     assert _published("robvit-mini", "robust", 5) is None
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> str:
+    """Three images of ImageNet's classes in a folder without splits."""
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    for place, wordnet_id in enumerate(("n01440764", "n01443537", "n01484850")):
+        Image.new("RGB", (40, 40), (80 * place, 90, 10)).save(folder / f"{wordnet_id}_fish.png")
+    return f"imagenet:{folder}"
+
+
+@pytest.mark.parametrize("name", ["xcit-table9", "xcit-fig11", "xcit-fig12"])
+def test_photographs_without_splits_are_judged_by_networks_at_their_own_size(
+    name: str, photographs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    def small(_: str, *, img_size: int | None = None, **__: Any) -> Any:
+        seen.add(img_size)
+        torch.manual_seed(0)
+        return load("tiny-deit", pretrained=False, num_classes=1000, img_size=img_size or 24, patch_size=8)
+
+    monkeypatch.setattr(semantic, "load", small)
+    monkeypatch.setattr(StudyContext, "load", lambda *_, **__: small("robust", img_size=16))
+    judges = {} if name == "xcit-fig11" else {"judges": ["other+HEAD"]}
+    record = reproduce(name, data=photographs, images=3, img_size=16, steps=1, out=tmp_path / "out", **judges)
+    assert seen == ({16, None} if judges else {16})
+    assert record.data["count"] == 3
+    if name == "xcit-table9":
+        assert record.tables[0].rows[0][:2] == ["other", "the images themselves"]
+    if name == "xcit-fig12":
+        assert record.tables[0].columns[5] == "seen by other %"
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_every_recipe_can_be_forecast_with_its_own_network(
 
     def shallow(network: str, **options: Any) -> torch.nn.Module:
         """Two blocks of it tell as much of the recipe as twelve, in a sixth of the memory."""
-        return create(network, **options, **({} if network == "robvit_mini" else {"depth": 2}))
+        return create(network, **{**options, **({} if network == "robvit_mini" else {"depth": 2})})
 
     monkeypatch.setattr(timm, "create_model", shallow)
     recipe = load_recipe(name)

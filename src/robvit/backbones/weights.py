@@ -221,8 +221,9 @@ def _bundled(known: Known) -> Found | None:
     path = download.bundled_path(known)
     if not path.is_file():
         raise WeightsUnavailable(f"{path.name} is part of robvit but not there; install robvit again")
-    tensors, _ = _read(path)
-    return tensors, _origin(known, "bundled", "bundled with robvit", path, tensors)
+    tensors, facts = _read(path)
+    origin = _origin(known, "bundled", "bundled with robvit", path, tensors)
+    return tensors, replace(origin, build=build_of(facts, tensors, path))  # as a training left it
 
 
 def _cached(known: Known) -> Found | None:

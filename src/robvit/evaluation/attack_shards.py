@@ -81,7 +81,8 @@ class AttackJob:
     def __post_init__(self) -> None:
         check_batch(self.batch)
         refuse_targets(self.settings)
-        refuse_batches(self.attack, self.settings)
+        if self.batch < len(self.images):
+            refuse_batches(self.attack, self.settings)
         per_pixel = self.settings.get("loss") == "pixel_cross_entropy"
         task = "classes" if self.threat is None else ATTACKS.info(self.attack).task
         wanted = "masks" if per_pixel or task == "pixels" else "labels"

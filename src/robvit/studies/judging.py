@@ -57,7 +57,8 @@ def attack_title(attack: str, settings: Mapping[str, Any]) -> str:
     counts = {key: settings[key] for key in COUNTS if key in settings}
     if attack != "autoattack" and "steps" in counts:
         name = f"{name}-{counts.pop('steps')}"
-    unusual = [f"{value} {key}" for key, value in counts.items() if value != defaults.get(key)]
+    unusual = ["audited"] if settings.get("version") == "audited" else []
+    unusual += [f"{value} {key}" for key, value in counts.items() if value != defaults.get(key)]
     return f"{name} ({', '.join(unusual)})" if unusual else name
 
 
@@ -73,11 +74,13 @@ def judge(
 ) -> list[Trial]:
     """A trial for each attempt of an attacker who knows the model.
 
-    `identity` names what decides the model's outputs, where it is no `Model`.
+    `identity` names what decides the model's outputs, where it is no `Model`. An audit draws its sample from
+    all images, so they come in one batch then.
     """
     trials = []
     for attempt in attempts:
-        job = _job(attempt, model, identity, images, batch)
+        whole = attempt.settings.get("version") == "audited"
+        job = _job(attempt, model, identity, images, len(images) if whole else batch)
         label = f"{scenario}, {attempt.attack}" + (f", {attempt.threat}" if attempt.threat else "")
         trials.append(replace(_run(context, job, label), scenario=scenario))
     return trials

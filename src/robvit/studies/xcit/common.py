@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from robvit.audit import CONFIDENCE, bound_of
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.record import Curve, Finding, Record, Table, Trial
@@ -13,7 +14,7 @@ from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import Attempt, judge, over_seeds_cell, point
 from robvit.studies.published import Cell, PublishedTable, read_published
-from robvit.studies.xcit.variants import RecipeEffort, Variant, train_variant
+from robvit.studies.xcit.variants import AUDITED, RecipeEffort, Variant, train_variant
 from robvit.verdict import Claim, claim_over_seeds
 
 PUBLISHED = read_published("xcit")
@@ -106,6 +107,8 @@ class JudgedVariants:
             record.findings += [Finding(row.label, "amber", doubt) for doubt in doubts]
         chance = 100 / len(self.images.classes)
         record.notes.append(f"Chance is {chance:.3g} %: a network that learned nothing withstands as much.")
+        if self.effort.judge == AUDITED:
+            record.notes.append(_audit_note(self.rows, self.effort.audit))
         if self.effort.is_small:
             record.notes.append(_small_note(chosen, self.images.spec))
         return record
@@ -185,6 +188,16 @@ def accuracy_curve(title: str, axis: str, places: Mapping[str, float], judged: J
         lines[clean.title].append(point(places[row.label], row.first.trials[0].correct))
         lines[strongest.title].append(point(places[row.label], row.robust[0]))
     return Curve(title, axis, "accuracy, %", lines)
+
+
+def _audit_note(rows: Sequence[JudgedVariant], size: int) -> str:
+    """What the audits leave open, of the network of which they leave most."""
+    most = max(bound_of(sum(correct), size) for row in rows for correct in row.robust)
+    return (
+        f"AutoAttack is audited: FAB and Square try {size} survivors of its gradient attacks, and all if one "
+        f"falls. With {100 * CONFIDENCE:g} % confidence at most {100 * most:.1f} % of any network's "
+        "survivors would still fall to them, at the lengths that were run."
+    )
 
 
 def _small_note(chosen: JudgedVariant, spec: str) -> str:

@@ -1,7 +1,6 @@
-"""Figures 11 and 12 and Table 9 of the XCiT thesis: do a robust network's perturbations mean something?
+"""Figure 11 and Table 9 of the XCiT thesis: do a robust network's perturbations mean something?
 
-A perturbation is rescaled to an image and shown to networks that were trained without attacks; and a class
-is drawn from noise by a network's gradient alone.
+A perturbation is rescaled to an image and shown to networks that were trained without attacks.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from robvit.attacks import pgd
@@ -20,7 +20,6 @@ from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import photo, save_png
 from robvit.drawing.perturbation import grey_perturbation, rescaled_perturbation
 from robvit.evaluation.classifiers import open_classifier
-from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record, Table
@@ -56,13 +55,13 @@ class Networks(StudySettings):
         """The robust network and the standard one."""
         parts = {"arch": self.arch or None, "lora": self.lora or None, "head": self.head or None}
         robust = context.load("robvit-mini-robust", **parts)
-        return {"robust": robust, "standard": opened(self.standard, context)}
+        return {"robust": robust, "standard": opened(self.standard, context.img_size)}
 
 
-def opened(spec: str, context: StudyContext) -> Model:
-    """A network by its name, with the head behind a plus sign."""
+def opened(spec: str, img_size: int | None = None) -> Model:
+    """A network by its name, with the head behind a plus sign, at this image size or at its own."""
     name, _, head = spec.partition("+")
-    return load(name, head=head or None, img_size=context.img_size)
+    return load(name, head=head or None, img_size=img_size)
 
 
 NETWORKS = Networks()
@@ -91,13 +90,21 @@ def _perturbed(
     eps: float,
 ) -> tuple[ImageDataset, dict[str, torch.Tensor]]:
     """The images of a study, so many unless others are wished, and what PGD left of them."""
-    images = context.dataset("sample", "test", size, context.count(count))
+    images = context.part("sample", "test", size, context.count(count))
     return images, perturb(models, images, Threat("linf", eps), steps=steps, seed=context.seed)
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([model(part) for part in x.split(BATCH)])
+def answers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The logits (N K) for images (N 3 H W), which a model of another size sees at its own."""
+    size = model.input_size if isinstance(model, Model) else x.shape[-2:]
+    return torch.cat([model(_resized(part, tuple(size))) for part in x.split(BATCH)])
+
+
+def _resized(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    if x.shape[-2:] == size:
+        return x
+    return F.interpolate(x, size, mode="bicubic", antialias=True).clamp(0, 1)
 
 
 @study(
@@ -118,7 +125,7 @@ def classified(
 ) -> Record:
     """How often a perturbation, in colours and in grey, is taken for the class of the image it attacks.
 
-    `more` networks are attacked too, such as torchvision:resnet50.
+    `more` networks are attacked too, such as torchvision:resnet50. Judges see all images at their own size.
     """
     pair, standard = networks.pair(context), networks.standard
     robust, size = pair["robust"], pair["robust"].input_size[0]
@@ -126,10 +133,10 @@ def classified(
     models |= {name: open_classifier(name, img_size=size).net for name in more}
     images, adv = _perturbed(context, models, size, 100, steps, eps)
     x, y = images.tensors()
-    pred = {name: _logits(model, adv[name]).argmax(1) for name, model in models.items()}
+    pred = {name: answers(model, adv[name]).argmax(1) for name, model in models.items()}
     rows: list[list[Any]] = []
     for judge in judges:
-        model = opened(judge, context)
+        model = opened(judge)
         judge = judge.partition("+")[0]
         rows.append([judge, "the images themselves", *_recognised(model, x, (y, y), top), None])
         for name in models:
@@ -150,11 +157,11 @@ def classified(
     note = f"Chance is {chance:.3g} %; the paper's, of 1,000 classes, 0.5 %. 95 % intervals."
     record = context.record(robust, images)
     record.tables = [Table("Table 9: perturbations classified", columns, rows, note), _published_table()]
-    record.notes = _scale(context, " --set eps=4/255 --set top=5 --images 5000")
+    record.notes = scale_note(context, " --set eps=4/255 --set top=5 --images 5000")
     if standard in judges:
         record.notes.append(
-            f"{standard} is both a judge and the standard network under attack: what its own perturbations "
-            "push it to is part of its figure."
+            f"{standard.partition('+')[0]} is both a judge and the standard network under attack: what its "
+            "own perturbations push it to is part of its figure."
         )
     return record
 
@@ -163,7 +170,7 @@ def _recognised(
     model: Model, x: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], top: int
 ) -> list[str]:
     """How often the model's best guesses hold the image's class, and that which the attack led to."""
-    guesses = _logits(model, x).topk(top).indices
+    guesses = answers(model, x).topk(top).indices
     return [with_interval((guesses == want[:, None]).any(1).tolist()) for want in wanted]
 
 
@@ -215,7 +222,7 @@ def shown(
     note = "The thesis shows images only: shapes are visible for the robust XCiT, not for the standard one."
     record = context.record(models["robust"], images)
     record.tables = [Table("Fig. 11: do perturbations follow shapes?", columns, rows, note)]
-    record.notes = _scale(context, " --set eps=4/255")
+    record.notes = scale_note(context, " --set eps=4/255")
     return record
 
 
@@ -232,61 +239,6 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b) / size if size > 0 else 0.0
 
 
-@study("xcit-fig12", paper=PAPER, title="Fig. 12: classes drawn from noise by the gradient", effort=NETWORKS)
-def accumulated(
-    context: StudyContext,
-    networks: Networks,
-    *,
-    steps: int = 100,
-    eps: float = 15.0,
-) -> Record:
-    """Targeted ascent from uniform noise within L2 15; the other network judges what came out."""
-    models, count = networks.pair(context), context.count(40)
-    images = context.dataset("sample", "test", models["robust"].input_size[0], count)
-    target = torch.arange(count) % len(images.classes)
-    start = noise(count, models["robust"].input_size, seed=context.seed)
-    drawings = {"noise": start} | {
-        name: _draw(name, model, target, start, steps, Threat("l2", eps)) for name, model in models.items()
-    }
-    rows: list[list[Any]] = []
-    for name, drawn in drawings.items():
-        rows.append([name, *(value for model in models.values() for value in _target(model, drawn, target))])
-    columns = ["drawn by"]
-    for judge in ("the robust network", "the standard one"):
-        columns += [f"seen by {judge} %", "mean probability"]
-    few = range(min(2 * SHOWN, len(target)))
-    tiles = [Row([Tile(photo(drawn[i])) for i in few], name) for name, drawn in drawings.items()]
-    classes = [images.classes[int(target[i])] for i in few]
-    save_png(draw_grid(Grid(tiles, classes)), context.out / "fig12.png")
-    note = (
-        "What a network sees in its own drawing is what the ascent optimised; the other network is the "
-        "independent judge. The thesis shows images only."
-    )
-    record = context.record(models["robust"], images)
-    record.tables = [Table("Fig. 12: who recognises the target class", columns, rows, note)]
-    size = f"{count} starts, {steps} steps within L2 {eps:g}; of the data only the classes' names are used."
-    record.notes = [size, *_scale(context, "")]
-    return record
-
-
-def _draw(
-    name: str, model: Model, target: torch.Tensor, start: torch.Tensor, steps: int, threat: Threat
-) -> torch.Tensor:
-    """What a network's gradient makes of the starts (N 3 H W)."""
-    parts = []
-    with progress(f"gradients of the {name} network", total=len(target)) as advance:
-        for some, from_ in zip(target.split(BATCH), start.split(BATCH), strict=True):
-            parts.append(accumulate_gradient(model, some, start=from_, steps=steps, threat=threat))
-            advance(len(some))
-    return torch.cat(parts)
-
-
-def _target(model: Model, x: torch.Tensor, target: torch.Tensor) -> tuple[str, float]:
-    """How often a network's answer is the target, and the probability that it gives it."""
-    logits = _logits(model, x)
-    sure = logits.softmax(1).gather(1, target[:, None]).mean()
-    return with_interval((logits.argmax(1) == target).tolist()), float(sure)
-
-
-def _scale(context: StudyContext, more: str) -> list[str]:
+def scale_note(context: StudyContext, more: str) -> list[str]:
+    """That the run is a small one, if it is, and what makes it the paper's."""
     return [] if context.model else [SMALL.format(more)]

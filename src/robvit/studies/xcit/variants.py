@@ -10,15 +10,20 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from robvit.audit import SIZE
+from robvit.autoattack import NAME as AUTOATTACK
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
 from robvit.data.imagenet import ROBUSTBENCH
 from robvit.errors import InputError
 from robvit.loading import load
+from robvit.locks import one_at_a_time
+from robvit.processes import processes
 from robvit.progress import progress
 from robvit.record import Record
 from robvit.registry import unknown
@@ -34,6 +39,8 @@ IMAGES = 64  # judged at the small scale
 SIDES = {"tiny": 16, "small": 32}  # of the images of the small scale's networks
 PAPER_EPOCHS = 100  # without the ten of cool-down
 VALIDATION = 50  # images held out, a formality: the last weights count
+AUDITED = "audited"
+JUDGES = ("apgd_ce", "autoattack", AUDITED)
 # What the reader puts into a command.
 IMAGENET, IMAGENET100, CHECKPOINT, SYNTHETIC = "IMAGENET", "IMAGENET100", "CHECKPOINT", "SYNTHETIC"
 
@@ -83,7 +90,9 @@ class RecipeEffort(TrainingEffort):
     Every variant, or those of the `rows` named, is trained with each of the `seeds`, and with `twins` without
     attacks too where the thesis has that. At the small scale networks are "tiny", for 16x16 images, or
     "small", for 32x32, with patches of `patch`, trained within `eps` by batches of `batch` at a peak `rate`.
-    `steps`, `targets` and `queries` are those of the strongest attack in the judgement.
+    The strongest attack in the judgement is the table's own, or what `judge` names: "apgd_ce", "autoattack"
+    or "audited", which is AutoAttack with FAB and Square on a sample of `audit` survivors. `steps`, `targets`
+    and `queries` are its.
     """
 
     learn: int = 0
@@ -92,6 +101,8 @@ class RecipeEffort(TrainingEffort):
     steps: int = 0
     targets: int = 3
     queries: int = 100
+    judge: str = ""
+    audit: int = SIZE
     scale: str = "small"
     rows: Sequence[str] = ()
     seeds: Sequence[int] = ()
@@ -103,9 +114,16 @@ class RecipeEffort(TrainingEffort):
     rate: float = 2e-3
 
     def __post_init__(self) -> None:
-        for name, known in (("scale", ("small", "paper")), ("network", tuple(SIDES))):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}")
+        known = {"scale": ("small", "paper"), "network": tuple(SIDES), "judge": ("", *JUDGES)}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                given = " or ".join(value for value in values if value)
+                raise InputError(f"{name} must be {given}, got {getattr(self, name)!r}")
+        if self.judge == AUDITED and not self.is_small:
+            raise InputError(
+                "the audited version sees all images at once, too many at the paper's scale; judge the kept "
+                "weights by `robvit evaluate --protocol linf-4-audited@1`"
+            )
 
     @property
     def is_small(self) -> bool:
@@ -153,12 +171,14 @@ class RecipeEffort(TrainingEffort):
 
     def attempts(self, inner: Mapping[str, Any], strongest: str) -> tuple[Attempt, ...]:
         """No attack, one step, and the strongest, within the budget that was trained for."""
-        threat = Threat(inner["norm"], inner["eps"])
+        threat, strongest = Threat(inner["norm"], inner["eps"]), self.judge or strongest
         settings: dict[str, Any] = {"steps": self.steps or (20 if self.is_small else 100)}
         if strongest == "apgd_ce":
             settings |= {} if self.is_small else {"restarts": 5}
         elif self.is_small:
             settings |= {"targets": self.targets, "queries": self.queries}
+        if strongest == AUDITED:
+            strongest, settings = AUTOATTACK, settings | {"version": AUDITED, "audit": self.audit}
         return CLEAN, Attempt("fgsm", threat), Attempt(strongest, threat, settings)
 
     def _paper_recipe(self, variant: Variant, seed: int) -> Recipe:
@@ -190,12 +210,16 @@ class RecipeEffort(TrainingEffort):
 
 
 def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant) -> tuple[Model, Record]:
-    """A variant's network and the record of its training; what was trained before is taken up again."""
+    """A variant's network and the record of its training; what was trained before is taken up again.
+
+    Another study that trains it at this moment, in the same folder, is waited for.
+    """
     job = effort.job(context, variant)
-    facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.resize]
+    facts = [job.recipe.digest(), job.model, job.data, job.extra, job.limit, job.resize, job.arch]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     folder = effort.folder(context) / f"{Path(job.model_name).stem}-{key[:12]}"
-    with progress(f"training {variant.label}", total=1) as advance:
+    waiting = one_at_a_time(folder) if processes().is_main_process else nullcontext()
+    with waiting, progress(f"training {variant.label}", total=1) as advance:
         record = run_job(job, folder, progress=advance)
     return load(str(folder / WEIGHTS)), record
 
