@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.machinery
+import importlib.util
 import logging
 import subprocess
 import sys
@@ -34,19 +35,25 @@ APART = {
     "adv_lib": "adv-lib==0.2.8",
     "art": "adversarial-robustness-toolbox==1.20.1",
     "secmlt": "secml-torch==1.5",
+    **{name: name for name in ("six", "cloudpickle", "joblib", "threadpoolctl")},
+    "sklearn": "scikit-learn",
 }
+NEEDS = {"art": ("six", "sklearn", "cloudpickle", "joblib", "threadpoolctl")}  # which nothing of ours brings
 
 
 def apart(name: str) -> ModuleType:
-    """A library from its own folder, fetched without what it depends on; torch is ours."""
-    folder = cache_dir("peers")
-    if not (folder / name).is_dir():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
-        subprocess.run([*command, APART[name]], check=True, stdout=sys.stderr)  # noqa: S603  nothing a user typed
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    """A library from its own folder, fetched with the little it needs besides; torch is ours."""
+    folder = str(cache_dir("peers"))
+    if folder not in sys.path:
+        sys.path.append(folder)
+    for module in (name, *NEEDS.get(name, ())):
+        if importlib.util.find_spec(module) is None:
+            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
+            subprocess.run([*command, APART[module]], check=True, stdout=sys.stderr)  # noqa: S603  our own words
+            importlib.invalidate_caches()
     stub = ModuleType("visdom")  # adv-lib draws with it, if asked
     stub.__dict__["Visdom"] = object
+    stub.__spec__ = importlib.machinery.ModuleSpec("visdom", None)
     sys.modules.setdefault("visdom", stub)
     return importlib.import_module(name)
 

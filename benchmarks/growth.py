@@ -68,7 +68,7 @@ def main() -> None:
         for count in counts:
             given = [f"--{name}={getattr(options, name)}" for name in ("model", "steps", "batch", "threads")]
             command = [sys.executable, __file__, "--one", f"--counts={count}", *given]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  our own
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603  our own
             found = json.loads(done.stdout.splitlines()[-1])
             cpu, memory = found["cpu"], round(found["memory"] / 1e6)
             rows.append([count, found["seconds"], cpu, 1e3 * cpu / count, memory])

@@ -21,7 +21,8 @@ first of them, image by image, and so is retrieval by its first neighbours; of o
 title begins with the label is put together; and a list is shown defence by defence, attacker by attacker. A
 record that is not there yet shows no figure, and the page says so, unless a question mark stands behind its
 name. Tables of other kinds say in a comment above what they are: figures of a paper (`published:`), counted
-by a file of the project (`counted:`), or `no measurement`.
+by a file of the project (`counted:`), or `no measurement`. What studies took stands in a sentence as
+`<!-- minutes of NAME and OTHER -->12<!-- end -->`, and in a row's own words as {minutes of NAME}.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs" / "figures"
 BLOCK = re.compile(r"<!-- results\n(?P<rows>.*?)-->\n(?P<shown>.*?)<!-- end of results -->", re.DOTALL)
+MINUTES = r"minutes of (?P<names>[\w.-]+(?: and [\w.-]+)*)"
+IN_A_SENTENCE = re.compile(rf"(?P<what><!-- {MINUTES} -->).*?<!-- end -->")
+IN_A_ROW = re.compile(rf"\{{{MINUTES}\}}")
 CURVE = "curve "
 Part = TypeVar("Part", Table, Curve)
 
@@ -66,11 +70,17 @@ def pages() -> list[Path]:
 
 def filled(text: str, page: Path) -> str:
     """A page with all its tables and figures of results as the records have them."""
+    text = IN_A_SENTENCE.sub(lambda one: f"{one['what']}{_minutes_of(one['names'])}<!-- end -->", text)
     return BLOCK.sub(lambda block: _block(block["rows"], page), text)
 
 
+def _minutes_of(names: str) -> str:
+    """The processor minutes that studies took together."""
+    return str(_minutes([read_kept(name, RESULTS) for name in names.split(" and ")]))
+
+
 def _block(rows: str, page: Path) -> str:
-    wanted: dict[str, Any] = yaml.safe_load(rows)
+    wanted: dict[str, Any] = yaml.safe_load(IN_A_ROW.sub(lambda one: _minutes_of(one["names"]), rows))
     named = [str(name) for value in wanted.values() for name in _named(value).values()]
     bare = dict.fromkeys(name.removesuffix("?") for name in named)
     there = {name: read_kept(name, RESULTS) for name in bare if (RESULTS / name / "about.json").is_file()}
@@ -253,9 +263,14 @@ def _markdown(table: Table) -> list[str]:
 def _sources(results: list[KeptResult]) -> list[str]:
     """Where the figures come from, and what they cost."""
     folders = ", ".join(dict.fromkeys(f"`results/{result.name}`" for result in results))
-    seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
-    minutes = max(1, round(seconds / 60))
+    minutes = _minutes(results)
     return ["", f"Records: {folders}; {minutes} processor minute{'s' * (minutes > 1)} in all."]
+
+
+def _minutes(results: list[KeptResult]) -> int:
+    """Processor minutes, each result once."""
+    seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
+    return max(1, round(seconds / 60))
 
 
 def main() -> int:

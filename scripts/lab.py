@@ -143,15 +143,29 @@ def restore(studies: list[Study]) -> None:
 
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
+    busy = running_now()
     wide = max(len(study.name) for study in studies) + 2
     lines, minutes = [f"{'study':<{wide}}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
         spent, done = study.seconds()[0] / 60, study.is_done()
-        state = "done" if done else "begun" if spent else "no data" if study.lacks_data() else "left"
+        begun = "running" if study.name in busy else "begun" if spent else ""
+        state = "done" if done else begun or ("no data" if study.lacks_data() else "left")
         minutes += 0 if done else max(study.minutes - spent, 1)
         lines.append(f"{study.name:<{wide}}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
     return "\n".join([*lines, f"{done} of {len(studies)} done, about {minutes / 60:.1f} hours left"])
+
+
+def running_now() -> set[str]:
+    """The studies at work, as the laboratory noted them that holds the lock; none if nobody holds it."""
+    if not (WORK / ".running").exists():
+        return set()
+    with (WORK / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return set((WORK / ".running").read_text("utf-8").split())
+    return set()
 
 
 def copy_of_the_tree() -> tuple[Path, str]:
@@ -229,6 +243,7 @@ def run(studies: list[Study], jobs: int) -> list[str]:
                 waiting.remove(study)
                 print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
                 running.append(Running(study, threads))
+            (WORK / ".running").write_text("\n".join(one.study.name for one in running), "utf-8")
             time.sleep(1)
     return failed
 
@@ -279,7 +294,9 @@ def _without_places(study: Study, text: str) -> str:
 
 def _pages_show(study: Study) -> bool:
     """Whether a page of the documentation has figures of this study, which are then written anew."""
-    return any(study.name in page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    name = re.compile(rf"(?<![\w-]){re.escape(study.name)}(?![\w-])")  # not that of a study it begins
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return any(name.search(page.read_text("utf-8")) for page in pages)
 
 
 @contextmanager

@@ -16,11 +16,13 @@ import pytest
 from helpers.scripts import load_script
 from robvit.audit import Audit
 from robvit.budget import Budget
+from robvit.errors import InputError
 from robvit.record import Curve, Finding, Record, Table, Trial
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "page.md"
 MEASURED = re.compile(r"\d ?%|\d\.\d|± ?\d")
+COUNT = re.compile(r"\d[\d,+ ]*")  # a cell that is a number, or passes as in 62 + 60
 # What a table that is not taken from a record must say of itself, on the line above.
 OTHERWISE = re.compile(r"<!-- (published: \S.*|counted: (?P<file>\S+)|no measurement) -->")
 IMAGE = re.compile(r"!\[[^\]]*\]\((?P<place>[^)]+)\)")
@@ -70,6 +72,15 @@ def test_a_record_is_shown_by_its_clean_accuracy_and_worst_case(fill: ModuleType
     assert "| my net | linf 1/255 | pgd | 4 | 75.0 (30.1 to 95.4) | 50.0 (15.0 to 85.0) |" in text
     assert "Records: `results/mine`; 2 processor minutes in all." in text
     assert fill.filled(text, PAGE) == text
+
+
+@pytest.mark.usefixtures("results")
+def test_what_a_study_cost_is_told_in_a_sentence_and_in_a_row(fill: ModuleType) -> None:
+    told = fill.filled("It took <!-- minutes of mine and study -->9<!-- end --> minutes.", PAGE)
+    assert told == "It took <!-- minutes of mine and study -->4<!-- end --> minutes."
+    assert "| net in 2 minutes | linf" in fill.filled(page("net in {minutes of mine} minutes: mine"), PAGE)
+    with pytest.raises(InputError, match="no result is called nowhere"):
+        fill.filled("<!-- minutes of nowhere -->9<!-- end -->", PAGE)
 
 
 @pytest.mark.usefixtures("results")
@@ -153,10 +164,23 @@ def tables(text: str) -> Iterator[tuple[str, list[str]]]:
         above = next((line for line in reversed(lines) if line.strip()), above)
 
 
+def has_figures(lines: list[str]) -> bool:
+    """Whether a table tells of something measured or counted; the first cell of a row names what."""
+    rows = [re.sub(r"`[^`]*`", "", line) for line in lines]
+    cells = [cell.strip() for row in rows for cell in row.strip().strip("|").split("|")[1:]]
+    return any(map(MEASURED.search, rows)) or any(map(COUNT.fullmatch, cells))
+
+
+def test_whole_numbers_are_figures_too() -> None:
+    assert has_figures(["| command | kills |", "|---|---|", "| `train` | 14 |"])
+    assert has_figures(["| attack | passes |", "|---|---|", "| pgd | 62 + 60 |"])
+    assert not has_figures(["| status | when |", "|---|---|", "| 401 | more than 32 scans, `8` |"])
+
+
 def test_no_measured_table_stands_without_a_record(fill: ModuleType) -> None:
     for path in fill.pages():
         for above, lines in tables(fill.BLOCK.sub("", path.read_text("utf-8"))):
-            if not any(MEASURED.search(re.sub(r"`[^`]*`", "", line)) for line in lines):
+            if not has_figures(lines):
                 continue
             otherwise = OTHERWISE.fullmatch(above)
             assert otherwise, f"{path.name}: a measured table without a record in results/: {lines[0]}"

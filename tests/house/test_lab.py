@@ -211,7 +211,29 @@ def test_studies_run_beside_each_other_but_not_before_what_they_need(
     monkeypatch.setattr(lab, "Running", Stub)
     monkeypatch.setattr(lab.time, "sleep", lambda _: None)
     monkeypatch.setattr(lab.os, "cpu_count", lambda: 2)
+    lab.WORK.mkdir()
     needs_a = "robvit evaluate --head {lab}/a/head --out {out}"
     a, b, c = (lab.Study(n, command, 1) for n, command in (("a", "x"), ("b", needs_a), ("c", "y")))
     assert lab.run([a, b, c], 2) == ["c"]
     assert events == ["+a/1", "+c/1", "-a", "-c", "+b/1", "-b"]
+
+
+def test_the_status_tells_what_runs_from_what_was_only_begun(lab: ModuleType) -> None:
+    study = lab.Study("a", KEY, 1)
+    lab.WORK.mkdir()
+    study.clock.write_text("60.0 60.0\n")
+    (lab.WORK / ".running").write_text("a\nb")
+    assert "begun" in lab.status([study])  # whoever wrote that was killed
+    with lab._alone():
+        assert "running" in lab.status([study])
+
+
+def test_pages_show_a_study_only_by_its_whole_name(
+    lab: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("")
+    (tmp_path / "docs" / "page.md").write_text("net: rob-table2-paper?\n")
+    shown = {n: lab._pages_show(lab.Study(n, KEY, 1)) for n in ("rob-table2", "rob-table2-paper", "table2")}
+    assert shown == {"rob-table2": False, "rob-table2-paper": True, "table2": False}

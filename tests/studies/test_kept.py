@@ -59,13 +59,24 @@ def test_the_command_is_the_kept_one_with_fewer_images(
     assert kept.fewer == 25
     words = kept.command(8, Path("o"))
     assert words == ["reproduce", "rob-fig6", "--out", "o", "--set", "tokens=l/a", "--images", "8"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "tokens.safetensors").touch()  # a fresh clone: kept here, and in no laboratory
+    command = "robvit certify mini --out {out} --head {lab}/a/tokens.safetensors --lora {lab}/b/c.safetensors"
+    keep(tmp_path / "clone", record(50, 100), command)
+    words = read_kept("clone", tmp_path).command(8, Path("o"))
+    assert words[5:] == [f"{tmp_path}/a/tokens.safetensors", "--lora", "l/b/c.safetensors", "--limit", "8"]
+    keep(tmp_path / "pooled", record(50, 100), "robvit reproduce x --pool {lab}/a/record.json --out {out}")
+    with pytest.raises(InputError, match="pooled from other records"):
+        read_kept("pooled", tmp_path).command(8, Path("o"))
     keep(tmp_path / "head", record(50, 100), "robvit train head --out {out}")
     with pytest.raises(InputError, match="head was made by `robvit train`"):
         read_kept("head", tmp_path).command(8, Path("o"))
     keep(tmp_path / "pets", record(50, 100), "robvit evaluate mini pets:{data}/pets --out {out}")
     with pytest.raises(InputError, match="set ROBVIT_LAB_DATA"):
         read_kept("pets", tmp_path).command(8, Path("o"))
-    with pytest.raises(InputError, match=r"no result is called nowhere: .* there are head, mine, pets"):
+    with pytest.raises(
+        InputError, match=r"no result is called nowhere: .* there are clone, head, mine, pets"
+    ):
         read_kept("nowhere", tmp_path)
 
 

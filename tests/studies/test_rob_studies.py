@@ -16,12 +16,16 @@ import robvit.studies.rob.tables as rob_tables
 from helpers.studies import check_tables
 from robvit.attention import watch
 from robvit.backbones import zoo
+from robvit.budget import Budget
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import REFERENCE
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.explanation.figures.activations import largest_activations
+from robvit.record import Record, Trial
 from robvit.studies import StudyContext
+from robvit.studies.rob.choices import STATED
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.figures import DIRECTIONS
 from robvit.studies.rob.segmentation import Masks
@@ -72,6 +76,9 @@ def test_each_study_of_tokens_runs_on_the_bundled_model(
 ) -> None:
     record = robvit.reproduce(name, out=tmp_path / "out", **QUICK, **settings)
     check_tables(record, tmp_path)
+    if name == "rob-pool":
+        again = robvit.reproduce(name, tokens=str(tmp_path / "out/pool.safetensors"), **QUICK, **settings)
+        assert again.tables[0].rows == record.tables[0].rows
     if "scenes" in settings:
         assert record.claims[-1].text.startswith("images whose mIoU tokens raise")
         assert "4 images can tell no difference at all" in capsys.readouterr().err  # before anything runs
@@ -148,13 +155,21 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(rob_tables, "attack_features", attack_features)
     settings: dict[str, Any] = {"head": 40, "scenes": 4, "images": 8, "attack_steps": 2, "eps": 8 / 255}
+    model = robvit.load("robvit-mini")
+    nothing = RobustTokens(torch.zeros(1, 1, model.width), model.fingerprint())
+    nothing.save(tmp_path / "other.safetensors")
+    settings["deep"] = str(tmp_path / "other.safetensors")
     record = robvit.reproduce("rob-table2", out=tmp_path, **QUICK, **settings)
     rows = {row[0]: row[1:] for row in record.tables[0].rows}
     attacked = [t for t in record.trials if t.scenario == "no tokens" and t.attack == "pgd"]
     assert rows["accuracy under PGD-2, %"][0] == 100 * sum(attacked[0].correct) / 8
     assert [attack.steps for attack in used] == [2]  # the features are attacked in as many steps
     controls = {t.scenario for t in record.trials if t.control}
-    assert controls == {"no tokens", "random tokens", "no tokens, head on hardened features"}
+    assert controls == {"no tokens", "random tokens", "no tokens, head on hardened features", "deep tokens"}
+    (other,) = record.tables[-1].rows
+    judged = [100 * sum(t.correct) / 8 for t in record.trials if t.scenario == "deep tokens"]
+    assert [other[0], *other[3:]] == ["deep tokens", *judged]
+    assert record.claims[-1].text == "deep tokens over no tokens, PGD-2"
     scenarios = {t.scenario for t in record.trials}
     assert {"random tokens", "tokens", "tokens, attacker knows them"} <= scenarios
 
@@ -178,6 +193,51 @@ def test_the_choices_of_the_published_code_are_taken_apart(tmp_path: Path) -> No
     rows = record.tables[0].rows
     assert [row[1] for row in rows] == [50_000, 3, 2, 2, 2, 2, 2, 2, 2]
     assert len({row[0] for row in rows}) == 8  # the published choices stand there twice
+
+
+@pytest.mark.slow
+def test_a_scale_decides_what_all_images_meet(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini", pos_embed="hub")
+    tokens = RobustTokens(0.01 * torch.randn(1, 4, model.width), model.fingerprint())
+    tokens.save(tmp_path / "tokens.safetensors")
+    given: dict[str, Any] = {"model": "robvit-mini", "tokens": str(tmp_path / "tokens.safetensors")}
+    record = robvit.reproduce("rob-choices", images=3, few=1, img_size=32, scale="paper", **given)
+    assert [row[:2] for row in record.tables[0].rows[1:3]] == [[STATED, 3], ["published choices", 1]]
+    with pytest.raises(InputError, match="scale must be small, paper or reference"):
+        robvit.reproduce("rob-choices", images=3, scale="large", **given)
+
+
+def attackers_record(folder: Path, key: str = "a", **right: int) -> str:
+    """A record with so many of 20 images right against each attacker."""
+    named = []
+    for who, count in right.items():
+        correct = [place < count for place in range(20)]
+        predicted = [0 if one else 1 for one in correct]
+        scenario = ATTACKERS.info(who.replace("_", "-")).scenario
+        threat = Budget("linf", 3 / 255)
+        named.append(Trial("pgd", threat, {}, correct, predicted, [0.0] * 20, scenario=scenario))
+    data = {"count": 20, "spec": "sample", "names": [str(i) for i in range(20)], "labels": [0] * 20}
+    folder.mkdir()
+    Record("evaluate", {"name": "net", "tokens": key}, data, named).save(folder / "record.json")
+    return str(folder / "record.json")
+
+
+def test_a_secret_layer_is_judged_pair_by_pair_from_two_records(tmp_path: Path) -> None:
+    known = attackers_record(tmp_path / "known", no_tokens=15, own_tokens=2)
+    guessed = attackers_record(tmp_path / "guessed", guess_layer=12)
+    record = robvit.reproduce("rob-secret-layer", known=known, guessed=guessed)
+    assert [claim.verdict for claim in record.claims] == [Verdict.SEEN, Verdict.BOUNDED]
+    assert [claim.difference for claim in record.claims] == [pytest.approx(50), pytest.approx(15)]
+    assert len(record.tables[0].rows) == len(record.trials) == 3
+    with pytest.raises(
+        InputError, match=r"expected the scenario 'attacker trains tokens', got attacker does"
+    ):
+        robvit.reproduce("rob-secret-layer", known=guessed, guessed=guessed)
+    with pytest.raises(InputError, match="--set guessed="):
+        robvit.reproduce("rob-secret-layer", known=known)
+    other = attackers_record(tmp_path / "other", "b", guess_layer=12)
+    with pytest.raises(InputError, match="one model with the same tokens"):
+        robvit.reproduce("rob-secret-layer", known=known, guessed=other)
 
 
 def test_the_largest_activation_leaves_extra_tokens_out() -> None:

@@ -44,6 +44,7 @@ def boundaries(
         totals = columns.sum(0).unbind()
 
     def each() -> Iterator[Boundary]:
+        # All classes in one batched pass gave equal gradients in equal time on a CPU, and more memory.
         for place, (total, gap) in enumerate(zip(totals, columns.detach().unbind(1), strict=True)):
             normal = input_gradient(total, leaf, keep_graph=place < len(totals) - 1)
             # The steepest small move shows how fast the gap can change in this norm.

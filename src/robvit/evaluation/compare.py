@@ -35,6 +35,18 @@ def open_record(path: str | Path) -> Record:
 
 def compare(a: Record, b: Record) -> list[Pair]:
     """Every trial that both records have, then the worst case; they must be of the same images."""
+    check_same_images(a, b)
+    first, second = (_trials(record) for record in (a, b))
+    pairs = [_pair(key, first[key], second[key]) for key in first if key in second]
+    if _comparable(a, b):
+        pairs.append(_pair("worst case", a.still_correct(), b.still_correct()))
+    if not pairs:
+        raise InputError("the records have no attack in common; judge both models by the same protocol")
+    return pairs
+
+
+def check_same_images(a: Record, b: Record) -> None:
+    """Refuse records of other images, or of the same in another order or with other pixels."""
     for name in ("names", "labels"):
         if not a.data.get(name) or a.data.get(name) != b.data.get(name):
             counts = f"{a.data.get('count')} and {b.data.get('count')}"
@@ -48,13 +60,6 @@ def compare(a: Record, b: Record) -> list[Pair]:
             "both records must be of the same pixels, but data.pixels differ: images of the same names were "
             "changed between the two; judge both models on the same files"
         )
-    first, second = (_trials(record) for record in (a, b))
-    pairs = [_pair(key, first[key], second[key]) for key in first if key in second]
-    if _comparable(a, b):
-        pairs.append(_pair("worst case", a.still_correct(), b.still_correct()))
-    if not pairs:
-        raise InputError("the records have no attack in common; judge both models by the same protocol")
-    return pairs
 
 
 class Contrast(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -18,17 +19,20 @@ from robvit.statistics import fisher, holm
 from robvit.studies.judging import with_interval
 
 SURE = 0.05  # beyond this chance, all comparisons of a record together, two runs do not disagree
-COUNTS = {"reproduce": "--images", "evaluate": "--limit"}  # how a command is told how many images to judge
+# How a command is told how many images to judge.
+COUNTS = {"reproduce": "--images", "evaluate": "--limit", "certify": "--limit"}
+LEFT = re.compile(r"\{lab\}/(?P<study>[\w.-]+)/(?P<file>[\w./-]+)")  # a file that another study left
 LEAST = 16
 
 
 @dataclass(frozen=True)
 class KeptResult:
-    """What a study left in results/: its record, and how it was made."""
+    """What a study left in a folder of results: its record, and how it was made."""
 
     name: str
     record: Record
     about: dict[str, Any]
+    folder: Path
 
     @property
     def fewer(self) -> int:
@@ -38,20 +42,26 @@ class KeptResult:
     def command(self, images: int, out: Path) -> list[str]:
         """The words after `robvit` that make a record of so many images in `out`.
 
-        What other studies left, and data that cannot be fetched, are where the laboratory has them.
+        What other studies left is where the laboratory has it, or else among the kept results, as in a fresh
+        clone. Data that cannot be fetched are where $ROBVIT_LAB_DATA says.
         """
         first, verb, *rest = shlex.split(self.about["command"])
         if first != "robvit" or verb not in COUNTS:
             raise InputError(
-                f"{self.name} was made by `{first} {verb}`; only results of `reproduce` and `evaluate` "
-                "can be checked with fewer images"
+                f"{self.name} was made by `{first} {verb}`; only results of {', '.join(COUNTS)} can be "
+                "checked with fewer images"
             )
+        if "--pool" in rest:
+            raise InputError(f"{self.name} is pooled from other records; check those, one by one")
         data = os.environ.get("ROBVIT_LAB_DATA", "")
         if "{data}" in self.about["command"] and not data:
             raise InputError(
                 f"{self.name} was measured on data that cannot be fetched; set ROBVIT_LAB_DATA to its folder"
             )
         lab = Path(os.environ.get("ROBVIT_LAB") or "~/.cache/robvit/lab").expanduser()
+        rest = [
+            LEFT.sub(lambda left: str(self._left(lab, left["study"], left["file"])), word) for word in rest
+        ]
         for short, place in (("{out}", str(out)), ("{lab}", str(lab)), ("{data}", data)):
             rest = [word.replace(short, place) for word in rest]
         flag = COUNTS[verb]
@@ -59,6 +69,11 @@ class KeptResult:
             at = rest.index(flag)
             rest[at : at + 2] = []
         return [verb, *rest, flag, str(images)]
+
+    def _left(self, lab: Path, study: str, file: str) -> Path:
+        """Where a file is that another study left."""
+        here, kept = lab / study / file, self.folder / study / file
+        return kept if kept.exists() and not here.exists() else here
 
 
 def read_kept(name: str, folder: Path) -> KeptResult:
@@ -73,7 +88,7 @@ def read_kept(name: str, folder: Path) -> KeptResult:
     with tempfile.TemporaryDirectory() as aside:
         unpacked = Path(aside) / "record.json"
         unpacked.write_bytes(gzip.decompress(packed.read_bytes()))
-        return KeptResult(name, Record.load(unpacked), json.loads(about.read_text("utf-8")))
+        return KeptResult(name, Record.load(unpacked), json.loads(about.read_text("utf-8")), folder)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
+from robvit.defenses.pool import TokenPool
 from robvit.defenses.token_training import train_pool
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
@@ -92,26 +93,19 @@ def pool(
     effort: TokenEffort,
     *,
     sets: int = 4,
+    tokens: str = "",
     head: int = 0,
     public_head: str = "",
     attack_steps: int = 10,
 ) -> Record:
     """Every request draws a set: attacked without tokens, with one of the sets, and with all of them.
 
-    Each attacked image is shown to every set, so the accuracy over the draw is exact.
+    Each attacked image is shown to every set, so the accuracy over the draw is exact. `tokens` is the file of
+    a finished pool, whose sets are then judged.
     """
     at = token_bench(context, effort, HeadSource(head, public_head), 64)
-    learn = at.learn.take(range(min(effort.learn, len(at.learn))))
-    with progress(f"learning {sets} sets of tokens", total=1) as advance:
-        drawn, _ = train_pool(
-            at.model,
-            learn,
-            effort.recipe(seed=context.seed),
-            sets,
-            state=context.out / "pool",
-            progress=advance,
-        )
-    drawn.save(context.out / "pool.safetensors")
+    drawn = TokenPool.load(tokens) if tokens else _learned_pool(context, effort, at, sets)
+    drawn.check(at.model)
     models = [at.variant(one) for one in drawn]
     attempt = effort.class_attack(attack_steps, context.seed)
     surrogates: dict[str, tuple[Any, str]] = {
@@ -127,16 +121,26 @@ def pool(
         )
         trials += judged
         attacked = [t.correct for t in judged if t.attack != "clean"]
-        shares = [100 * sum(image) / sets for image in zip(*attacked, strict=True)]
+        shares = [100 * sum(image) / len(drawn) for image in zip(*attacked, strict=True)]
         low, high = (min(max(v, 0.0), 100.0) for v in mean_interval(shares)[2:])
         ever = [all(image) for image in zip(*attacked, strict=True)]
         middle = sum(shares) / len(shares)
         rows.append([name, f"{middle:.1f} ({low:.1f} to {high:.1f})", with_interval(ever)])
     record = context.record(at.model, at.judged, trials=trials)
     columns = ["attacker", "left when one set is drawn, %", "left if the attacker may ask until one falls, %"]
-    note = f"{sets} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {effort}"
+    note = f"{len(drawn)} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {effort}"
     record.tables = [Table("A pool of token sets", columns, rows, note)]
     return record
+
+
+def _learned_pool(context: StudyContext, effort: TokenEffort, at: TokenBench, sets: int) -> TokenPool:
+    """So many sets by the recipe, kept in the study's folder."""
+    learn = at.learn.take(range(min(effort.learn, len(at.learn))))
+    recipe, state = effort.recipe(seed=context.seed), context.out / "pool"
+    with progress(f"learning {sets} sets of tokens", total=1) as advance:
+        drawn, _ = train_pool(at.model, learn, recipe, sets, state=state, progress=advance)
+    drawn.save(context.out / "pool.safetensors")
+    return drawn
 
 
 def _attackers_images(at: TokenBench, secret: RobustTokens, count: int) -> ImageDataset:

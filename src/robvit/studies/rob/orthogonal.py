@@ -30,16 +30,21 @@ def orthogonal(
     *,
     standard: str = "robvit-mini",
     robust: str = "robvit-mini-robust",
+    tokens: str = "",
+    robust_tokens: str = "",
     head: int = 0,
     attack_steps: int = 20,
 ) -> Record:
-    """Both backbones with and without tokens, attacked without knowing the tokens and knowing them."""
+    """Both backbones with and without tokens, attacked without knowing the tokens and knowing them.
+
+    `tokens` are those of the standard one, `robust_tokens` of the other; they are learned if left out.
+    """
     attempt = effort.class_attack(attack_steps, context.seed)
     found: dict[str, dict[str, Trial]] = {}
     trials, rows = list[Trial](), list[list[Any]]()
-    for name in (standard, robust):
+    for name, file in ((standard, tokens), (robust, robust_tokens)):
         at = replace(context, model=name, out=context.out / name)
-        variants = prepare_variants(at, effort, HeadSource(head), tokens="", images=64)
+        variants = prepare_variants(at, effort, HeadSource(head), tokens=file, images=64)
         judged = judge_attacked(at, variants, attempt)
         clean = {t.scenario: t for t in judged if t.kind == "clean"}
         attacked = {t.scenario: t for t in judged if t.kind == "attack"}

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from robvit.record import Record, Table
+from robvit.record import Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study, told
 from robvit.studies.judging import Attempt
-from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosines
+from robvit.studies.rob.common import PAPER, PUBLISHED, Pairs, attack_features, cosines, open_tokens
 from robvit.studies.rob.effort import SMALL, TokenEffort
 from robvit.studies.rob.segmentation import Scenes, segmentation
 from robvit.studies.rob.variants import (
     VARIANTS,
     HeadSource,
+    TokenVariants,
     accuracies,
+    accuracy,
     insider_note,
     judge_attacked,
     judge_clean,
+    other_claim,
     prepare_variants,
     token_claims,
 )
@@ -80,11 +84,19 @@ def table2(
     segmentation_data: str = "shapes",
     scenes: int = 64,
     segmented: int = 0,
+    published: str = "",
+    deep: str = "",
 ) -> Record:
-    """Attacked on the token-free model by PGD in each of the three tasks; judged with all controls."""
+    """Attacked on the token-free model by PGD in each of the three tasks; judged with all controls.
+
+    `published` and `deep` are files of other tokens, which are judged on the same attacked images.
+    """
     views = Scenes(segmentation_data, scenes, told(segmented or context.images or 32))
     heads = HeadSource(head, public_head, hardened_head)
     variants = prepare_variants(context, effort, heads, tokens=tokens, images=48)
+    given = {"published tokens": published, "deep tokens": deep}
+    others = {name: open_tokens(path, variants.model) for name, path in given.items() if path}
+    variants = replace(variants, others=others)
     attempt = effort.class_attack(attack_steps, context.seed)
     trials = judge_attacked(context, variants, attempt)
     attack = effort.feature_attack(attack_steps)
@@ -109,11 +121,26 @@ def table2(
     )
     gain = PUBLISHED["table2"].step(variants.model.name, "accuracy", "accuracy, tokens")
     claims = [*token_claims(trials, attempt.title, gain), masks.claim("attacked")]
+    claims += [other_claim(trials, name, attempt.title) for name in others]
     record = context.record(variants.model, variants.judged, trials=trials, claims=claims)
     title = "Table 2: attacked on the token-free model"
     record.tables = [Table(title, COLUMNS, rows, note), claims_table(claims)]
+    if others:
+        record.tables.append(_other_tokens(variants, trials, pairs, effort.axis))
     record.notes = [insider_note(trials)]
     return record
+
+
+def _other_tokens(variants: TokenVariants, trials: list[Trial], pairs: Pairs, axis: int) -> Table:
+    """Other token files on the images that were attacked without tokens, in features and in classes."""
+    rows: list[list[Any]] = []
+    for name, tokens in variants.others.items():
+        found = cosines(variants.model, variants.model.replace(tokens=tokens), pairs, axis)
+        shares = [accuracy(trials, name, clean) for clean in (True, False)]
+        rows.append([name, mean(found["original"]), mean(found["own"]), *shares])
+    columns = ["", "cosine with the original features", "with its own", "clean accuracy, %", "attacked, %"]
+    note = "The published tokens were learned at 224x224, with the positions of the published code."
+    return Table("Table 2, other tokens on the same attacked images", columns, rows, note)
 
 
 @study("rob-table4", paper=PAPER, title="Table 4: AutoAttack crafted on the token-free model", effort=EFFORT)

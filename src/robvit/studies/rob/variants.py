@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.model import Model
@@ -22,7 +22,8 @@ BATCH = 16
 FEW, ALL = 512, 10**6  # images that heads learn from at the small scale, and of a set of its own
 # The published code puts the head that learned from hardened features on both models.
 PUBLISHED_REGULAR = "no tokens, head on hardened features"
-VARIANTS = (*CONTROLS, "tokens", "tokens, head on hardened features", PUBLISHED_REGULAR)
+WITH_TOKENS = ("tokens", "tokens, head on hardened features")
+VARIANTS = (*CONTROLS, *WITH_TOKENS, PUBLISHED_REGULAR)
 INSIDER = "tokens, attacker knows them"
 
 
@@ -35,13 +36,14 @@ class TokenVariants:
     head: LinearHead
     hardened_head: LinearHead
     judged: ImageDataset
+    others: dict[str, RobustTokens] = field(default_factory=dict)  # judged on the same attacked images
 
     def variant(self, tokens: RobustTokens | None, head: LinearHead) -> Model:
         """The backbone with these tokens and this head."""
         return self.model.replace(tokens=tokens, head=head)
 
     def all(self) -> dict[str, Model]:
-        """What is judged: the bare model, the control, and the hardened model, with either head."""
+        """What is judged: the bare model, the control, the hardened model, with either head, and others."""
         models = (
             self.variant(None, self.head),
             self.variant(random_like(self.tokens), self.head),
@@ -49,7 +51,9 @@ class TokenVariants:
             self.variant(self.tokens, self.hardened_head),
             self.variant(None, self.hardened_head),
         )
-        return dict(zip(VARIANTS, models, strict=True))
+        return dict(zip(VARIANTS, models, strict=True)) | {
+            name: self.variant(tokens, self.head) for name, tokens in self.others.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def judge_attacked(context: StudyContext, variants: TokenVariants, attempt: Atte
 
 def accuracies(trials: list[Trial], *, clean: bool) -> list[float]:
     """Accuracy of every variant, in per cent."""
-    return [_accuracy(trials, scenario, clean) for scenario in VARIANTS]
+    return [accuracy(trials, scenario, clean) for scenario in VARIANTS]
 
 
 def token_claims(trials: list[Trial], what: str, paper: float | None, clean: bool = False) -> list[Claim]:
@@ -157,12 +161,19 @@ def token_claims(trials: list[Trial], what: str, paper: float | None, clean: boo
     ]
 
 
+def other_claim(trials: list[Trial], name: str, what: str) -> Claim:
+    """That the model with other tokens is ahead of the bare one."""
+    hardened, bare = (_trial(trials, scenario, False).correct for scenario in (name, CONTROLS[0]))
+    return claim_of(f"{name} over no tokens, {what}", hardened, bare)
+
+
 def insider_note(trials: list[Trial]) -> str:
     """What an attacker who knows the tokens leaves."""
-    return f"An attacker who knows the tokens leaves {_accuracy(trials, INSIDER, False):.1f} % accuracy."
+    return f"An attacker who knows the tokens leaves {accuracy(trials, INSIDER, False):.1f} % accuracy."
 
 
-def _accuracy(trials: list[Trial], scenario: str, clean: bool) -> float:
+def accuracy(trials: list[Trial], scenario: str, clean: bool) -> float:
+    """Accuracy of one variant, in per cent."""
     return per_cent(_trial(trials, scenario, clean))
 
 
@@ -171,4 +182,5 @@ def _trial(trials: list[Trial], scenario: str, clean: bool) -> Trial:
 
 
 def _with_controls(trials: list[Trial]) -> list[Trial]:
-    return [replace(trial, control=trial.scenario in (*CONTROLS, PUBLISHED_REGULAR)) for trial in trials]
+    """Only what has the judged tokens counts; the rest stands beside it."""
+    return [replace(trial, control=trial.scenario not in (*WITH_TOKENS, INSIDER)) for trial in trials]
