@@ -286,6 +286,8 @@ def smaller(arguments: list[str]) -> list[str]:
         added += _settings(ATTACKS.info(given["attack"]).defaults)
     if names == ["train", "recipe"] and given["name"] == "tora":
         added += ["--set", "adapters.trades=[0.1,0.9]", "--set", "adapters.fusion_epochs=1"]
+    if names == ["train", "recipe"] and given["name"] == "xcit-mini":
+        added += ["--model", "xcit-mini"]  # its patches are no other network's
     return exchanged + added
 
 
