@@ -47,14 +47,20 @@ CHANGES = {
     "lr": 0.05,
 }
 SET = [word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}")]
+TUNED = {"judge_steps": 1, "validations": 1, "held_out": 2, "precision": "no", "optimizer": "sgd"}
+TUNE = [word for name, value in TUNED.items() for word in ("--set", f"{name}={value}")]
 FEW = ["sample", "--limit", "12", "--batch", "4", "--precision", "fp32"]  # compared bit for bit
 
 
 def commands(place: Path, rules: Path) -> list[list[str]]:
-    """An attack, an evaluation and a training, each into a folder of its name."""
+    """An attack, an evaluation, a tuning and a training, which parts them, each into a folder of its name."""
     return [
         ["attack", "robvit-mini", *FEW, "--set", "steps=2", "--out", f"{place}/attack"],
         ["evaluate", "robvit-mini-robust", *FEW, "--protocol", f"{rules}", "--out", f"{place}/evaluate"],
+        [
+            *("robustify", "robvit-mini", "sample", "--limit", "20", "--method", "lora", "--rank", "2"),
+            *("--steps", "2", "--batch", "4", "--eps", "2/255", *TUNE, "--out", f"{place}/tune"),
+        ],
         [
             *("train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "88"),
             *(*SET, "--out", f"{place}/train"),
@@ -96,3 +102,10 @@ def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
     apart = max(float((ones[k] - twos[k]).abs().max()) for k in ones if k.startswith("model/"))
     assert moved > 1e-2
     assert apart < 1e-4
+
+    assert Record.load(two / "tune" / "record.json").model["processes"] == 2
+    ones, twos = (read_tensors(run / "tune/training/state.safetensors", "")[0] for run in (one, two))
+    factors = [name for name in ones if name.startswith("model/") and name.endswith("up")]  # from zero
+    moved = max(float(ones[name].abs().max()) for name in factors)
+    assert moved > 0
+    assert max(float((ones[name] - twos[name]).abs().max()) for name in factors) < 1e-2 * moved

@@ -63,6 +63,7 @@ def tune(
 ) -> None:
     """Tune, write the result and its record to `out`, and say what there is now."""
     from robvit.hardening import robustify
+    from robvit.processes import processes
     from robvit.progress import progress
     from robvit.training.tuning import Tuning
 
@@ -81,7 +82,8 @@ def tune(
             command=typed(),
             **place,
         )
-    _tell(result, model, place["img_size"], place["arch"])
+    if processes().is_main_process:
+        _tell(result, model, place["img_size"], place["arch"])
 
 
 def _tell(result: Hardening, model: str, img_size: int | None, arch: str | None) -> None:
