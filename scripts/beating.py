@@ -36,6 +36,7 @@ from robvit.defenses import robustify as robustify
 from robvit.evaluation import evaluate as evaluate
 from robvit.report import html as html
 from robvit.tensor_files import read_tensors, tensors_sha256
+from robvit.training import finetune as finetune
 from robvit.training import train as train
 
 PROTOCOL = """
@@ -64,6 +65,9 @@ SETTINGS = (
     "track=[]",
 )
 SET = [word for setting in SETTINGS for word in ("--set", setting)]
+TUNED = ("judge_steps=1", "validations=2", "held_out=2", "save_seconds=0", "precision=no")
+TUNE = ["--method", "lora", "--rank", "2", "--steps", "6", "--eps", "2/255", "--seed", "3"]
+TUNE += [word for setting in TUNED for word in ("--set", setting)]
 COMMANDS = {
     "robustify": ["robustify", *SMALL, *TOKENS],
     "pool": [
@@ -78,6 +82,7 @@ COMMANDS = {
         "--pool",
         "2",
     ],
+    "lora": ["robustify", *SMALL, *TUNE],
     "attack": ["attack", *SMALL, *FULL, "--set", "steps=4"],
     "evaluate": ["evaluate", *SMALL, *FULL, "--protocol", "beating.yaml"],
     "train": ["train", "trades", "--model", "test_vit", "--data", "sample", "--limit", "36", *SET],
@@ -86,6 +91,7 @@ COMMANDS = {
 MOMENTS = {
     "robustify": ("cache/attacked/*/shard-*", "run/state-*", "run/tokens.safetensors"),
     "pool": ("run/state-*",),
+    "lora": ("run/training/state.safetensors", "run/lora.safetensors"),
     "attack": ("run/shards/shard-*",),
     "evaluate": ("run/shards/01-*/shard-*",),
     "train": ("run/state.safetensors", "run/state.safetensors"),
@@ -186,7 +192,8 @@ def fresh(folder: Path, name: str) -> Path:
 def contents(place: Path) -> dict[str, Any]:
     """All that a run and its cache hold, by name, without the hour and the seconds."""
     files = (p for part in ("run", "cache") for p in (place / part).rglob("*") if p.is_file())
-    return {str(p.relative_to(place)): content(p) for p in files if p.name != "report.html"}
+    told = ("report.html", "seconds.txt")
+    return {str(p.relative_to(place)): content(p) for p in files if p.name not in told}
 
 
 def content(path: Path) -> Any:

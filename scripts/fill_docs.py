@@ -3,7 +3,8 @@
     python scripts/fill_docs.py           # write them; `make lab` does so after every study
     python scripts/fill_docs.py --check   # only say which pages are stale
 
-The cards of bundled tuned networks are written along, from the records of their tuning and its judges.
+The cards of bundled tuned networks are written along, from the records of their tuning and its judges, and
+what recorded tunings have reached (src/robvit/training/recorded.json).
 
 A page says what it shows in a comment of YAML, a line a row with the record that it is taken from:
 
@@ -46,11 +47,12 @@ from robvit.defenses.lora import LoRA
 from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
 from robvit.evaluation.compare import compare
-from robvit.record import Curve, Table
+from robvit.record import Curve, Record, Table
 from robvit.report.card import model_card
 from robvit.report.defences import defence_table
 from robvit.statistics import holm, interval
 from robvit.studies.kept import KeptResult, read_kept
+from robvit.training.expectation import RECORDED, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -229,10 +231,16 @@ def share(correct: Sequence[bool]) -> str:
     return f"{100 * sum(correct) / len(correct):.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def cards() -> dict[Path, str]:
-    """The card of every bundled tuned network, from its tuning and all records that judge it."""
+def shipped() -> dict[Path, str]:
+    """The files of the package that tell what the records say."""
     names = [path.parent.name for path in sorted(RESULTS.glob("*/record.json.gz"))]
     records = [read_kept(name, RESULTS).record for name in names]
+    reached = ROOT / "src" / "robvit" / "training" / RECORDED
+    return _cards(records) | {reached: json.dumps(summary(records), indent=2) + "\n"}
+
+
+def _cards(records: list[Record]) -> dict[Path, str]:
+    """The card of every bundled tuned network, from its tuning and all records that judge it."""
     made = {}
     for known in zoo.ALIASES.values():
         if not known.tuned_from:
@@ -247,7 +255,8 @@ def cards() -> dict[Path, str]:
             and digest == (r.data.get("digest"), r.model["settings"].get("class_weight"))
         )
         weights = (tuning.model["tuned fingerprint"], tuning.model["fingerprint"])
-        judges = [r for r in records if r.kind in ("evaluate", "attack") and not r.model.get("tokens")]
+        kinds = ("evaluate", "retrieval", "attack")
+        judges = [r for r in records if r.kind in kinds and not r.model.get("tokens")]
         own = [r for name in weights for r in judges if r.model.get("fingerprint") == name]
         place = bundled_path(known).with_name(f"{known.alias}.md")
         made[place] = model_card([tuning, *own], name=known.alias)
@@ -267,6 +276,10 @@ def _sources(results: list[KeptResult]) -> list[str]:
     return ["", f"Records: {folders}; {minutes} processor minute{'s' * (minutes > 1)} in all."]
 
 
+def _now(page: Path) -> str:
+    return page.read_text("utf-8") if page.exists() else ""
+
+
 def _minutes(results: list[KeptResult]) -> int:
     """Processor minutes, each result once."""
     seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
@@ -277,8 +290,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     asked = parser.parse_args()
-    wanted = {page: filled(page.read_text("utf-8"), page) for page in pages()} | cards()
-    stale = {page: text for page, text in wanted.items() if page.read_text("utf-8") != text}
+    wanted = {page: filled(page.read_text("utf-8"), page) for page in pages()} | shipped()
+    stale = {page: text for page, text in wanted.items() if _now(page) != text}
     for page, text in stale.items():
         print(f"{'stale' if asked.check else 'filled'}: {page.relative_to(ROOT)}")
         if not asked.check:

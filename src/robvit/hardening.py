@@ -84,6 +84,8 @@ def robustify(
     cache: Path | None = None,
     precision: str | None = None,
     tuning: Tuning | None = None,
+    extra: Data | None = None,
+    extra_share: float | None = None,
     lora: LoRA | str | Path | None = None,
     rank: int | None = None,
     inner_steps: int | None = None,
@@ -132,6 +134,7 @@ def robustify(
     precision: tokens: of the attacks, while tokens learn in fp32: "fp32", "bf16", "fp16", or "auto", which
         probes what is fastest on this device; auto if left out
     tuning: lora, full: all numbers of a tuning; what is given here besides wins
+    extra, extra_share: lora, full: more images to learn from, and their share of each batch, 0.5 say
     lora: lora: factors of an earlier tuning to go on from, towards the same original
     rank: lora: the rank of the factors, 16
     inner_steps: lora, full: steps of the attack inside a training step, 2
@@ -172,6 +175,7 @@ def robustify(
         "clean_cosine": clean_cosine,
         "keep": keep,
         "hide": hide,
+        "extra_share": extra_share,
         "norms": norms,
         "loss": loss,
     }
@@ -179,7 +183,8 @@ def robustify(
     if method not in ("tokens", *METHODS):
         raise InputError(f"method must be tokens, {' or '.join(METHODS)}, got {method!r}")
     if method == "tokens":
-        _refuse(of_tuning | {"tuning": tuning, "minutes": minutes, "lora": lora}, method, "lora and full")
+        only = {"tuning": tuning, "minutes": minutes, "lora": lora, "extra": extra}
+        _refuse(of_tuning | only, method, "lora and full")
     else:
         _refuse(of_tokens, method, "tokens")
         _refuse({"rank": rank, "norms": norms, "lora": lora} if method == "full" else {}, method, "lora")
@@ -190,18 +195,27 @@ def robustify(
         learned = tokens_verb.robustify(net, data, log=log, **_given(shared | of_tokens), **place, **outputs)
         file = None if out is None else Path(out) / learned.file
         return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
-    if not isinstance(data, torch.Tensor) or limit is not None:
-        opened = tokens_verb.open_images(data, net, **place)
-        assert isinstance(opened, ImageDataset)
-        data = opened
+    images = _opened(data, net, **place)
+    more = None if extra is None else _opened(extra, net, split=None, resize=resize, limit=None)
     wishes = _given(shared | of_tuning) | {"method": method}
     if eps is not None:
         wishes["eps"] = parse_number(eps)
     chosen = replace(tuning or Tuning(), **wishes)
-    tuned = finetune(net, data, chosen, lora=lora, minutes=minutes, arch=arch, log=log, **outputs)
+    tuned = finetune(
+        net, images, chosen, extra=more, lora=lora, minutes=minutes, arch=arch, log=log, **outputs
+    )
     return Hardening(
         tuned.model, tuned.record, None if out is None else Path(out) / METHODS[method], lora=tuned.lora
     )
+
+
+def _opened(data: Data, net: Model, **place: Any) -> ImageDataset | torch.Tensor:
+    """Images as a tuning takes them; a tensor stays one unless fewer of it are asked for."""
+    if isinstance(data, torch.Tensor) and place["limit"] is None:
+        return data
+    opened = tokens_verb.open_images(data, net, **place)
+    assert isinstance(opened, ImageDataset)
+    return opened
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_killed_at_chosen_and_random_points_every_command_ends_with_the_same_bit
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.findall(r"^(\w+) +(\d+) .*the same bits as undisturbed$", done.stdout, flags=re.MULTILINE)
-    assert [name for name, _ in told] == ["robustify", "pool", "attack", "evaluate", "train"]
+    assert [name for name, _ in told] == ["robustify", "pool", "lora", "attack", "evaluate", "train"]
     assert all(int(kills) >= 2 for _, kills in told)
 
 

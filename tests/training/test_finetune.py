@@ -29,10 +29,11 @@ from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
 from robvit.files import write_json
 from robvit.record import Record
+from robvit.report.card import model_card
 from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
 from robvit.training.finetune import finetune
-from robvit.training.finetune_plan import Cost, fitted, planned
+from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
@@ -78,6 +79,10 @@ def test_sets_of_one_image_are_refused(mini: Model) -> None:
         finetune(mini, images(1), **FEW)
     with pytest.raises(InputError, match=r"\(B 3 H W\)"):
         finetune(mini, torch.rand(3, 32, 32), **FEW)
+
+
+def test_no_is_a_precision_on_the_command_line_too() -> None:
+    assert Tuning.of({}, ["precision=no"]).recipe(100).precision == "no"
 
 
 def test_only_the_first_blocks_are_tuned_if_wanted(mini: Model) -> None:
@@ -235,6 +240,23 @@ def test_images_in_memory_serve_as_well(small: Model) -> None:
 
 
 @pytest.mark.slow
+def test_a_share_of_each_batch_comes_from_a_second_set(small: Model, tmp_path: Path) -> None:
+    extra = without_labels(images(10), 32)
+    both = finetune(small, images(), extra=extra, extra_share=0.5, out=tmp_path, **FEW)
+    assert both.record.history["step"] == [2, 4]  # as many steps as with one set
+    assert both.record.data["extra"] == {"spec": "", "count": 10, "digest": extra.digest()}
+    assert both.lora is not None
+    assert both.lora.settings["extra"]["count"] == 10
+    assert "and | 50% of each batch from memory, 10 images" in model_card([both.record])
+    assert both.model.identity() != finetune(small, images(), **FEW).model.identity()
+    for wrong in ({"extra": extra}, {"extra_share": 0.5}):
+        with pytest.raises(InputError, match=r"extra images and extra_share=0\.5, say, go together"):
+            finetune(small, images(), **FEW, **wrong)
+    with pytest.raises(InputError, match="extra_share is for the loss features"):
+        Tuning(loss="trades", extra_share=0.5)
+
+
+@pytest.mark.slow
 def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
     made = finetune(
         mini, images(40), steps=24, batch=8, eps=2 / 255, lr=5e-3, held_out=4, validations=2, judge_steps=10
@@ -308,16 +330,20 @@ def test_minutes_become_steps_and_the_plan_is_kept(
     assert cost.total(short) < 300
     with pytest.raises(InputError, match=r"too few to learn; give \d+ minutes or more"):
         fitted(Tuning(), cost, 0.1)
+    with pytest.raises(InputError, match=r"or smaller images \(--img-size 70\)"):
+        fitted(Tuning(), cost, 0.5, size=(112, 14))
+    assert [inner_steps_for(Tuning(eps=n / 255)) for n in (1, 2, 4, 8)] == [2, 2, 3, 5]
+    assert inner_steps_for(Tuning(eps=4 / 255, inner_steps=6)) == 6
     with pytest.raises(InputError, match="minutes must be above 0"):
         fitted(Tuning(), cost, 0)
     tuning = replace(Tuning(), held_out=2, judge_steps=2)
-    plan = planned(mini, images(), tuning, 1, tmp_path)
+    plan = planned(mini, images(), tuning, 10, tmp_path)
     assert plan.steps >= 20
     monkeypatch.setattr("robvit.training.finetune_plan.probe", lambda *_: pytest.fail("measured again"))
-    assert planned(mini, images(), tuning, 1, tmp_path) == plan
-    (tmp_path / "plan.json").write_text('{"minutes": 1}')
+    assert planned(mini, images(), tuning, 10, tmp_path) == plan
+    (tmp_path / "plan.json").write_text('{"minutes": 10}')
     with pytest.raises(InputError, match="damaged"):
-        planned(mini, images(), tuning, 1, tmp_path)
+        planned(mini, images(), tuning, 10, tmp_path)
 
 
 @pytest.mark.slow

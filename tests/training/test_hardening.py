@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import inspect
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from robvit.backbones.model import Model
 from robvit.budget import Budget
 from robvit.errors import InputError, Unsupported
 from robvit.record import Record, Trial
-from robvit.training.expectation import expected
+from robvit.training.expectation import expected, summary
 
 TUNED: dict[str, Any] = {
     "steps": 1,
@@ -112,25 +111,24 @@ def test_tuning_learns_from_the_training_split_unless_told_otherwise(mini: Model
 
 
 @pytest.mark.slow
-def test_before_it_starts_it_says_what_is_recorded(mini: Model, tmp_path: Path) -> None:
+def test_before_it_starts_it_says_what_is_recorded(mini: Model) -> None:
     tuning = robvit.Tuning()
-    places = (tmp_path / "none", tmp_path)
-    assert "nothing is recorded for robvit-mini at 32 pixels" in expected(mini, tuning, places)
+    assert "nothing is recorded for robvit-mini at 32 pixels" in expected(mini, tuning)
     made = robvit.robustify(mini, images(), method="lora", **TUNED).record
     correct = [True] * 3 + [False]
     trial = Trial("apgd_ce", Budget("linf", 1 / 255), {}, correct, [0] * 4, [0.0] * 4)
     facts = {"name": "robvit-mini", "fingerprint": made.model["tuned fingerprint"]}
     verdict = Record("evaluate", facts, {"count": 4}, [trial])
-    for name, record in (("tuning", made), ("verdict", verdict)):
-        (tmp_path / name).mkdir()
-        record.save(tmp_path / "record.json")
-        packed = gzip.compress((tmp_path / "record.json").read_bytes())
-        (tmp_path / name / "record.json.gz").write_bytes(packed)
-    (tmp_path / "verdict" / "broken.json.gz").write_bytes(b"no gzip")
-    told = expected(mini, tuning, places)
+    (known,) = summary([made, verdict])
+    told = expected(mini, tuning, [known])
     assert "75% (30% to 95%) of 4 images at linf 1/255" in told
     assert "(1 steps of 4 images, eps 1/255)" in told
-    assert "nothing is recorded" in expected(mini, robvit.Tuning(method="full"), places)
+    assert "nothing is recorded" in expected(mini, robvit.Tuning(method="full"), [known])
+    longer = known | {"steps": 90, "steps before": 60, "batch": 32}
+    assert "(90 steps of 32 images after 60 before, eps 1/255)" in expected(mini, tuning, [known, longer])
+    other = known | {"eps": 2 / 255, "steps": 150, "batch": 32}
+    assert "eps 1/255" in expected(mini, tuning, [other, known])  # eps before time
+    assert summary([made]) == []
 
 
 @pytest.mark.slow

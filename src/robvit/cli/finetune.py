@@ -20,6 +20,12 @@ GoOn = Annotated[
     Path | None,
     typer.Option("--lora", help="Factors of an earlier tuning to go on from.", rich_help_panel=PANEL),
 ]
+Extra = Annotated[
+    str | None,
+    typer.Option(
+        help="More images, for a share of each batch (--set extra_share=0.5).", rich_help_panel=PANEL
+    ),
+]
 Minutes = Annotated[
     float | None,
     typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),

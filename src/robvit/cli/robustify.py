@@ -9,7 +9,7 @@ import typer
 
 from robvit.cli.attack_checks import check_attack
 from robvit.cli.checks import check_data, check_model, check_out, check_tokens
-from robvit.cli.finetune import GoOn, Minutes, Rank, Setting, TuningLoss, tune
+from robvit.cli.finetune import Extra, GoOn, Minutes, Rank, Setting, TuningLoss, tune
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Architecture,
@@ -36,7 +36,7 @@ OF_TOKENS = (
     *("preset", "count", "start", "layers", "attack", "attack_steps", "psnr"),
     *("adaptive", "adaptive_share", "task", "pool", "precision"),
 )
-OF_TUNING = ("rank", "lora", "minutes", "loss", "setting")
+OF_TUNING = ("rank", "lora", "minutes", "loss", "setting", "extra")
 
 Text = str | None
 Whole = int | None
@@ -113,6 +113,7 @@ def robustify(
     task: Task = 0.0,
     pool: Pool = 1,
     rank: Rank = None,
+    extra: Extra = None,
     lora: GoOn = None,
     minutes: Minutes = None,
     loss: TuningLoss = None,
@@ -149,6 +150,7 @@ def robustify(
         check_attack(name, "linf", own or eps or "8/255")
     check_model(model, arch, img_size=img_size, head=head, lora=lora)
     check_data(data, split)
+    check_data(extra)
     check_out(out)
     check_tuning(setting)
     _check_numbers(lr=lr, start=start, psnr=psnr)
@@ -159,7 +161,7 @@ def robustify(
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
-        place |= {"img_size": img_size, "arch": arch, "lora": lora}
+        place |= {"img_size": img_size, "arch": arch, "lora": lora, "extra": extra}
         tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
         return
     refuse_given(context, "is for lora and full, the method is tokens", *OF_TUNING)

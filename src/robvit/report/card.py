@@ -93,6 +93,11 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
         ("made", tuning.created),
     ]
+    if more := data.get("extra"):
+        words = (
+            f"{settings['extra_share']:.0%} of each batch from {more['spec'] or 'memory'}, {more['count']} "
+        )
+        rows.insert(4, ("and", _with_code(f"{words}images, digest", more["digest"])))
     if start := settings.get("start"):
         factors = _with_code(f"factors of {start['steps']} steps, whose cost comes on top,", start["digest"])
         rows.insert(2, ("started from", factors))

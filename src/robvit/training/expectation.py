@@ -1,78 +1,107 @@
-"""What a tuning may be expected to reach, from results that were recorded; nothing is guessed."""
+"""What a tuning may be expected to reach, from results that were recorded; nothing is guessed.
+
+The package carries what the project's records say (`recorded.json`, written by scripts/fill_docs.py).
+"""
 
 from __future__ import annotations
 
-import gzip
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.budget import Budget
-from robvit.errors import InputError
 from robvit.record import Record
 from robvit.training.tuning import Tuning
 
-# The results of a checkout, or those of the folder that robvit is started in.
-PLACES = (Path(__file__).parents[3] / "results", Path("results"))
+RECORDED = "recorded.json"
+Known = list[dict[str, Any]]
 
 
-def expected(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) -> str:
+def expected(model: Model, tuning: Tuning, known: Known | None = None) -> str:
     """What the nearest recorded tuning of these weights at this size kept under attack, in words."""
     nothing = f"nothing is recorded for {_what(model, tuning)}, so nothing can be said of what it will reach"
-    return recorded(model, tuning, places) or nothing
+    return recorded(model, tuning, known) or nothing
 
 
 def _what(model: Model, tuning: Tuning) -> str:
     return f"{model.name} at {model.input_size[0]} pixels, method {tuning.method}"
 
 
-def recorded(model: Model, tuning: Tuning, places: tuple[Path, ...] = PLACES) -> str:
-    """The same, or nothing where no record tells of it."""
-    records = list(_records(places))
-    mine = {"fingerprint": model.fingerprint(), "input": list(model.input_size)}
-    tunings = [
-        r
-        for r in records
-        if r.kind == "robustify"
-        and "tuned fingerprint" in r.model
-        and all(r.model.get(key) == value for key, value in mine.items())
-        and r.model["settings"]["method"] == tuning.method
+def recorded(model: Model, tuning: Tuning, known: Known | None = None) -> str:
+    """The same, or nothing where no record tells of it; nearest is by eps, then by how long it was tuned."""
+    mine = {"fingerprint": model.fingerprint(), "input": list(model.input_size), "method": tuning.method}
+    alike = [
+        one
+        for one in (_shipped() if known is None else known)
+        if all(one[name] == value for name, value in mine.items())
     ]
-    judged = [
-        (abs(one.model["settings"]["eps"] - tuning.eps), number, one, verdict)
-        for number, one in enumerate(tunings)
-        for verdict in records
-        if verdict.kind == "evaluate"
-        and verdict.attacks()
-        and verdict.model.get("fingerprint") == one.model["tuned fingerprint"]
-    ]
-    if not judged:
+    if not alike:
         return ""
-    _, number, nearest, _ = min(judged, key=lambda entry: entry[:2])
-    kept = []
-    for _, owner, _, verdict in judged:
-        if owner == number:
-            row = verdict.headline()
-            share = f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%})"
-            kept.append(f"{share} of {len(verdict.still_correct())} images at {row.threat}")
-    settings, minutes = nearest.model["settings"], nearest.metrics["seconds"] / 60
-    eps = Budget("linf", settings["eps"]).amount
-    done = f"{settings['steps']} steps of {settings['batch']} images, eps {eps}"
+    wanted = tuning.steps * tuning.batch
+    near = min(alike, key=lambda one: (abs(one["eps"] - tuning.eps), abs(math.log(_seen(one) / wanted))))
+    kept = (
+        f"{one['share']:.0%} ({one['low']:.0%} to {one['high']:.0%}) of {one['images']} images{one['data']} "
+        f"at {one['threat']}"
+        for one in near["judged"]
+    )
+    before = f" after {near['steps before']} before" if near["steps before"] else ""
+    eps = Budget("linf", near["eps"]).amount
+    done = f"{near['steps']} steps of {near['batch']} images{before}, eps {eps}"
+    minutes = near["seconds"] / 60
     return (
         f"recorded for {_what(model, tuning)}: after {minutes:.0f} minutes ({done}) correct under every "
         f"attack tried were {'; '.join(kept)}"
     )
 
 
-def _records(places: tuple[Path, ...]) -> Iterator[Record]:
-    """The packed records below the first of the folders that is there; what cannot be read is passed over."""
-    root = next((place for place in places if place.is_dir()), None)
-    for packed in sorted(root.glob("*/*.json.gz")) if root else ():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "record.json"
-            try:
-                path.write_bytes(gzip.decompress(packed.read_bytes()))
-                yield Record.load(path)
-            except (InputError, OSError, EOFError):
-                continue
+def _seen(one: dict[str, Any]) -> int:
+    """The images of all steps, those before a start included."""
+    return int((one["steps"] + one["steps before"]) * one["batch"])
+
+
+@lru_cache(1)
+def _shipped() -> Known:
+    text = resources.files("robvit.training").joinpath(RECORDED).read_text("utf-8")
+    found: Known = json.loads(text)
+    return found
+
+
+def summary(records: Sequence[Record]) -> Known:
+    """Every recorded tuning that was judged under attack, as much of it as is told to who tunes."""
+    found = []
+    for one in records:
+        if one.kind != "robustify" or "tuned fingerprint" not in one.model:
+            continue
+        judged = [
+            r
+            for r in records
+            if r.kind == "evaluate"
+            and r.attacks()
+            and r.model.get("fingerprint") == one.model["tuned fingerprint"]
+            and not r.model.get("tokens")
+        ]
+        if judged:
+            found.append(_facts(one) | {"judged": [_verdict(r) for r in judged]})
+    return found
+
+
+def _facts(one: Record) -> dict[str, Any]:
+    settings = one.model["settings"]
+    return {
+        **{name: one.model[name] for name in ("fingerprint", "input")},
+        **{name: settings[name] for name in ("method", "eps", "steps", "batch")},
+        "steps before": (settings.get("start") or {}).get("steps", 0),
+        "seconds": round(one.metrics["seconds"]),
+    }
+
+
+def _verdict(record: Record) -> dict[str, Any]:
+    row = record.headline()
+    shares = {name: round(getattr(row, name), 4) for name in ("share", "low", "high")}
+    spec = str(record.data.get("spec") or "").replace("{data}/", "")
+    data = f" of {spec}" if spec else ""
+    return {"data": data, "threat": row.threat, "images": len(record.still_correct()), **shares}

@@ -28,10 +28,10 @@ from robvit.training import checkpoint
 from robvit.training.expectation import expected
 from robvit.training.features import FeatureLearner
 from robvit.training.finetune_plan import planned
-from robvit.training.finetune_record import make_record
+from robvit.training.finetune_record import extra_facts, make_record
 from robvit.training.fit import Fit
 from robvit.training.splits import Splits
-from robvit.training.tuning import METHODS, Tuning, chosen_images, make_learner, split
+from robvit.training.tuning import METHODS, Tuning, chosen_extra, chosen_images, make_learner, split
 from robvit.training.validation import Scores, judge
 
 SECONDS = "seconds.txt"  # spent so far, of all runs together
@@ -51,6 +51,7 @@ def finetune(
     data: ImageDataset | torch.Tensor,
     tuning: Tuning | None = None,
     *,
+    extra: ImageDataset | torch.Tensor | None = None,
     lora: LoRA | str | Path | None = None,
     minutes: float | None = None,
     out: str | Path | None = None,
@@ -69,6 +70,7 @@ def finetune(
     model: without tokens and adapters; it is left as it is
     data: a dataset, whose labels only a supervised loss looks at, or images (N 3 H W) in [0,1]
     tuning: how; `settings` are those of `Tuning`, and win
+    extra: more images for a share of each batch, the tuning's `extra_share`; none of them is held out
     lora: factors of an earlier tuning to go on from; the aim stays the features of `model`
     minutes: plan steps and batch for so long, by a probe of the model on this machine
     out: the folder for lora.safetensors or model.safetensors, the run's state and record.json
@@ -79,7 +81,7 @@ def finetune(
     """
     tuning = replace(tuning or Tuning(), **settings)
     start = lora if isinstance(lora, LoRA) or lora is None else LoRA.load(lora)
-    images = chosen_images(data, model, tuning)
+    images, more = chosen_images(data, model, tuning), chosen_extra(extra, model, tuning)
     main = processes().is_main_process
     log = log if main else silent
     with kept_in(out) as folder:
@@ -91,7 +93,7 @@ def finetune(
             )
         log(expected(model, tuning))
         clock = Stopwatch(folder / SECONDS, progress)
-        result = _run(model, split(images, tuning), tuning, folder, start, log=log, clock=clock)
+        result = _run(model, split(images, tuning, more), tuning, folder, start, log=log, clock=clock)
         result.record.command = command
         if out is not None and main:
             _save(result, model, folder, arch)
@@ -158,6 +160,7 @@ def _result(
         "resize": splits.train.resize,
         "data": splits.train.digest(),
         "images": len(splits.train),
+        "extra": extra_facts(splits.extra),
         "model": model.name,
         "start": _start(start),
     }

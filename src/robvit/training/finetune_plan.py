@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from robvit.backbones.families import patch_side
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.errors import InputError
@@ -26,7 +27,9 @@ LEAST_STEPS = 20  # fewer teach nothing
 GOOD_STEPS = 100  # below it smaller batches, and so more steps, are worth more
 FEWER = ((3, 16), (2, 8))  # validations and their images, where judging would take too much of the time
 SPARE = 0.95  # of the time is planned; loading and saving take the rest
-PLANNED = ("steps", "batch", "validations", "held_out")
+PLANNED = ("steps", "batch", "inner_steps", "validations", "held_out")
+FEW_STEPS_DO = 2 / 255  # L-inf; beyond it an attack of two large steps teaches a network to hide from such
+LEAST_SIZE = 32  # pixels; smaller images are not proposed
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Cost:
 
 
 def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, out: Path) -> Tuning:
-    """The tuning with steps, batch and validations for so many minutes.
+    """The tuning with steps, batch, inner steps and validations for so many minutes.
 
     The plan is kept in `out`: a resumed run, and the other processes of this one, would measure otherwise.
     """
@@ -51,7 +54,10 @@ def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, 
     plan = _read(path)
     processes().wait_for_everyone()  # all have looked before one writes
     if plan.get("minutes") != minutes:
-        made = fitted(tuning, probe(model, images, tuning), minutes)
+        tuning = replace(tuning, inner_steps=inner_steps_for(tuning))
+        made = fitted(
+            tuning, probe(model, images, tuning), minutes, (model.input_size[0], patch_side(model.net) or 1)
+        )
         if processes().is_main_process:
             write_json(path, {"minutes": minutes} | {name: getattr(made, name) for name in PLANNED})
         processes().wait_for_everyone()
@@ -68,8 +74,18 @@ def _read(path: Path) -> dict[str, Any]:
     return plan
 
 
-def fitted(tuning: Tuning, cost: Cost, minutes: float) -> Tuning:
-    """The tuning with as many steps as the time allows, in smaller batches where those would be few."""
+def inner_steps_for(tuning: Tuning) -> int:
+    """The inner attack's steps: those asked for, and more where eps is large."""
+    if tuning.norm != "linf" or tuning.eps <= FEW_STEPS_DO:
+        return tuning.inner_steps
+    return max(tuning.inner_steps, 1 + math.ceil(tuning.eps / FEW_STEPS_DO))
+
+
+def fitted(tuning: Tuning, cost: Cost, minutes: float, size: tuple[int, int] = (0, 1)) -> Tuning:
+    """The tuning with as many steps as the time allows, in smaller batches where those would be few.
+
+    Where even those are too few, `size`, of the images and of their patches, tells what smaller to propose.
+    """
     if not minutes > 0:
         raise InputError(f"minutes must be above 0, got {minutes:g}")
     seconds = SPARE * 60 * minutes
@@ -87,9 +103,15 @@ def fitted(tuning: Tuning, cost: Cost, minutes: float) -> Tuning:
         least = cost.total(replace(made, steps=LEAST_STEPS)) / 60 / SPARE
         raise InputError(
             f"{minutes:g} minutes are {made.steps} steps of {made.batch} images here, too few to learn; give "
-            f"{math.ceil(least)} minutes or more, or a smaller --img-size"
+            f"{math.ceil(least)} minutes or more{_smaller(size, minutes / least)}"
         )
     return made
+
+
+def _smaller(size: tuple[int, int], share: float) -> str:
+    """The image size at which a step takes this share of the time, in words; work grows with the area."""
+    side = int(size[0] * math.sqrt(share) / size[1]) * size[1]
+    return f", or smaller images (--img-size {side})" if side >= LEAST_SIZE else ""
 
 
 def probe(model: Model, images: ImageDataset, tuning: Tuning) -> Cost:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from robvit.backbones.model import Model
+from robvit.data import ImageDataset
 from robvit.defenses.lora import LoRA
 from robvit.record import Curve, Finding, Record
 from robvit.training.features import Features
@@ -73,7 +74,9 @@ def make_record(
             "processes": fit.accelerator.num_processes,
             "compute": fit.compute.rules(),
         },
-        data=fit.splits.train.facts() | {"held out": len(validation), "held out digest": validation.digest()},
+        data=fit.splits.train.facts()
+        | {"held out": len(validation), "held out digest": validation.digest()}
+        | ({"extra": extra_facts(fit.splits.extra)} if fit.splits.extra else {}),
         trials=[],
         metrics=means
         | {"seconds": seconds, "best step": float(state.best_step), "inner steps added": float(added)},
@@ -85,6 +88,13 @@ def make_record(
         findings=[_finding(fit, seen["tuned"])],
         notes=notes,
     )
+
+
+def extra_facts(extra: ImageDataset | None) -> dict[str, Any] | None:
+    """What is told of the second set of images, if there is one."""
+    if extra is None:
+        return None
+    return {"spec": extra.spec, "count": len(extra), "digest": extra.digest()}
 
 
 def _finding(fit: Fit, tuned: Scores) -> Finding:

@@ -30,6 +30,10 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 ASCENT = "ascent"  # the inner attack that is none of the library's
+# YAML reads a bare no as false.
+Precision = Annotated[
+    Literal["auto", "no", "bf16", "fp16"], BeforeValidator(lambda v: "no" if v is False else v)
+]
 Trades = Annotated[tuple[Number, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))]
 
 # What may change without making a run another run: where and how fast it runs, what is told of it.
@@ -168,7 +172,7 @@ class Recipe(BaseModel):
     min_lr: NotNegative = 0.0
     clip: Positive | None = None
     ema: Share = 0.0
-    precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
+    precision: Precision = "auto"
 
     augment: Augment = Augment()
     extra_share: Share = 0.0

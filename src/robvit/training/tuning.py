@@ -24,7 +24,14 @@ from robvit.training.splits import Splits
 METHODS = {"lora": "lora.safetensors", "full": "model.safetensors"}  # and the file each one leaves
 LEARNING_RATES = {"lora": 1e-3, "full": 1e-4}
 SUPERVISED = {"task": "pgd_at", "trades": "trades"}  # the loss with labels, as the recipes call it
-ONLY_FEATURES = {"clean_weight": 0.0, "clean_cosine": None, "keep": 1.0, "hide": 0, "class_weight": None}
+ONLY_FEATURES = {
+    "clean_weight": 0.0,
+    "clean_cosine": None,
+    "keep": 1.0,
+    "hide": 0,
+    "class_weight": None,
+    "extra_share": 0.0,
+}
 OF_THE_LOSS = (
     *("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep", "hide", "hide_windows"),
     "class_weight",
@@ -43,8 +50,8 @@ class Tuning:
     `clean_cosine`, `reach`, `add_steps`, `keep`, `hide`, `hide_windows` and `class_weight` are those of
     `Features`. With `loss` "task" or "trades" labels and the model's own classifier or head take the
     features' place: its loss on attacked images, or TRADES with `beta`. With `norms` the normalisations and
-    layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752). `changes` reach any key of the
-    recipe ("ema", "augment.flip").
+    layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752). `extra_share` of each batch comes
+    from a second set of images. `changes` reach any key of the recipe ("ema", "augment.flip").
     """
 
     method: str = "lora"
@@ -75,6 +82,7 @@ class Tuning:
     hide: int = 0
     hide_windows: int = 4
     class_weight: float | None = None
+    extra_share: float = 0.0
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
 
@@ -97,6 +105,10 @@ class Tuning:
             raise InputError("norms is for the method lora: full tunes normalisations anyway; leave it out")
         if self.supervised and (wrong := [n for n in ONLY_FEATURES if getattr(self, n) != ONLY_FEATURES[n]]):
             raise InputError(f"{wrong[0]} is for the loss features, the loss is {self.loss}; leave it out")
+        if not 0 <= self.extra_share < 1:
+            raise InputError(
+                f"extra_share must be a share of each batch, such as 0.5, got {self.extra_share:g}"
+            )
         if not self.eps > 0:
             raise InputError(f"eps must be above 0, such as 1/255, got {self.eps:g}; nothing is attacked")
         for name in ("steps", "batch", "inner_steps", "judge_steps", "held_out", "validations"):
@@ -118,12 +130,13 @@ class Tuning:
 
     def recipe(self, count: int) -> Recipe:
         """The recipe of the common loop for so many images; its times are in epochs of them."""
-        epoch = self.batch / count  # what one step is
+        epoch = (self.batch - round(self.extra_share * self.batch)) / count  # what one step is
         content = {
             **self._loss(),
             "inner": {"norm": self.norm, "eps": self.eps, "steps": self.inner_steps, "step": self.step},
             "eps_warmup": self.eps_warmup * self.steps * epoch,
             "batch": self.batch,
+            "extra_share": self.extra_share,
             "epochs": (self.steps - 0.5) * epoch,  # the loop rounds up
             "lr": self.lr or LEARNING_RATES[self.method],
             "warmup": self.warmup * self.steps * epoch,
@@ -197,7 +210,17 @@ def without_labels(data: ImageDataset | torch.Tensor, size: int) -> ImageDataset
     return from_arrays(data).resized(size)
 
 
-def split(images: ImageDataset, tuning: Tuning) -> Splits:
+def chosen_extra(
+    extra: ImageDataset | torch.Tensor | None, model: Model, tuning: Tuning
+) -> ImageDataset | None:
+    """A second set of images to learn from, which goes with its share of each batch."""
+    if (extra is None) != (tuning.extra_share == 0):
+        got = f"got {'no' if extra is None else 'some'} extra images and extra_share {tuning.extra_share:g}"
+        raise InputError(f"extra images and extra_share=0.5, say, go together; {got}")
+    return None if extra is None else without_labels(extra, model.input_size[0])
+
+
+def split(images: ImageDataset, tuning: Tuning, extra: ImageDataset | None = None) -> Splits:
     """Images to learn from and a few to judge on; drawn by name and seed alone."""
     if len(images) < 2:
         raise InputError(
@@ -207,4 +230,4 @@ def split(images: ImageDataset, tuning: Tuning) -> Splits:
     keys = [hashlib.sha256(f"{tuning.seed}/{name}".encode()).digest() for name in images.names]
     apart = set(sorted(range(len(images)), key=keys.__getitem__)[:count])
     learned = images.take(i for i in range(len(images)) if i not in apart)
-    return Splits(learned, images.take(sorted(apart)))
+    return Splits(learned, images.take(sorted(apart)), extra)
