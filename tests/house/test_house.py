@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "exporting": BASE | {"backbones", "defenses", "__init__"},
     "serve": BASE | {"backbones", "data", "__init__"},
     "pushing": BASE | {"backbones", "defenses", "report"},
-    "certification": BASE | {"data", "backbones", "drawing", "evaluation", "loading"},
+    "certification": BASE | {"attacks", "data", "backbones", "drawing", "evaluation", "loading"},
     "checking": BASE | {"backbones", "data", "defenses", "certification", "evaluation", "training"},
     "challenging": BASE | {"backbones", "attacks", "data", "evaluation", "diagnosis"},
     "reviewing": BASE | {"backbones", "data", "evaluation", "diagnosis", "report"},

@@ -95,7 +95,10 @@ def certify(
         if sides and not net.classes:
             head = part_of(progress, HEAD_SHARE, "head")
             progress = part_of(progress, 1 - HEAD_SHARE, "images")
-            net = with_head(net, data, folder, max(sides), windows, resize=resize, batch=batch, progress=head)
+            net, part = with_head(
+                net, data, folder, max(sides), windows, resize=resize, batch=batch, progress=head
+            )
+            split = part if split is None else split
         images = _images(net, data, split=split, resize=resize, limit=limit, labelled=not embedding)
         run = make(net)
         facts = [*run.facts, net.identity()]

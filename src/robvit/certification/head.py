@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import torch
 from robvit.backbones.families import Tokens
 from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import TrainedOn, fitting
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.windows import Cover, cover
 from robvit.data import ImageDataset
-from robvit.errors import InputError
+from robvit.data.opening import HELD_OUT, LEARN, open_to_learn
+from robvit.errors import DataError, InputError
 from robvit.evaluation.subset import Data
-from robvit.progress import Advance, silent
-from robvit.training.head import train_head
+from robvit.progress import Advance, part_of, silent
 
 LEARNED = 1000  # images that a model without a classifier is given a head by
 
@@ -36,20 +36,30 @@ def with_head(
     resize: str | None,
     batch: int,
     progress: Advance = silent,
-) -> Model:
+) -> tuple[Model, str | None]:
     """A model without classes, with a head that is learned on the data's training part and kept in a folder.
 
-    Each image is seen whole and with one pair of windows dropped.
+    Each image is seen whole and with one pair of windows dropped. Also the part of the data to judge on: its
+    own, or what was kept apart of a folder without splits.
     """
     if not isinstance(data, str | Path):
         raise InputError(f"{model.name} has no classes that a patch could change; give it a head")
-    decisive = json.dumps([str(data), patch, windows, resize, model.identity()])
+    size, resize = model.input_size, fitting(model, resize)
+    images = open_to_learn(data, size=size[0], resize=resize, limit=LEARNED)
+    if images.kind != "labels":
+        raise DataError(f"a head learns from labels, the images of {data} have {images.kind}; give --head")
+    decisive = json.dumps([images.facts(), patch, windows, model.identity()])
     place = folder / f"head-{hashlib.sha256(decisive.encode()).hexdigest()[:12]}.safetensors"
     if not place.exists():
-        fit = partial(fit_dropped_head, patch=patch, windows=windows, draws=1, batch=batch)
-        told: Any = {"resize": resize, "batch": batch, "progress": progress}
-        train_head(model, data, fit=fit, passes=2, out=place, limit=LEARNED, **told)
-    return model.replace(head=load_head(place).to(model.mean.device)).eval()
+        share = part_of(progress, 1 / (2 * len(images)))
+        head = fit_dropped_head(
+            model, images, patch=patch, windows=windows, draws=1, batch=batch, progress=share
+        )
+        head.trained_on = TrainedOn(size, resize)
+        head.learned_from = tuple(images.checksums())
+        head.save(place)
+    learned = model.replace(head=load_head(place).to(model.mean.device)).eval()
+    return learned, HELD_OUT if images.split == LEARN else None
 
 
 def fit_dropped_head(
