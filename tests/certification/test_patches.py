@@ -163,7 +163,7 @@ def test_the_attacker_of_the_defence_takes_labels_but_no_certified_one(
 ) -> None:
     defense, (x, y) = PatchDefense(mini, 5), images
     safe, clean = defense.safe_places(defense.asked(x), y), defense.classify(x).label
-    label = attacked(defense, x, y, safe, steps=6, seed=0)
+    label = attacked(defense, x, y, clean, safe, steps=6, seed=0)
     assert bool((label == y)[safe.all(1)].all())
     assert int((label == y).sum()) < int((clean == y).sum())
     assert torch.equal(label[clean != y], clean[clean != y])

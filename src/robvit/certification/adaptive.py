@@ -45,14 +45,21 @@ class Answered(nn.Module):
 
 @torch.no_grad()
 def attacked(
-    defense: PatchDefense, x: torch.Tensor, y: torch.Tensor, safe: torch.Tensor, *, steps: int, seed: int
+    defense: PatchDefense,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    label: torch.Tensor,
+    safe: torch.Tensor,
+    *,
+    steps: int,
+    seed: int,
 ) -> torch.Tensor:
     """Labels (B,) that the defence gives when patches have done their worst: one of y only if none succeeded.
 
+    label: what it gives without a patch (B,).
     safe: the windows (B M) under which no patch can change the label; other places are tried first.
     """
-    label = defense.classify(x).label
-    rows = (label == y).nonzero()[:, 0]
+    label, rows = label.clone(), (label == y).nonzero()[:, 0]
     if not len(rows):
         return label
     side, soft = defense.cover.patch, Answered(defense)

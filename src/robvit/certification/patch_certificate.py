@@ -103,8 +103,8 @@ class PatchCertificate:
                 **({"places": places.tolist()} if self.maps else {}),
             }
             if self.attack_steps:
-                label = attacked(defense, x, y, places, steps=self.attack_steps, seed=self.seed)
-                found["attacked"] = label.tolist()
+                how = {"steps": self.attack_steps, "seed": self.seed}
+                found["attacked"] = attacked(defense, x, y, defended.label, places, **how).tolist()
             for name, cost in zip(COSTS, (middle - start, end - middle, answers.passes), strict=True):
                 found[name] = [cost / len(x)] * len(x)
             rows |= {f"{number}/{name}": values for name, values in found.items()}

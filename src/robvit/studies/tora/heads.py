@@ -14,10 +14,10 @@ from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import Attempt, per_cent, point
 from robvit.studies.tora.common import PAPER, PUBLISHED, WEAK, OneHead, bench, title_of
 from robvit.studies.tora.efforts import TableEffort
-from robvit.studies.tora.tables import SLIDES, SMALL, note_of
+from robvit.studies.tora.tables import SLIDES, SMALL, claims_over, note_of
 from robvit.studies.tora.variants import COLUMNS as VARIANTS
 from robvit.studies.tora.variants import variants_of
-from robvit.verdict import Claim, claim_of
+from robvit.verdict import Claim
 
 HEADS, JOINT = ("accuracy", "robustness"), "joint"
 Judged = Mapping[str, Sequence[Trial]]  # by trade-off and head
@@ -78,15 +78,13 @@ def _head_claims(judged: Judged, trades: Sequence[float], attempts: Sequence[Att
     """That the joint output is ahead of each head: clean, by the slides' PGD, and within the last budget."""
     published, claims = PUBLISHED["table2"], list[Claim]()
     places = {0: "clean", 2: "PGD", len(attempts) - 1: ""}  # with the column of the slides
+    titles = [title_of(attempt) for attempt in attempts]
     for trade in trades:
         joint = f"{trade:g}, {JOINT}"
         for head in HEADS:
             rival = f"{trade:g}, {head}"
-            for place, column in places.items():
-                paper = published.gain(joint, rival, column) if column else None
-                first, second = (judged[name][place].correct for name in (joint, rival))
-                text = f"{joint} over the {head} head, {title_of(attempts[place])}"
-                claims.append(claim_of(text, first, second, paper))
+            text = f"{joint} over the {head} head"
+            claims += claims_over(judged, joint, rival, text, places, titles, published)
     return claims
 
 

@@ -16,6 +16,7 @@ from robvit.record import Finding, Record, Table, Trial
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import Attempt, per_cent, worst_of
+from robvit.studies.published import PublishedTable
 from robvit.studies.tora.attacked import Attacked, attack_within, fuses, gate_aware_trial, headline
 from robvit.studies.tora.common import PAPER, PUBLISHED, WEAK, AdapterBench, bench, title_of
 from robvit.studies.tora.cost import cost
@@ -217,9 +218,24 @@ def _tuning_claims(
     for trade in trades:
         ours = f"{trade:g}, tora"
         for rival in (name for name in judged if name.startswith(f"{trade:g}, ") and name != ours):
-            for place, column in places.items():
-                paper = published.gain(ours, rival, column) if column else None
-                first, second = (judged[name][place].correct for name in (ours, rival))
-                text = f"{ours} over {rival.split(', ')[1]}, {titles[place]}"
-                claims.append(claim_of(text, first, second, paper))
+            text = f"{ours} over {rival.split(', ')[1]}"
+            claims += claims_over(judged, ours, rival, text, places, titles, published)
+    return claims
+
+
+def claims_over(
+    judged: Mapping[str, Sequence[Trial]],
+    ours: str,
+    rival: str,
+    text: str,
+    places: Mapping[int, str],
+    titles: Sequence[str],
+    published: PublishedTable,
+) -> list[Claim]:
+    """That one row is ahead of another in the trials at `places`, with the slides' column of each if any."""
+    claims = []
+    for place, column in places.items():
+        paper = published.gain(ours, rival, column) if column else None
+        first, second = (judged[name][place].correct for name in (ours, rival))
+        claims.append(claim_of(f"{text}, {titles[place]}", first, second, paper))
     return claims
