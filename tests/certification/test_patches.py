@@ -23,6 +23,7 @@ from robvit.cli import app
 from robvit.cli.report import report
 from robvit.errors import InputError, Unsupported
 from robvit.exporting import export
+from robvit.report.html import write_report
 
 
 @pytest.fixture(scope="module")
@@ -245,13 +246,15 @@ def test_maps_are_drawn_and_told(mini: robvit.Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_record_tells_what_the_defence_s_own_attacker_leaves(mini: robvit.Model) -> None:
+def test_a_record_tells_what_the_defence_s_own_attacker_leaves(mini: robvit.Model, tmp_path: Path) -> None:
     record = certify(mini, "sample", patch=[4, 5], limit=6, attack_steps=2)
     title = "The defence under patches made for it"
     (table,) = (one for one in record.tables if one.title == title)
     (row,) = table.rows  # of the larger side, whose windows serve both
     told = dict(zip(table.columns, row, strict=True))
     (attack,) = (one for one in record.trials if one.attack == "patch")
+    write_report(record, tmp_path / "report.html")
+    assert "A lower bound: no attack within this budget" in (tmp_path / "report.html").read_text()
     assert told["patch, pixels"] == 5
     assert told["under attack, %"] == pytest.approx(100 * sum(attack.correct) / 6)
     assert told["certified ones that fell"] == 0
@@ -402,6 +405,7 @@ def test_a_model_without_classes_gets_a_head_first(tmp_path: Path) -> None:
     assert head.stat().st_mtime_ns == written
     assert [one.correct for one in again.trials] == [one.correct for one in record.trials]
     assert record.metrics["certified accuracy"] > 0
+    assert any("a linear head was learned first" in note for note in record.notes)
     with pytest.raises(InputError, match="give it a head"):
         certify(bare, robvit.open_data("sample", limit=2), patch=5)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
-from robvit.certification.head import with_head
+from robvit.certification.head import LEARNED, with_head
 from robvit.certification.maps import draw_places
 from robvit.certification.patch_certificate import PatchCertificate
 from robvit.certification.smoothed_certificate import SmoothedCertificate
@@ -26,6 +26,10 @@ from robvit.locks import kept_in
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record
 
+OWN_HEAD = (
+    f"The model has no classes of its own: a linear head was learned first, on at most {LEARNED} images of "
+    "the data's training part, each whole and with a pair of windows dropped; it lies beside the record."
+)
 HEAD_SHARE = 0.3  # of the work, where a head is learned first
 
 
@@ -91,8 +95,10 @@ def certify(
     else:
         rules = Smoothing(usual_sigma(l2) if sigma is None else sigma, samples=samples, alpha=alpha)
         make = partial(SmoothedCertificate, radius=l2, rules=rules, seed=seed, embedding=embedding)
+    notes: list[str] = []
     with kept_in(out) as folder:
         if sides and not net.classes:
+            notes.append(OWN_HEAD)
             head = part_of(progress, HEAD_SHARE, "head")
             progress = part_of(progress, 1 - HEAD_SHARE, "images")
             net, part = with_head(
@@ -106,7 +112,7 @@ def certify(
         record = Record("certify", model_facts(net), images.facts(), [], command=command)
         run.fill(record, rows, images.labels if images.kind == "labels" else [])
         record.protocol = {"kind": run.kind, **run.settings}
-        record.notes = [run.meaning]
+        record.notes = [run.meaning, *notes]
         if out is not None:
             if isinstance(run, PatchCertificate) and maps:
                 cover = run.defenses[-1].cover  # of the largest patch

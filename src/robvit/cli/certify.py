@@ -81,8 +81,8 @@ def certify(
     """Certify a ViT: guarantees for every image that hold against any attacker, known or not yet.
 
     --patch: windows of tokens are dropped, and an answer that all pairs of windows agree on is certified;
-    no training is needed. --l2: randomised smoothing, of labels or of the embedding. Interrupted, the same
-    command resumes where it stopped.
+    the backbone needs no training, and a model without classes gets a head first. --l2: randomised smoothing,
+    of labels or of the embedding. Interrupted, the same command resumes where it stopped.
     """
     if (patch is None) == (l2 is None):
         raise typer.BadParameter("give --patch or --l2, one of them", param_hint="--patch")

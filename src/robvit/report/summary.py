@@ -174,7 +174,7 @@ def headlines(record: Record, summaries: list[AttackerSummary]) -> list[Headline
 def claim(record: Record, attackers: Sequence[AttackerSummary]) -> str:
     """What may be said of the accuracy under these attackers' attacks, in a sentence or two."""
     trials = [trial for summary in attackers for trial in summary.trials]
-    if all(trial.is_certificate for trial in trials):
+    if any(trial.is_certificate for trial in trials):  # no attack beside it can make it more than a bound
         return "A lower bound: no attack within this budget leaves the defended model less on these images."
     if all(trial.surrogate for trial in trials):
         return "Transfer only: nobody attacked this very model, so this is no claim of robustness."
