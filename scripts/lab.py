@@ -3,6 +3,7 @@
     python scripts/lab.py            # go on with the queue, from wherever it stopped
     python scripts/lab.py --status   # what is done, running and left, and how long the rest should take
     python scripts/lab.py --only rob-table2
+    python scripts/lab.py --first rob-table2   # this one now, then the whole queue
     python scripts/lab.py --jobs 2   # two studies beside each other, each with its share of the cores
 
 results/queue.yaml holds the studies in their order: a name, the command, of robvit or a benchmark, and an
@@ -124,6 +125,24 @@ def left(studies: list[Study]) -> list[Study]:
     gone = [study for study in studies if study not in undone and not study.out.exists()]
     wanted = [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
     return [study for study in wanted if not study.lacks_data()]
+
+
+def put_first(names: list[str], studies: list[Study]) -> list[Study]:
+    """The studies with those of these names first, in this order and each after what it needs."""
+    front = list[Study]()
+
+    def put(study: Study) -> None:
+        for other in studies:
+            if other is not study and study.needs(other):
+                put(other)
+        if study not in front:
+            front.append(study)
+
+    for name in names:
+        for study in studies:
+            if study.name == name:
+                put(study)
+    return [*front, *(study for study in studies if study not in front)]
 
 
 def restore(studies: list[Study]) -> None:
@@ -332,15 +351,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--status", action="store_true", help="only say what is done, running and left")
     parser.add_argument("--only", action="append", help="only this study")
+    parser.add_argument("--first", action="append", default=[], help="this study before the others")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time, which share the cores")
     asked = parser.parse_args()
     studies = [study for study in queue() if not asked.only or study.name in asked.only]
+    if unknown := set(asked.first) - {study.name for study in studies}:
+        raise SystemExit(f"--first must name studies of the queue, got {', '.join(sorted(unknown))}")
     print(status(studies), flush=True)
     if asked.status:
         return 0
     with _alone():
         restore(queue())
-        failed = run(left(studies), max(1, asked.jobs))
+        failed = run(put_first(asked.first, left(studies)), max(1, asked.jobs))
     print(status(studies))
     return bool(failed)
 

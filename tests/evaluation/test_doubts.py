@@ -1,4 +1,4 @@
-"""A head that is judged on images it was trained on is told so, wherever it is judged."""
+"""A model that is judged on images that its head or tokens learned from is told so, wherever it is judged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +16,8 @@ from robvit import reviewing
 from robvit.backbones.heads import load_head
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
+from robvit.evaluation.classifiers import open_classifier
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.protocol import Protocol
 from robvit.training.head import train_head
 
@@ -56,6 +59,16 @@ def test_training_images_are_told_and_others_are_not(folder: Path, head: Path) -
     assert any(told in note for note in robvit.attack(model, folder, settings={"steps": 1}).notes)
     apart = robvit.evaluate(model, folder, protocol=rules, split="held-out")
     assert not any("was trained on" in note for note in apart.notes)
+
+
+def test_images_that_tokens_were_learned_from_are_told(folder: Path) -> None:
+    model, images = robvit.load("robvit-mini"), robvit.open_data(folder)
+    values, names = torch.zeros(1, 2, model.width), tuple(images.names[:5])
+    tokens = robvit.RobustTokens(values, model.fingerprint(), learned_from=names)
+    hardened = open_classifier(model.replace(tokens=tokens))
+    (told,) = doubts(hardened, images)
+    assert "the tokens were learned from 5 of these 20 images" in told
+    assert doubts(hardened, images.take(range(5, 20))) == doubts(open_classifier(model), images) == []
 
 
 @pytest.mark.slow

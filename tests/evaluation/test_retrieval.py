@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torchvision.transforms.functional import to_pil_image
 
 import robvit
+from helpers.commands import exit_code
+from helpers.lora import changed_lora
+from helpers.networks import small_net
 from robvit.errors import InputError
+from robvit.evaluation import retrieval
 from robvit.evaluation.retrieval import (
     Gallery,
     average_precision,
+    embed,
     evaluate_retrieval,
+    flipped_bits,
     is_nearest,
     ranked,
 )
@@ -41,6 +51,82 @@ def test_a_query_is_near_its_original_or_another_image() -> None:
     assert is_nearest(original, queries, gallery).tolist() == [True, False, True]
 
 
+def test_sign_bits_are_taken_about_the_mean() -> None:
+    gallery = Gallery(torch.eye(4), torch.arange(4), torch.tensor([0.5, 0.5, -0.5, -0.5]))
+    clean = torch.tensor([[1.0, 0.0, 0.0, -1.0]] * 3)
+    queries = torch.tensor([[0.6, 0.4, -0.4, -0.6], [0.4, 0.6, -0.6, -0.4], [0.4, 0.4, 0.4, -0.6]])
+    assert flipped_bits(queries, clean, gallery).tolist() == [0, 1, 0.25]
+
+
+@pytest.mark.parametrize("angle", [0.1, 1.0, 2.5])
+def test_of_vectors_in_any_direction_the_angle_over_pi_flips(angle: float) -> None:
+    first, second = torch.randn(2, 400, 500, generator=torch.Generator().manual_seed(0))
+    turned = math.cos(angle) * first + math.sin(angle) * second
+    mean = torch.linspace(-1, 1, 500)
+    flipped = flipped_bits(mean + turned, mean + first, Gallery(first, torch.zeros(400), mean))
+    share = angle / math.pi
+    deviation = math.sqrt(share * (1 - share) / (400 * 500))
+    assert abs(flipped.mean().item() - share) < 4 * deviation
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of the sample's images, twelve of each of two classes."""
+    images = robvit.open_data("sample")
+    for label in (0, 1):
+        (folder := tmp_path / "photos" / images.classes[label]).mkdir(parents=True)
+        for i in [i for i, one in enumerate(images.labels) if one == label][:12]:
+            to_pil_image(images[i][0]).save(folder / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_no_query_stays_in_its_gallery_however_both_are_named(photos: Path, tmp_path: Path) -> None:
+    data, settings = f"folder:{photos}?test=0.25", {"steps": 1, "batch": 8}
+    copies = tmp_path / "copies"
+    for one in photos.rglob("*.png"):
+        place = copies / one.parent.name / f"copy-{one.name}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(one.read_bytes())
+    apart = evaluate_retrieval("robvit-mini", data, **settings)
+    for gallery in (f"folder:{photos}", photos, copies):
+        record = evaluate_retrieval("robvit-mini", data, gallery=gallery, **settings)
+        assert record.tables[0].note.startswith("Gallery of 18 images")
+        assert record.metrics["mAP, clean"] == pytest.approx(apart.metrics["mAP, clean"])
+
+
+def test_without_a_class_token_the_mean_patch_is_looked_up() -> None:
+    model = robvit.Model(small_net("swin")).eval()
+    images = robvit.open_data("sample", limit=4, size=32)
+    patches = model.tokens(images.tensors()[0]).patch
+    torch.testing.assert_close(embed(model, images.tensors()[0]), F.normalize(patches.mean(1), dim=-1))
+    threat = Threat("linf", 8 / 255)
+    record = evaluate_retrieval(model, images, gallery="sample", gallery_limit=60, threat=threat, steps=3)
+    assert record.metrics["bits, clean"] == 0 < record.metrics[f"bits, {PUSHED}"]
+    assert record.metrics["original, clean"] == 1
+
+
+def test_lora_factors_are_judged_and_attacked(tmp_path: Path) -> None:
+    plain = robvit.load("robvit-mini")
+    factors = changed_lora(plain)
+    factors.save(tmp_path / "lora.safetensors")
+    words = ["--limit", 4, "--gallery-limit", 40, "--steps", 2, "--eps", "8/255", "--out", tmp_path / "out"]
+    words += ["--lora", tmp_path / "lora.safetensors"]
+    assert exit_code("evaluate", "robvit-mini", "sample", "--task", "retrieval", *words) == 0
+    typed = robvit.Record.load(tmp_path / "out" / "record.json").metrics
+    settings = {"limit": 4, "gallery_limit": 40, "steps": 2, "threat": Threat("linf", 8 / 255)}
+    tuned, untouched = (
+        evaluate_retrieval(model, "sample", **settings).metrics for model in (factors.merge(plain), plain)
+    )
+    assert typed == tuned != untouched
+    assert tuned["bits, clean"] == 0 < tuned[f"bits, {PUSHED}"] != untouched[f"bits, {PUSHED}"]
+
+
+def test_model_and_images_go_to_the_device_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "processes", lambda: SimpleNamespace(device=torch.device("meta")))
+    with pytest.raises(NotImplementedError, match="out of meta tensor"):  # embeddings that come from there
+        evaluate_retrieval("robvit-mini", "sample", limit=4, gallery_limit=40)
+
+
 @pytest.mark.slow
 def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
     settings = {"threat": Threat("linf", 16 / 255), "steps": 10, "limit": 8, "gallery_limit": 60, "batch": 4}
@@ -67,10 +153,14 @@ def test_attacks_on_embeddings_do_what_they_say(tmp_path: Path) -> None:
 def test_secret_tokens_meet_who_has_them_and_who_has_not() -> None:
     model = robvit.load("robvit-mini")
     values = torch.randn(1, 4, model.width, generator=torch.Generator().manual_seed(0))
-    hardened = model.replace(tokens=robvit.RobustTokens(values, model.fingerprint()))
+    learned_from = tuple(robvit.open_data("sample", limit=3).names)
+    hardened = model.replace(
+        tokens=robvit.RobustTokens(values, model.fingerprint(), learned_from=learned_from)
+    )
     record = evaluate_retrieval(
         hardened, "sample", limit=4, gallery_limit=40, steps=3, threat=Threat("linf", 8 / 255)
     )
+    assert "tokens were learned from 3 of these 4 images" in record.notes[-1]
     assert [(trial.attack, trial.variant, trial.surrogate) for trial in record.trials] == [
         ("clean", "", ""),
         *(("feature", goal, "") for goal in ("away", "collision")),

@@ -218,6 +218,27 @@ def test_studies_run_beside_each_other_but_not_before_what_they_need(
     assert events == ["+a/1", "+c/1", "-a", "-c", "+b/1", "-b"]
 
 
+def test_what_decides_comes_first_with_what_it_needs(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_queue(lab, KEY, KEY, "robvit sign {out} --key {lab}/study-1/key.pem", KEY, KEY)
+    order: list[str] = []
+
+    def run(studies: list[Any], jobs: int) -> list[str]:
+        order[:] = [study.name[-1] for study in studies]
+        return []
+
+    monkeypatch.setattr(lab, "run", run)
+    for names, wanted in (([], "01234"), (["4"], "40123"), (["4", "2"], "41203"), (["2", "1"], "12034")):
+        words = (word for name in names for word in ("--first", f"study-{name}"))
+        monkeypatch.setattr(sys, "argv", ["lab.py", *words])
+        assert lab.main() == 0
+        assert "".join(order) == wanted
+    monkeypatch.setattr(sys, "argv", ["lab.py", "--first", "study-9"])
+    with pytest.raises(SystemExit, match="--first must name studies of the queue, got study-9"):
+        lab.main()
+
+
 def test_the_status_tells_what_runs_from_what_was_only_begun(lab: ModuleType) -> None:
     study = lab.Study("a", KEY, 1)
     lab.WORK.mkdir()

@@ -148,6 +148,11 @@ class ImageDataset(Dataset[Item]):
         mine = set(self.checksums())
         return sum(one in mine for one in other.checksums())
 
+    def without(self, other: ImageDataset) -> ImageDataset:
+        """The images that are not in another set too, by what is stored of them."""
+        theirs = set(other.checksums())
+        return self.take(i for i, one in enumerate(self.checksums()) if one not in theirs)
+
     def checksums(self) -> list[str]:
         """The beginning of the SHA-256 of what is stored of every image."""
         return [_stored_sha256(self.listing.images[index])[:8].hex() for index in self.indices]

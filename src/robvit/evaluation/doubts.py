@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.classifiers import Classifier
 from robvit.record import Finding
@@ -15,7 +18,15 @@ def doubts(classifier: Classifier, images: ImageDataset) -> list[str]:
     if count := trained_on(classifier, images):
         advice = "judge it on others, of a folder without splits by --split held-out"
         found.append(f"Doubtful: {_too_high(count, len(images))}; {advice}.")
-    return found
+    return [*found, *token_doubts(classifier.net, images)]
+
+
+def token_doubts(net: nn.Module, images: ImageDataset) -> list[str]:
+    """That a model's tokens were learned from some of the images, as far as names tell."""
+    known = net.learned_from if isinstance(net, Model) else ()
+    count = sum(name in known for name in images.names)
+    text = f"Doubtful: by their names, the tokens were learned from {count} of these {len(images)} images"
+    return [f"{text}, so they may protect others less; judge on others."] if count else []
 
 
 def trained_on(classifier: Classifier, images: ImageDataset) -> int:

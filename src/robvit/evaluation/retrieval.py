@@ -27,11 +27,13 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.corruptions import corrupt
 from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import model_facts
+from robvit.evaluation.doubts import token_doubts
 from robvit.evaluation.parts import Rows, in_parts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.loading import load
 from robvit.locks import kept_in
+from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record, Table, Trial
 from robvit.statistics import share_of
@@ -87,7 +89,8 @@ def evaluate_retrieval(
 
     model: a model, or what `load` opens; no classifier is needed.
     data: labelled queries, or what `open_data` opens.
-    gallery: where neighbours are looked for; the data's training part if left out.
+    gallery: where neighbours are looked for; the data's training part if left out. Queries are taken out
+        of it, by what is stored of them.
     threat: the budget of both attacks, which have the model itself.
     steps: gradient steps of each.
     out: a folder for record.json and finished parts, from which an interrupted run resumes.
@@ -106,6 +109,7 @@ def evaluate_retrieval(
     queries = judged_images(data, Subset(count=None), split=split, limit=limit).resized(size, resize)
     stored = _gallery_images(gallery, data, queries, gallery_limit).resized(size, resize)
     _check(queries, stored)
+    net.to(processes().device)
     found = embed_gallery(net, stored, batch, part_of(progress, 0.1, "gallery"))
 
     def make(some: ImageDataset) -> Rows:
@@ -121,7 +125,8 @@ def evaluate_retrieval(
         record.metrics, record.tables = _metrics(rows, asked), [_table(rows, asked, len(stored))]
         record.notes = [
             f"Neighbours are looked for among {len(stored)} images of {stored.spec or 'your own'} by the "
-            f"cosine of class embeddings; the attacker has the model, {threat}, {steps} steps."
+            f"cosine of class embeddings; the attacker has the model, {threat}, {steps} steps.",
+            *token_doubts(net, queries),
         ]
         record.command = command
         if out is not None:
@@ -131,12 +136,12 @@ def evaluate_retrieval(
 
 @torch.no_grad()
 def embed(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """Class embeddings of length one: (B 3 H W) -> (B D); the mean patch where there is no class token."""
-    return F.normalize(embedding(model, x), dim=-1)
+    """Embeddings of length one, for the processor: (B 3 H W) -> (B D)."""
+    return F.normalize(embedding(model, x.to(model.mean.device)), dim=-1).cpu()
 
 
 def embedding(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """What an image is looked up by, of any length: (B 3 H W) -> (B D)."""
+    """What an image is looked up by, the class token or else the mean patch: (B 3 H W) -> (B D)."""
     features = model.features(x)
     return features[:, 0] if model.has_class_token else features.mean(1)
 
@@ -161,6 +166,11 @@ def is_nearest(originals: torch.Tensor, queries: torch.Tensor, gallery: Gallery)
     return (queries * originals).sum(1) > (queries @ gallery.embeddings.T).amax(1)
 
 
+def flipped_bits(queries: torch.Tensor, originals: torch.Tensor, gallery: Gallery) -> torch.Tensor:
+    """The share of sign bits, about the gallery's mean, in which a query (Q D) leaves its original: (Q,)."""
+    return ((queries > gallery.mean) != (originals > gallery.mean)).double().mean(1)
+
+
 def average_precision(relevant: torch.Tensor) -> torch.Tensor:
     """Of ranked lists (Q G), true where the label is the query's: the mean precision at each hit, (Q,)."""
     hits = relevant.double()
@@ -180,8 +190,7 @@ def _gallery_images(
             found = open_data(data, split="train", limit=limit)
         except DataError as error:
             raise InputError(f"a gallery is needed: {error}; give --gallery, a folder of images") from error
-    queried = set(queries.names) if found.spec == queries.spec else set()
-    return found.take(i for i, name in enumerate(found.names) if name not in queried)
+    return found.without(queries)
 
 
 def _check(queries: ImageDataset, stored: ImageDataset) -> None:
@@ -203,6 +212,7 @@ def _attacked(
     x, labels = images.tensors()
     target = torch.tensor(list(_collisions(images, gallery, seed)))
     settings: dict[str, Any] = {"steps": steps, "seed": seed, "psnr": None}
+    device = model.mean.device
 
     clean = embed(model, x)
     rows: Rows = {}
@@ -211,8 +221,8 @@ def _attacked(
         adv = corrupt(x, *COPY, seed=seed) if query.copied else x
         if query.goal:
             source = partial(embedding, model if query.has_tokens else model.replace(tokens=None).eval())
-            wanted = gallery.embeddings[target] if query.goal == COLLISION else None
-            outcome = run("feature", source, x, wanted, threat, batch=len(x), **settings)
+            wanted = gallery.embeddings[target].to(device) if query.goal == COLLISION else None
+            outcome = run("feature", source, x.to(device), wanted, threat, batch=len(x), **settings)
             adv, dist = outcome.adv, outcome.distance
         queried = embed(model, adv)
         order = ranked(queried, gallery)
@@ -221,8 +231,7 @@ def _attacked(
         for k in BEST:
             rows[f"{name}/recall@{k}"] = relevant[:, :k].any(1).tolist()
         rows[f"{name}/mAP"] = average_precision(relevant).tolist()
-        flipped = ((queried > gallery.mean) != (clean > gallery.mean)).double().mean(1)
-        rows[f"{name}/bits"] = flipped.tolist()
+        rows[f"{name}/bits"] = flipped_bits(queried, clean, gallery).tolist()
         rows[f"{name}/original"] = is_nearest(clean, queried, gallery).tolist()
         rows[f"{name}/collided"] = (order[:, 0] == target).tolist()
         rows[f"{name}/distance"] = dist.tolist()
