@@ -35,10 +35,12 @@ APART = {
     "adv_lib": "adv-lib==0.2.8",
     "art": "adversarial-robustness-toolbox==1.20.1",
     "secmlt": "secml-torch==1.5",
-    **{name: name for name in ("six", "cloudpickle", "joblib", "threadpoolctl")},
+    **{name: name for name in ("six", "cloudpickle", "joblib", "threadpoolctl", "narwhals")},
     "sklearn": "scikit-learn",
 }
-NEEDS = {"art": ("six", "sklearn", "cloudpickle", "joblib", "threadpoolctl")}  # which nothing of ours brings
+NEEDS = {
+    "art": ("six", "narwhals", "sklearn", "cloudpickle", "joblib", "threadpoolctl")
+}  # which nothing of ours brings
 
 
 def apart(name: str) -> ModuleType:

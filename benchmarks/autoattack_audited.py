@@ -58,12 +58,12 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def kept(path: Path, names: list[str], make: Any) -> dict[str, Any]:
-    """A result from its file, or made and written; one of other images is refused."""
+def kept(path: Path, names: list[str], decides: dict[str, Any], make: Any) -> dict[str, Any]:
+    """A result from its file, or made and written; one of other images or settings is refused."""
     if not path.exists():
-        write_json(path, {"command": sys.argv, "names": names, **make()})
+        write_json(path, {"decides": decides, "names": names, **make()})
     found: dict[str, Any] = parse_json(read_text(path, "a result"), path, "a result")
-    if found["names"] != names or found["command"][1:] != sys.argv[1:]:
+    if (found["names"], found["decides"]) != (names, decides):
         sys.exit(f"{path} is of another run; choose another --out")
     return found
 
@@ -75,7 +75,7 @@ def costs(counted: Count, spent: Spent) -> dict[str, float]:
 
 def theirs(model: Any, images: ImageDataset, threat: Threat, options: argparse.Namespace) -> dict[str, Any]:
     """pyautoattack's standard version, block by block."""
-    parts = []
+    parts, decides = [], settled(options)
     with progress("pyautoattack", total=len(images)) as advance:
         for first in range(0, len(images), options.block):
             block = images.take(range(first, min(first + options.block, len(images))))
@@ -85,7 +85,7 @@ def theirs(model: Any, images: ImageDataset, threat: Threat, options: argparse.N
                 result = with_pyautoattack(counted, x, y, threat, WHOLE, options.queries, options.batch)
                 return {"standing": result.standing.tolist(), **costs(counted, result.spent)}
 
-            parts.append(kept(options.out / f"theirs-{first:06d}.json", block.names, make))
+            parts.append(kept(options.out / f"theirs-{first:06d}.json", block.names, decides, make))
             standing = sum(sum(part["standing"]) for part in parts)
             advance(len(block), note=f"{standing} withstand")
     sums = {name: sum(part[name] for part in parts) for name in COSTS}
@@ -107,7 +107,8 @@ def ours(model: Any, images: ImageDataset, threat: Threat, options: argparse.Nam
             standing = torch.cat([~misclassified(model(some), labels) for some, labels in parts])
         return {"standing": standing.tolist(), "audit": asdict(audit), **cost}
 
-    return kept(options.out / "ours.json", images.names, make)
+    decides = {**settled(options), "audit": options.audit}
+    return kept(options.out / "ours.json", images.names, decides, make)
 
 
 def main() -> None:
@@ -129,6 +130,12 @@ def main() -> None:
     tables = compared(rows, differing, f"{len(images)} images classified rightly, {found.threat}.")
     facts = {"model": model_facts(found.classifier), "data": images.facts()}
     finish(options.out, tables, **facts, audits=[audit], notes=[str(audit)], protocol=shared(options))
+
+
+def settled(options: argparse.Namespace) -> dict[str, Any]:
+    """What decides pyautoattack's answer for a block of images: more images later do not change it."""
+    parts = {name: str(getattr(options, name)) for name in ("model", "head", "lora", "resize")}
+    return {**parts, "batch": options.batch, **shared(options)}
 
 
 def shared(options: argparse.Namespace) -> dict[str, Any]:

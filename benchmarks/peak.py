@@ -17,12 +17,14 @@ from recording import add_out, bf16_note, finish, quickest
 from torch.utils.flop_counter import FlopCounterMode
 
 import robvit
+from robvit.attacks.compute import probe
 from robvit.attacks.core import frozen, gradient
 from robvit.attacks.precision import DTYPES, PRECISIONS, Autocast
 from robvit.progress import progress
 from robvit.record import Table
 
 SIDE = 1536  # of the matrices whose product is the peak
+LONG = 1e9  # passes that are worth a probe
 AIMS = {"fp32": 0.85, "bf16": 0.6}  # shares of the peak that a step is to reach
 COLUMNS = ["model", "images", "precision", "GFLOP an image", "ms an image", "CPU ms an image", "GFLOP/s"]
 COLUMNS += ["peak", "share of the peak", "aim"]
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="of each, of which the quickest counts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--precision", nargs="+", default=["fp32"], choices=PRECISIONS, help="one after the other"
+        "--precision", nargs="+", choices=PRECISIONS, help="fp32 and what the probe chooses, if left out"
     )
     add_out(parser)
     options = parser.parse_args()
@@ -76,11 +78,12 @@ def main() -> None:
     small = robvit.load("vit_small_patch14_dinov2", pretrained=False, img_size=112).eval()
     models = [("robvit-mini", mini, 32), ("DINOv2-small, 112 px", small.features, 112)]
     rows = []
-    with progress("peak", total=len(models) * len(options.precision)) as advance:
-        for how in options.precision:
-            for name, model, size in models:
-                rows.append(row(name, model, torch.rand(options.batch, 3, size, size), options.runs, how))
-                advance(1, note=f"{name}, {how}")
+    with progress("peak", total=len(models)) as advance:
+        for name, model, size in models:
+            x = torch.rand(options.batch, 3, size, size)
+            chosen = options.precision or dict.fromkeys(["fp32", probe(model, x, "auto", LONG).precision])
+            rows += [row(name, model, x, options.runs, how) for how in chosen]
+            advance(1, note=name)
     note = f"Threads: {options.threads}; the quickest of {options.runs} runs."
     table = Table("Share of the matrix peak", COLUMNS, rows, note)
     names = ", ".join(name for name, *_ in models)

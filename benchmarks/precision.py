@@ -66,9 +66,11 @@ def main() -> None:
     note = (
         f"{options.attack} on {len(images)} images classified rightly, {threat}; threads: {options.threads}."
     )
-    columns = ["precision", "left", "passes", "CPU seconds", "seconds"]
+    columns = ["precision", "left", "passes", *([] if options.rounded else ["CPU seconds", "seconds"])]
     tables = [
-        Table("The search in low precision beside fp32", columns, rows, note),
+        Table(
+            "The search in low precision beside fp32", columns, [row[: len(columns)] for row in rows], note
+        ),
         differing(images, broken),
     ]
     facts = {"model": model_facts(found.classifier), "data": images.facts()}

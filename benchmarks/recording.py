@@ -89,6 +89,7 @@ def finish(
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "processor": platform.machine(),
+        "load": os.getloadavg()[0],  # an idle machine has the benchmark's own threads
     }
     for table in record.tables:
         show_table(table)

@@ -6,7 +6,7 @@ The bare cost is what no trainer can avoid: for each step the attack's passes, o
 for the weights, and the optimiser. Rounds alternate, so that a busy machine disturbs all alike; seconds
 of the processor and of the clock are medians over rounds. Peers: adversarial-robustness-toolbox
 (`AdversarialTrainerMadryPGD`) and secml-torch (`AdversarialTrainer`), fetched once into a folder of their
-own; what cannot be had is left out, and the table says so. The loop's own precision is fp32 here.
+own; what cannot be had is left out, and the record says so. The loop's own precision is fp32 here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +115,29 @@ def secml(x: torch.Tensor, y: torch.Tensor, batch: int, steps: int) -> None:
     trainer.train(model, loader, attack)
 
 
-def ways(images: Any, batch: int, steps: int) -> dict[str, Callable[[], None]]:
-    """The trainers by name, those of other libraries where they can be had."""
+def ways(images: Any, batch: int, peers: dict[str, Any]) -> dict[str, Callable[[int], None]]:
+    """The trainers by name, each for a number of inner steps."""
     x, y = images.tensors()
-    found: dict[str, Callable[[], None]] = {
-        "bare passes": lambda: bare(x, y, batch, steps),
-        "robvit": lambda: loop(images, batch, steps),
+    found: dict[str, Callable[[int], None]] = {
+        "bare passes": lambda steps: bare(x, y, batch, steps),
+        "robvit": lambda steps: loop(images, batch, steps),
     }
-    for name, library, trainer in (("ART", "art", art), ("secml-torch", "secmlt", secml)):
+    return found | {name: partial(PEERS[name][1], x, y, batch) for name in peers}
+
+
+def at_hand() -> tuple[dict[str, Any], list[str]]:
+    """The other libraries that can be had, by name, and what to say of the others."""
+    found: dict[str, Any] = {}
+    notes = []
+    for name, (library, _) in PEERS.items():
         try:
-            apart(library)
+            found[name] = apart(library)
         except (ImportError, subprocess.CalledProcessError) as error:
-            print(f"{name} cannot be had: {error}")
-            continue
-        found[name] = lambda trainer=trainer: trainer(x, y, batch, steps)
-    return found
+            notes.append(f"{name} cannot be had: {error}")
+    return found, notes + [f"{name} {module.__version__}." for name, module in found.items()]
+
+
+PEERS = {"ART": ("art", art), "secml-torch": ("secmlt", secml)}
 
 
 def middle(taken: list[Spent]) -> Spent:
@@ -147,14 +156,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     images = open_data("sample", split="train", limit=args.batch * args.batches)
     rows = []
+    peers, notes = at_hand()
+    trainers = ways(images, args.batch, peers)
     with progress("training", total=len(args.steps) * args.rounds) as advance:
         for steps in args.steps:
-            trainers = ways(images, args.batch, steps)
             taken: dict[str, list[Spent]] = {name: [] for name in trainers}
             for _ in range(args.rounds):
                 for name, trainer in trainers.items():
                     watch = Watch()
-                    trainer()
+                    trainer(steps)
                     taken[name].append(watch.read())
                 advance(1, note=f"{steps} inner steps")
             own, least = middle(taken["robvit"]), middle(taken["bare passes"])
@@ -169,7 +179,7 @@ def main() -> None:
     )
     table = Table("Training beside other libraries", columns, rows, note)
     model = {"name": "robvit-mini, random weights"}
-    finish(args.out, [table], model=model, data=images.facts(), notes=[bf16_note()])
+    finish(args.out, [table], model=model, data=images.facts(), notes=[bf16_note(), *notes])
 
 
 if __name__ == "__main__":
