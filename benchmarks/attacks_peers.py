@@ -38,9 +38,8 @@ APART = {
     **{name: name for name in ("six", "cloudpickle", "joblib", "threadpoolctl", "narwhals")},
     "sklearn": "scikit-learn",
 }
-NEEDS = {
-    "art": ("six", "narwhals", "sklearn", "cloudpickle", "joblib", "threadpoolctl")
-}  # which nothing of ours brings
+# What nothing of ours brings.
+NEEDS = {"art": ("six", "narwhals", "sklearn", "cloudpickle", "joblib", "threadpoolctl")}
 
 
 def apart(name: str) -> ModuleType:

@@ -134,7 +134,7 @@ def at_hand() -> tuple[dict[str, Any], list[str]]:
             found[name] = apart(library)
         except (ImportError, subprocess.CalledProcessError) as error:
             notes.append(f"{name} cannot be had: {error}")
-    return found, notes + [f"{name} {module.__version__}." for name, module in found.items()]
+    return found, notes + [f"{name} {module.__version__.strip()}." for name, module in found.items()]
 
 
 PEERS = {"ART": ("art", art), "secml-torch": ("secmlt", secml)}
