@@ -14,8 +14,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
-from robvit import challenging
-from robvit.challenging import ATTACKERS, challenge
+from robvit.challenging import challenge as verb
+from robvit.challenging.attackers import ATTACKERS
+from robvit.challenging.challenge import challenge
 from robvit.cli import app
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
@@ -70,7 +71,7 @@ def test_a_defence_ends_with_the_honest_figure(
     defence: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert callable(defence)
-    monkeypatch.setattr(challenging, "doctor", partial(doctor, steps=5))  # its own steps have tests elsewhere
+    monkeypatch.setattr(verb, "doctor", partial(doctor, steps=5))  # its own steps have tests elsewhere
     before = torch.get_rng_state()
     record = challenge("robvit-mini", "sample", defence, out=tmp_path, **SMALL)
     assert torch.equal(torch.get_rng_state(), before)

@@ -74,7 +74,7 @@ def challenge(
     check_data(data, split)
     check_classifier(model, data, head)
     check_out(out)
-    from robvit.challenging import challenge as run
+    from robvit.challenging.challenge import challenge as run
     from robvit.evaluation.classifiers import open_classifier
     from robvit.progress import progress
     from robvit.report.html import write_report

@@ -1,0 +1,108 @@
+"""Who attacks a test-time defence, and what each of them works with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from robvit import plugins
+from robvit.attacks.core import Model, frozen
+from robvit.attacks.eot import bpda, eot
+from robvit.errors import InputError
+
+Defence = Callable[..., Model]  # a model to a defended one; see `challenge`
+DRAWS = 4  # further answers that are compared with the first: a defence may draw seldom
+
+
+@dataclass(frozen=True)
+class Field:
+    """What attackers work with: the model without its defence, with it, and a twin to differentiate."""
+
+    plain: nn.Module
+    defended: Model
+    open: Model
+    randomised: bool
+    samples: int
+
+    def averaged(self, model: Model) -> Model:
+        """The mean over draws where there are any."""
+        return eot(model, self.samples) if self.randomised else model
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """One way to attack a defence: on which model images are made, and by which attack."""
+
+    about: str
+    source: Callable[[Field], Model]
+    attack: str = "pgd_margin"
+    fits: Callable[[Field], bool] = lambda field: True
+
+
+ATTACKERS = {
+    "transfer": Attacker("images made on the model without its defence", lambda field: field.plain),
+    "gradient": Attacker(
+        "gradients through the defence as it runs, and through every step that it takes inside",
+        lambda field: field.open,
+    ),
+    "gradient, EOT": Attacker(
+        "the same, averaged over draws in every step",
+        lambda field: field.averaged(field.open),
+        fits=lambda field: field.randomised,
+    ),
+    "BPDA": Attacker(
+        "the defence as it runs, with the gradient of the model behind it",
+        lambda field: field.averaged(bpda(field.defended, field.plain)),
+    ),
+    "square": Attacker(
+        "answers only, averaged over draws", lambda field: field.averaged(field.defended), attack="square"
+    ),
+}
+
+
+def field_of(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples: int) -> Field:
+    """What attackers get of a model and a defence; x (B 3 H W) are images to try the defence on."""
+    make: Defence = plugins.imported(defence) if isinstance(defence, str) else defence
+    if not callable(make):
+        raise InputError(f"a defence is a function from a model to a defended one, got {type(make).__name__}")
+    defended = make(plain)
+    if not callable(defended):
+        raise InputError(
+            f"a defence must return a callable from images to logits, got {type(defended).__name__}"
+        )
+    follows = "differentiable" in inspect.signature(make).parameters
+    with torch.no_grad(), frozen(plain):
+        first = _first_answer(defended, x, plain(x).shape)
+        randomised = any(not torch.equal(first, defended(x)) for _ in range(DRAWS))
+    defended = _detached_if_needed(defended, x)
+    return Field(
+        plain, defended, make(plain, differentiable=True) if follows else defended, randomised, samples
+    )
+
+
+def _first_answer(defended: Model, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """What the defence answers, or words about what is wrong with it."""
+    try:
+        output = defended(x)
+    except Exception as error:  # whatever somebody's function may raise
+        raise InputError(
+            f"the defence must take images {tuple(x.shape)}, got {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(output, torch.Tensor) or output.shape != shape:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(f"the defence must return logits {tuple(shape)} as its model does, got {got}")
+    return output
+
+
+def _detached_if_needed(defended: Model, x: torch.Tensor) -> Model:
+    """A defence that refuses images with a gradient, as NumPy does, gets them without: it then has none."""
+    try:
+        with torch.enable_grad():
+            defended(x[:1].detach().requires_grad_())
+    except RuntimeError:
+        return lambda images: defended(images.detach())
+    return defended
