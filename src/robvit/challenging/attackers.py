@@ -11,11 +11,11 @@ from torch import nn
 
 from robvit import plugins
 from robvit.attacks.core import Model, frozen
-from robvit.attacks.eot import bpda, eot
+from robvit.attacks.eot import bpda, bpda_moved, eot, moves
 from robvit.errors import InputError
 
 Defence = Callable[..., Model]  # a model to a defended one; see `challenge`
-DRAWS = 4  # further answers that are compared with the first: a defence may draw seldom
+DRAWS = 4  # further looks at a defence after the first: it may draw seldom
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Field:
     defended: Model
     open: Model
     randomised: bool
+    moves: bool  # the defence hands its model another image of the same shape
     samples: int
 
     def averaged(self, model: Model) -> Model:
@@ -40,7 +41,7 @@ class Attacker:
     about: str
     source: Callable[[Field], Model]
     attack: str = "pgd_margin"
-    fits: Callable[[Field], bool] = lambda field: True
+    why_not: Callable[[Field], str] = lambda field: ""  # what it lacks to attack this defence, in words
 
 
 ATTACKERS = {
@@ -52,11 +53,16 @@ ATTACKERS = {
     "gradient, EOT": Attacker(
         "the same, averaged over draws in every step",
         lambda field: field.averaged(field.open),
-        fits=lambda field: field.randomised,
+        why_not=lambda field: "" if field.randomised else "the defence is not randomised",
     ),
     "BPDA": Attacker(
-        "the defence as it runs, with the gradient of the model behind it",
+        "the defence as it runs, with the gradient of the model behind it at the image",
         lambda field: field.averaged(bpda(field.defended, field.plain)),
+    ),
+    "BPDA, moved": Attacker(
+        "the same, with that gradient at the image that the defence hands to the model",
+        lambda field: field.averaged(bpda_moved(field.defended, field.plain)),
+        why_not=lambda field: "" if field.moves else "the defence hands on no other image of this shape",
     ),
     "square": Attacker(
         "answers only, averaged over draws", lambda field: field.averaged(field.defended), attack="square"
@@ -78,10 +84,10 @@ def field_of(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples:
     with torch.no_grad(), frozen(plain):
         first = _first_answer(defended, x, plain(x).shape)
         randomised = any(not torch.equal(first, defended(x)) for _ in range(DRAWS))
+        moving = any(moves(defended, plain, x) for _ in range(DRAWS))
     defended = _detached_if_needed(defended, x)
-    return Field(
-        plain, defended, make(plain, differentiable=True) if follows else defended, randomised, samples
-    )
+    twin = make(plain, differentiable=True) if follows else defended
+    return Field(plain, defended, twin, randomised, moving, samples)
 
 
 def _first_answer(defended: Model, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:

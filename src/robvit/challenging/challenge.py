@@ -145,8 +145,8 @@ def _attack(
     record.trials = [clean_trial_of(judge(field.plain, x, y, batch=batch), scenario=PLAIN, control=True)]
     for name, attacker in ATTACKERS.items():
         settings: dict[str, Any] = {"steps": queries if attacker.attack == "square" else steps, "seed": seed}
-        if not attacker.fits(field):
-            rows.append([name, attacker.about, None, "the defence is not randomised"])
+        if lacking := attacker.why_not(field):
+            rows.append([name, attacker.about, None, lacking])
             continue
         try:
             outcome = run(
