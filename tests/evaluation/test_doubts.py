@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import robvit
 from robvit import reviewing
 from robvit.backbones.heads import load_head
+from robvit.challenging import challenge
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
 from robvit.evaluation.protocol import Protocol
@@ -56,6 +57,16 @@ def test_training_images_are_told_and_others_are_not(folder: Path, head: Path) -
     assert any(told in note for note in robvit.attack(model, folder, settings={"steps": 1}).notes)
     apart = robvit.evaluate(model, folder, protocol=rules, split="held-out")
     assert not any("was trained on" in note for note in apart.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
+def test_a_challenge_tells_it_too(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(challenge, "CHECKS", ("randomness",))  # the others add nothing
+    model = robvit.load("robvit-mini", head=head)
+    made = robvit.challenge(model, folder, lambda plain: plain, steps=1, queries=1)
+    assert "Attackers who know the defence" in made.notes[0]
+    assert "the head was trained on 16 of these 20 images" in made.notes[1]
 
 
 @pytest.mark.slow

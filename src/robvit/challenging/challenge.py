@@ -19,11 +19,21 @@ from robvit.backbones.trained_on import fitting
 from robvit.challenging.attackers import ATTACKERS, Defence, Field, field_of
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
-from robvit.evaluation.classifiers import Classifier, Judged, aligned, check_fit, model_facts, open_classifier
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    fitted,
+    model_facts,
+    open_classifier,
+)
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.evaluation.trials import clean_trial_of, trial_of
 from robvit.locks import kept_in
+from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Finding, Record, Table
 from robvit.threat import NORMS, Threat
@@ -94,11 +104,13 @@ def challenge(
         images = judged_images(data, Subset(count=None), split=split, limit=limit)
         images = aligned(plain, images.resized(plain.size or images.size, fitting(plain.net, resize)))
         check_fit(plain, images)
-        x, y = images.tensors()
+        device = processes().device
+        net = fitted(plain.net, images).to(device)
+        x, y = (tensor.to(device) for tensor in images.tensors())
         torch.manual_seed(seed)
         # A defence that optimises is differentiated twice, and the fused kernel of the CPU cannot be.
-        with kept_in(out) as folder, plain_attention(fused_layers(plain.net)):
-            field = field_of(plain.net, defence, x[:batch], samples)
+        with kept_in(out) as folder, plain_attention(fused_layers(net)):
+            field = field_of(net, defence, x[:batch], samples)
             facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
             record = Record("challenge", facts, images.facts(), [], command=command)
             seen = x[:EXAMINED], y[:EXAMINED]
@@ -109,7 +121,8 @@ def challenge(
             record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
             record.protocol = {"threat": asdict(threat.budget), **effort, "seed": seed, "batch": batch}
-            record.notes = [_meaning(record)]
+            record.machine = {"device": device.type, "threads": torch.get_num_threads()}
+            record.notes = [_meaning(record), *doubts(plain, images)]
             if out is not None:
                 record.save(folder / "record.json")
     return record
