@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from robvit.certification.certify import certify as certify
     from robvit.certification.patches import PatchDefense as PatchDefense
     from robvit.certification.patches import defend_patches as defend_patches
-    from robvit.challenging import challenge as challenge
+    from robvit.challenging.challenge import challenge as challenge
     from robvit.checking import check as check
     from robvit.data.dataset import ImageDataset as ImageDataset
     from robvit.data.opening import open_data as open_data
@@ -76,7 +76,7 @@ _PUBLIC = {
     "attack": ("robvit.evaluation.attack", "attack"),
     "attacks": ("robvit.attacks", ""),
     "certify": ("robvit.certification.certify", "certify"),
-    "challenge": ("robvit.challenging", "challenge"),
+    "challenge": ("robvit.challenging.challenge", "challenge"),
     "check": ("robvit.checking", "check"),
     "compare": ("robvit.evaluation.compare", "compare"),
     "curve": ("robvit.evaluation.curve", "curve"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from robvit.attacks import (
     segpgd_reference,
 )
 from robvit.attacks import losses as L
+from robvit.attacks.eot import bpda_moved
 from robvit.errors import BrokenAttack, InputError
 from robvit.threat import NORMS, Threat
 
@@ -47,6 +49,13 @@ class Tokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).flatten(2).transpose(1, 2)
+
+
+class Bowl(nn.Module):
+    """The squared distance of an image from grey (B 1)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - 0.5).square().flatten(1).sum(1, keepdim=True)
 
 
 def levels(count: int = 4) -> torch.Tensor:
@@ -305,6 +314,32 @@ def test_bpda_gives_a_gradient_to_what_has_none():
     assert torch.equal(grad, torch.full_like(x, 3))
     with pytest.raises(InputError, match="stand-in"):
         bpda(lambda z: z.mean())(x)
+
+
+def test_bpda_takes_the_gradient_where_a_purification_lands():
+    bowl = Bowl()
+    x = torch.full((2, 3, 4, 4), 0.4)
+
+    def slope(model: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(model(leaf).sum(), leaf)
+        assert torch.allclose(grad, grad[0, 0, 0, 0])
+        return float(grad[0, 0, 0, 0])
+
+    def across(z: torch.Tensor) -> torch.Tensor:
+        bowl(z)  # a look on the way is not where it lands
+        with torch.no_grad():
+            return bowl(z + 0.2)
+
+    assert slope(bpda(across, bowl)) == pytest.approx(2 * (0.4 - 0.5))
+    assert slope(bpda_moved(across, bowl)) == pytest.approx(2 * (0.6 - 0.5))
+    assert torch.equal(bpda_moved(across, bowl)(x), across(x))
+    draws = iter([0.1, 0.2])
+    drawn = bpda_moved(lambda z: bowl(z + next(draws)), bowl)
+    assert slope(eot(drawn, 2)) == pytest.approx(2 * (0.4 + 0.15 - 0.5)), "each draw has a place of its own"
+    smaller = bpda_moved(lambda z: bowl(z[..., :2] + 0.2), bowl)
+    assert slope(smaller) == pytest.approx(2 * (0.4 - 0.5)), "another shape leaves the start"
+    assert not bowl._forward_pre_hooks
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import robvit
 from robvit import reviewing
 from robvit.backbones.heads import load_head
+from robvit.challenging import challenge
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import open_classifier
@@ -69,6 +70,16 @@ def test_images_that_tokens_were_learned_from_are_told(folder: Path) -> None:
     (told,) = doubts(hardened, images)
     assert "the tokens were learned from 5 of these 20 images" in told
     assert doubts(hardened, images.take(range(5, 20))) == doubts(open_classifier(model), images) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AttackWarning")
+def test_a_challenge_tells_it_too(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(challenge, "CHECKS", ("randomness",))  # the others add nothing
+    model = robvit.load("robvit-mini", head=head)
+    made = robvit.challenge(model, folder, lambda plain: plain, steps=1, queries=1)
+    assert "Attackers who know the defence" in made.notes[0]
+    assert "the head was trained on 16 of these 20 images" in made.notes[1]
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
-from robvit.attacks.core import Model
+from robvit.attacks.core import Model, input_gradient
 from robvit.errors import InputError
 
 
@@ -44,6 +46,52 @@ def bpda(forward: Model, backward: Model | None = None) -> Model:
     return through
 
 
+def bpda_moved(defended: Model, model: nn.Module) -> Model:
+    """`defended`, with the gradient of `model` at the image that the defence hands to it, passed straight on.
+
+    Purification moves an image, and the gradient where it lands may point elsewhere than at its start.
+    Where the model gets no image of the same shape, its gradient is taken at the start.
+    """
+
+    def through(x: torch.Tensor) -> torch.Tensor:
+        start, seen = x.detach(), [x.detach()]
+
+        def watched(image: torch.Tensor) -> torch.Tensor:
+            with _handed_to(model, seen):
+                return defended(image)
+
+        return bpda(watched, lambda leaf: model(leaf + (seen[-1] - start)))(x)
+
+    through.__dict__["__wrapped__"] = defended
+    return through
+
+
+def moves(defended: Model, model: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a defence hands its model an image of the shape of x (B 3 H W) that is another than x."""
+    seen = [x]
+    with _handed_to(model, seen):
+        defended(x)
+    return not torch.equal(seen[-1], x)
+
+
+@contextmanager
+def _handed_to(model: nn.Module, seen: list[torch.Tensor]) -> Iterator[None]:
+    """The last image that `model` gets takes the place of the one in `seen`, if their shapes agree.
+
+    The last, for it gives the answer: a defence that optimises asks the model on the way there as well.
+    """
+
+    def keep(_: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], torch.Tensor) and given[0].shape == seen[-1].shape:
+            seen[:] = [given[0].detach()]
+
+    hook = model.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class _StandIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, real: Model, stand_in: Model | None) -> torch.Tensor:
@@ -64,6 +112,5 @@ class _StandIn(torch.autograd.Function):
             return grads[0], None, None
         with torch.enable_grad():
             leaf = ctx.saved_tensors[0].detach().requires_grad_()
-            output = stand_in(leaf)
-        (grad,) = torch.autograd.grad(output, leaf, grads[0])
-        return grad, None, None
+            total = (stand_in(leaf) * grads[0]).sum()
+        return input_gradient(total, leaf), None, None

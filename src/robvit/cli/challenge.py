@@ -26,7 +26,7 @@ from robvit.cli.options import (
     Split,
     Threads,
 )
-from robvit.cli.shell import typed
+from robvit.cli.shell import tell_device, typed
 from robvit.cli.tables import show_table
 from robvit.plugins import check_there, is_spec
 
@@ -64,7 +64,8 @@ def challenge(
 
     The doctor looks for what the defence hides; then images are made on the model without it (transfer), by
     gradients through it, averaged over its draws (EOT), with the model's gradient in place of its own (BPDA),
-    and from answers only. What all of them leave is the figure to quote.
+    at the image or where the defence moves it, and from answers only. What all of them leave is the figure to
+    quote.
     """
     if not is_spec(defence):
         raise typer.BadParameter(f"give module:function, got {defence!r}", param_hint="--defence")
@@ -74,13 +75,14 @@ def challenge(
     check_data(data, split)
     check_classifier(model, data, head)
     check_out(out)
-    from robvit.challenging import challenge as run
+    from robvit.challenging.challenge import challenge as run
     from robvit.evaluation.classifiers import open_classifier
     from robvit.progress import progress
     from robvit.report.html import write_report
     from robvit.threat import Threat
 
     plain = open_classifier(model, arch=arch, img_size=img_size, head=head, lora=lora)
+    tell_device()
     with progress(f"challenging {defence}", total=1) as advance:
         record = run(
             plain,
@@ -104,5 +106,6 @@ def challenge(
     for finding in record.findings:
         if finding.status == "red":
             typer.echo(f"red: {finding.title or finding.check}: {finding.evidence}")
-    typer.echo(record.notes[0])
+    for note in record.notes:
+        typer.echo(note)
     typer.echo(f"\nwritten: {out}/record.json\nopen:    {out}/report.html")

@@ -7,33 +7,37 @@ several kinds try: the figure to quote is what is left by all of them together (
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from robvit import plugins
-from robvit.attacks.core import Model, frozen
-from robvit.attacks.eot import bpda, eot
 from robvit.attacks.precision import fused_layers, plain_attention
 from robvit.attacks.run import judge, run
 from robvit.backbones.trained_on import fitting
+from robvit.challenging.attackers import ATTACKERS, Defence, Field, field_of
 from robvit.diagnosis.doctor import doctor
 from robvit.errors import InputError
-from robvit.evaluation.classifiers import Classifier, Judged, aligned, check_fit, model_facts, open_classifier
+from robvit.evaluation.classifiers import (
+    Classifier,
+    Judged,
+    aligned,
+    check_fit,
+    fitted,
+    model_facts,
+    open_classifier,
+)
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.evaluation.trials import clean_trial_of, trial_of
 from robvit.locks import kept_in
+from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Finding, Record, Table
 from robvit.threat import NORMS, Threat
 
-Defence = Callable[..., Model]  # a model to a defended one; see `challenge`
 USUAL = Threat("linf", 8 / 255)
 CHECKS = (
     "randomness",
@@ -45,54 +49,7 @@ CHECKS = (
     "transfer",
 )
 EXAMINED = 32  # images that the doctor sees
-DRAWS = 4  # further answers that are compared with the first: a defence may draw seldom
 PLAIN, DEFENDED = "without the defence", "defended"
-
-
-@dataclass(frozen=True)
-class _Field:
-    """What attackers work with: the model without its defence, with it, and a twin to differentiate."""
-
-    plain: nn.Module
-    defended: Model
-    open: Model
-    randomised: bool
-    samples: int
-
-    def averaged(self, model: Model) -> Model:
-        """The mean over draws where there are any."""
-        return eot(model, self.samples) if self.randomised else model
-
-
-@dataclass(frozen=True)
-class _Attacker:
-    """One way to attack a defence: on which model images are made, and by which attack."""
-
-    about: str
-    source: Callable[[_Field], Model]
-    attack: str = "pgd_margin"
-    fits: Callable[[_Field], bool] = lambda field: True
-
-
-ATTACKERS = {
-    "transfer": _Attacker("images made on the model without its defence", lambda field: field.plain),
-    "gradient": _Attacker(
-        "gradients through the defence as it runs, and through every step that it takes inside",
-        lambda field: field.open,
-    ),
-    "gradient, EOT": _Attacker(
-        "the same, averaged over draws in every step",
-        lambda field: field.averaged(field.open),
-        fits=lambda field: field.randomised,
-    ),
-    "BPDA": _Attacker(
-        "the defence as it runs, with the gradient of the model behind it",
-        lambda field: field.averaged(bpda(field.defended, field.plain)),
-    ),
-    "square": _Attacker(
-        "answers only, averaged over draws", lambda field: field.averaged(field.defended), attack="square"
-    ),
-}
 
 
 def challenge(
@@ -147,11 +104,13 @@ def challenge(
         images = judged_images(data, Subset(count=None), split=split, limit=limit)
         images = aligned(plain, images.resized(plain.size or images.size, fitting(plain.net, resize)))
         check_fit(plain, images)
-        x, y = images.tensors()
+        device = processes().device
+        net = fitted(plain.net, images).to(device)
+        x, y = (tensor.to(device) for tensor in images.tensors())
         torch.manual_seed(seed)
         # A defence that optimises is differentiated twice, and the fused kernel of the CPU cannot be.
-        with kept_in(out) as folder, plain_attention(fused_layers(plain.net)):
-            field = _field(plain.net, defence, x[:batch], samples)
+        with kept_in(out) as folder, plain_attention(fused_layers(net)):
+            field = field_of(net, defence, x[:batch], samples)
             facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
             record = Record("challenge", facts, images.facts(), [], command=command)
             seen = x[:EXAMINED], y[:EXAMINED]
@@ -162,7 +121,8 @@ def challenge(
             record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
             record.protocol = {"threat": asdict(threat.budget), **effort, "seed": seed, "batch": batch}
-            record.notes = [_meaning(record)]
+            record.machine = {"device": device.type, "threads": torch.get_num_threads()}
+            record.notes = [_meaning(record), *doubts(plain, images)]
             if out is not None:
                 record.save(folder / "record.json")
     return record
@@ -172,51 +132,8 @@ def _name(defence: str | Defence) -> str:
     return defence if isinstance(defence, str) else getattr(defence, "__name__", type(defence).__name__)
 
 
-def _field(plain: nn.Module, defence: str | Defence, x: torch.Tensor, samples: int) -> _Field:
-    make: Defence = plugins.imported(defence) if isinstance(defence, str) else defence
-    if not callable(make):
-        raise InputError(f"a defence is a function from a model to a defended one, got {type(make).__name__}")
-    defended = make(plain)
-    if not callable(defended):
-        raise InputError(
-            f"a defence must return a callable from images to logits, got {type(defended).__name__}"
-        )
-    follows = "differentiable" in inspect.signature(make).parameters
-    with torch.no_grad(), frozen(plain):
-        first = _first_answer(defended, x, plain(x).shape)
-        randomised = any(not torch.equal(first, defended(x)) for _ in range(DRAWS))
-    defended = _detached_if_needed(defended, x)
-    return _Field(
-        plain, defended, make(plain, differentiable=True) if follows else defended, randomised, samples
-    )
-
-
-def _first_answer(defended: Model, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """What the defence answers, or words about what is wrong with it."""
-    try:
-        output = defended(x)
-    except Exception as error:  # whatever somebody's function may raise
-        raise InputError(
-            f"the defence must take images {tuple(x.shape)}, got {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(output, torch.Tensor) or output.shape != shape:
-        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise InputError(f"the defence must return logits {tuple(shape)} as its model does, got {got}")
-    return output
-
-
-def _detached_if_needed(defended: Model, x: torch.Tensor) -> Model:
-    """A defence that refuses images with a gradient, as NumPy does, gets them without: it then has none."""
-    try:
-        with torch.enable_grad():
-            defended(x[:1].detach().requires_grad_())
-    except RuntimeError:
-        return lambda images: defended(images.detach())
-    return defended
-
-
 def _examined(
-    field: _Field, seen: tuple[torch.Tensor, torch.Tensor], progress: Advance, **settings: Any
+    field: Field, seen: tuple[torch.Tensor, torch.Tensor], progress: Advance, **settings: Any
 ) -> list[Finding]:
     """What the doctor finds in the defended model, with the one behind it to transfer from."""
     return doctor(
@@ -226,7 +143,7 @@ def _examined(
 
 def _attack(
     record: Record,
-    field: _Field,
+    field: Field,
     x: torch.Tensor,
     y: torch.Tensor,
     threat: Threat,
@@ -241,8 +158,8 @@ def _attack(
     record.trials = [clean_trial_of(judge(field.plain, x, y, batch=batch), scenario=PLAIN, control=True)]
     for name, attacker in ATTACKERS.items():
         settings: dict[str, Any] = {"steps": queries if attacker.attack == "square" else steps, "seed": seed}
-        if not attacker.fits(field):
-            rows.append([name, attacker.about, None, "the defence is not randomised"])
+        if lacking := attacker.why_not(field):
+            rows.append([name, attacker.about, None, lacking])
             continue
         try:
             outcome = run(

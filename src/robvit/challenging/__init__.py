@@ -1,0 +1,1 @@
+"""Test-time defences, and attackers who know them."""
