@@ -85,6 +85,17 @@ def test_no_is_a_precision_on_the_command_line_too() -> None:
     assert Tuning.of({}, ["precision=no"]).recipe(100).precision == "no"
 
 
+def test_what_is_left_out_is_the_setting_of_the_records(mini: Model) -> None:
+    chosen = Tuning().settled(mini)
+    assert (chosen.eps, chosen.class_weight, chosen.rank) == (2 / 255, 0.5, 16)
+    assert Tuning(class_weight=0.2).settled(mini).class_weight == 0.2
+    assert Tuning.of({}, ["class_weight=null"]).settled(mini).class_weight is None
+    assert Tuning(loss="task").settled(mini).class_weight is None
+    assert Tuning().settled(Model(small_net("swin"))).class_weight is None  # it has no class token
+    with pytest.raises(InputError, match=r"a share such as 0\.5, auto, or null for none, got 'half'"):
+        Tuning(class_weight="half")
+
+
 def test_only_the_first_blocks_are_tuned_if_wanted(mini: Model) -> None:
     twin, net = learner_parts(mini, Tuning(method="full", blocks=1))
     assert {n.split(".")[1] for n, p in twin.net.named_parameters() if p.requires_grad} == {"0"}
@@ -203,8 +214,9 @@ def test_factors_with_normalisations_are_taken_up(mini: Model) -> None:
 
 def test_what_was_chosen_for_a_run_is_kept_when_it_is_taken_up(tmp_path: Path, mini: Model) -> None:
     write_json(tmp_path / CHOICE, asdict(Compute("auto", "bf16/plain", 1, "cpu")))
-    learner = make_learner(mini, Tuning(**FEW))
-    found = settled(learner, without_labels(images(), 32), Tuning(**FEW).recipe(20), 4, tmp_path)
+    tuning = Tuning(**FEW).settled(mini)
+    learner = make_learner(mini, tuning)
+    found = settled(learner, without_labels(images(), 32), tuning.recipe(20), 4, tmp_path)
     assert found.precision == "bf16/plain"
     layers = fused_layers(mini)
     with lowered(found, mini):
@@ -365,7 +377,7 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
 def passes_of_a_step(mini: Model, **settings: Any) -> dict[str, list[Any]]:
     """What the learner and the original are asked in one step: whether each pass is recorded for gradients,
     how many tokens it sees, and whether factors are open to gradients then."""
-    tuning = Tuning(rank=2, eps=2 / 255, **settings)
+    tuning = Tuning(rank=2, **settings).settled(mini)
     learner = make_learner(mini, tuning)
     recipe = tuning.recipe(100)
     loss = make_loss(recipe.loss, learner, images(), recipe.loss_settings)

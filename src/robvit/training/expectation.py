@@ -15,9 +15,11 @@ from typing import Any
 from robvit.backbones.model import Model
 from robvit.budget import Budget
 from robvit.record import Record
-from robvit.training.tuning import Tuning
+from robvit.training.tuning import ONLY_FEATURES, Tuning
 
 RECORDED = "recorded.json"
+# Besides network, size and method: what another tuning differs in, whose figures say nothing of this one.
+ALIKE = ("rank", "blocks", "class_weight", "loss", "hide")
 Known = list[dict[str, Any]]
 
 
@@ -33,7 +35,9 @@ def _what(model: Model, tuning: Tuning) -> str:
 
 def recorded(model: Model, tuning: Tuning, known: Known | None = None) -> str:
     """The same, or nothing where no record tells of it; nearest is by eps, then by how long it was tuned."""
+    tuning = tuning.settled(model)
     mine = {"fingerprint": model.fingerprint(), "input": list(model.input_size), "method": tuning.method}
+    mine |= {name: getattr(tuning, name) for name in ALIKE}
     alike = [
         one
         for one in (_shipped() if known is None else known)
@@ -94,6 +98,7 @@ def _facts(one: Record) -> dict[str, Any]:
     return {
         **{name: one.model[name] for name in ("fingerprint", "input")},
         **{name: settings[name] for name in ("method", "eps", "steps", "batch")},
+        **{name: settings.get(name, ONLY_FEATURES.get(name)) for name in ALIKE},
         "steps before": (settings.get("start") or {}).get("steps", 0),
         "seconds": round(one.metrics["seconds"]),
     }

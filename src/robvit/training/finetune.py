@@ -79,7 +79,7 @@ def finetune(
     progress: told each share of the work, one in all, with a note
     command: what the record says the tuning was started by
     """
-    tuning = replace(tuning or Tuning(), **settings)
+    tuning = replace(tuning or Tuning(), **settings).settled(model)
     start = lora if isinstance(lora, LoRA) or lora is None else LoRA.load(lora)
     images, more = chosen_images(data, model, tuning), chosen_extra(extra, model, tuning)
     main = processes().is_main_process

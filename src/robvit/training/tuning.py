@@ -36,6 +36,8 @@ OF_THE_LOSS = (
     *("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep", "hide", "hide_windows"),
     "class_weight",
 )
+AUTO = "auto"  # a class weight that follows from the network
+CLASS_WEIGHT = 0.5  # where it has a class token; what the recorded tunings were made with
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,11 @@ class Tuning:
     `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
     times by an attack of `judge_steps`; the weights that did best are kept. `distance`, `clean_weight`,
     `clean_cosine`, `reach`, `add_steps`, `keep`, `hide`, `hide_windows` and `class_weight` are those of
-    `Features`. With `loss` "task" or "trades" labels and the model's own classifier or head take the
-    features' place: its loss on attacked images, or TRADES with `beta`. With `norms` the normalisations and
-    layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752). `extra_share` of each batch comes
-    from a second set of images. `changes` reach any key of the recipe ("ema", "augment.flip").
+    `Features`; left at "auto", `class_weight` is 0.5 where the network has a class token. With `loss` "task"
+    or "trades" labels and the model's own classifier or head take the features' place: its loss on attacked
+    images, or TRADES with `beta`. With `norms` the normalisations and layer scales learn along with LoRA's
+    factors (FullLoRA-AT, 2401.01752). `extra_share` of each batch comes from a second set of images.
+    `changes` reach any key of the recipe ("ema", "augment.flip").
     """
 
     method: str = "lora"
@@ -59,7 +62,7 @@ class Tuning:
     alpha: float = 16.0  # of alpha / rank, so that a learning rate serves every rank
     blocks: int | None = None
     norms: bool = False
-    eps: float = 1 / 255
+    eps: float = 2 / 255
     norm: str = "linf"
     inner_steps: int = 2
     step: float = 0.75
@@ -81,7 +84,7 @@ class Tuning:
     keep: float = 1.0
     hide: int = 0
     hide_windows: int = 4
-    class_weight: float | None = None
+    class_weight: float | str | None = AUTO
     extra_share: float = 0.0
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
@@ -103,8 +106,13 @@ class Tuning:
             raise InputError(f"loss must be features, {' or '.join(SUPERVISED)}, got {self.loss!r}")
         if self.norms and self.method == "full":
             raise InputError("norms is for the method lora: full tunes normalisations anyway; leave it out")
-        if self.supervised and (wrong := [n for n in ONLY_FEATURES if getattr(self, n) != ONLY_FEATURES[n]]):
+        wrong = [name for name, none in ONLY_FEATURES.items() if getattr(self, name) not in (none, AUTO)]
+        if self.supervised and wrong:
             raise InputError(f"{wrong[0]} is for the loss features, the loss is {self.loss}; leave it out")
+        if isinstance(self.class_weight, str) and self.class_weight != AUTO:
+            raise InputError(
+                f"class_weight must be a share such as 0.5, {AUTO}, or null for none, got {self.class_weight!r}"
+            )
         if not 0 <= self.extra_share < 1:
             raise InputError(
                 f"extra_share must be a share of each batch, such as 0.5, got {self.extra_share:g}"
@@ -119,6 +127,13 @@ class Tuning:
     def supervised(self) -> bool:
         """Whether labels and a classifier say what is right, rather than the original's features."""
         return self.loss in SUPERVISED
+
+    def settled(self, model: Model) -> Tuning:
+        """The same with all that was left to the network decided."""
+        if self.class_weight != AUTO:
+            return self
+        weighs = model.has_class_token and not self.supervised
+        return replace(self, class_weight=CLASS_WEIGHT if weighs else None)
 
     def _loss(self) -> dict[str, Any]:
         if self.supervised:
