@@ -28,11 +28,12 @@ from robvit.data.dataset import Listing
 from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
 from robvit.files import write_json
+from robvit.progress import silent
 from robvit.record import Record
 from robvit.report.card import model_card
 from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
-from robvit.training.finetune import finetune
+from robvit.training.finetune import Stopwatch, finetune
 from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
@@ -131,9 +132,23 @@ def test_tuning_leaves_a_result_that_loads_and_a_record(tmp_path: Path, mini: Mo
     record = Record.load(tmp_path / "record.json")
     assert record.metrics["cosine, original, clean"] == pytest.approx(1, abs=1e-5)
     assert record.metrics["seconds"] > 0
+    assert record.metrics["processor seconds"] > 0
+    assert record.machine["threads"] >= 1
     assert record.history["step"] == [2, 4]
     assert record.findings[0].check == "masked gradients"
     assert len(heard) >= 2
+
+
+def test_the_cost_of_all_runs_is_added_up(tmp_path: Path) -> None:
+    (tmp_path / "seconds.txt").write_text("100.0 40.0\n")
+    first = Stopwatch(tmp_path / "seconds.txt", silent)
+    sum(range(1_000_000))
+    first(0.5)
+    again = Stopwatch(tmp_path / "seconds.txt", silent)
+    assert 40 < again.processor < 50
+    assert again.seconds >= 100 + again.processor - 40.2
+    (tmp_path / "seconds.txt").write_text("100.0\n")  # of a run begun before both were kept
+    assert Stopwatch(tmp_path / "seconds.txt", silent).processor >= 100
 
 
 class Stop(Exception):
@@ -194,10 +209,15 @@ def test_a_tuning_goes_on_from_an_earlier_one_towards_the_same_original(tmp_path
     assert torch.equal(loss.target(x, x), small.features(x))  # the aim is the original, not the start
     second = finetune(small, images(), lora=tmp_path / "lora.safetensors", **FEW)
     assert second.lora is not None
-    assert second.lora.settings["start"] == {"digest": first.lora.digest(), "steps": FEW["steps"]}
-    assert second.record.model["settings"]["start"]["steps"] == FEW["steps"]
+    costs = [one.lora.settings["processor seconds"] for one in (first, second) if one.lora]
+    before = {"digest": first.lora.digest(), "steps": FEW["steps"], "processor seconds": costs[0]}
+    assert second.lora.settings["start"] == second.record.model["settings"]["start"] == before
     third = finetune(small, images(), lora=second.lora, **FEW)
-    assert third.record.model["settings"]["start"]["steps"] == 2 * FEW["steps"]
+    before = third.record.model["settings"]["start"]
+    assert (before["steps"], before["processor seconds"]) == (2 * FEW["steps"], sum(costs))
+    untold = replace(first.lora, settings={"steps": 7})
+    fourth = finetune(small, images(), lora=untold, **FEW).record.model["settings"]["start"]
+    assert (fourth["steps"], fourth["processor seconds"]) == (7, None)
     assert len({one.model.identity() for one in (first, second, third)}) == 3
     with pytest.raises(InputError, match="have rank 4"):
         finetune(small, images(), lora=first.lora, **{**FEW, "rank": 2})

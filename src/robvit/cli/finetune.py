@@ -44,8 +44,8 @@ Setting = Annotated[
     typer.Option(
         "--set",
         help="Any other setting: blocks=4, clean_weight=0.5, clean_cosine=0.97, distance=cosine, step=0.75, "
-        "keep=0.5, hide=14, norms=true, class_weight=null (0.5 where there is a class token), judge_steps=20, "
-        "add_steps=false, or a recipe's key such as ema=0.99.",
+        "keep=0.5, hide=14, norms=true, class_weight=null (0.5 where there is a class token), "
+        "judge_steps=20, add_steps=false, or a recipe's key such as ema=0.99.",
         rich_help_panel=PANEL,
     ),
 ]

@@ -23,7 +23,7 @@ from robvit.defenses.low_rank import lora_of
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
-from robvit.record import Record
+from robvit.record import PROCESSOR, Record
 from robvit.training import checkpoint
 from robvit.training.expectation import expected
 from robvit.training.features import FeatureLearner
@@ -34,7 +34,7 @@ from robvit.training.splits import Splits
 from robvit.training.tuning import METHODS, Tuning, chosen_extra, chosen_images, make_learner, split
 from robvit.training.validation import Scores, judge
 
-SECONDS = "seconds.txt"  # spent so far, of all runs together
+SECONDS = "seconds.txt"  # spent so far, by the clock and of processors, of all runs together
 
 
 @dataclass(frozen=True)
@@ -133,19 +133,24 @@ def _run(
     fit.run()
     tuned, factors = _result(model, learner, tuning, splits, start)
     seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
-    record = make_record(
-        model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, clock.seconds
-    )
+    spent = {"seconds": clock.seconds, PROCESSOR: clock.processor}
+    record = make_record(model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, spent)
+    if factors is not None:
+        factors = replace(factors, settings=factors.settings | {PROCESSOR: clock.processor})
     return Finetuned(tuned, factors, record)
 
 
 def _start(start: LoRA | None) -> dict[str, Any] | None:
-    """What a tuning went on from: the factors' digest, and how many steps had led to them."""
+    """What a tuning went on from: the factors' digest, the steps that had led to them, and what those cost.
+
+    The cost is None where one of the tunings before does not tell its own.
+    """
     if start is None:
         return None
-    before = start.settings.get("start") or {}
+    before = start.settings.get("start") or {"steps": 0, PROCESSOR: 0.0}
     steps = before.get("steps", 0) + start.settings.get("steps", 0)
-    return {"digest": start.digest(), "steps": steps}
+    costs = [one.get(PROCESSOR) for one in (before, start.settings)]
+    return {"digest": start.digest(), "steps": steps, PROCESSOR: None if None in costs else sum(costs)}
 
 
 def _result(
@@ -186,18 +191,35 @@ def _save(result: Finetuned, model: Model, folder: Path, arch: str | None) -> No
 
 
 class Stopwatch:
-    """The seconds spent on a tuning, all runs together; called with its progress, which it passes on."""
+    """The seconds spent on a tuning, all runs together; called with its progress, which it passes on.
+
+    The clock's depend on what else the machine does; the processors' are those of all processes together.
+    """
 
     def __init__(self, path: Path, progress: Advance) -> None:
-        self.path, self.progress, self.start = path, progress, time.monotonic()
-        self.before = float(path.read_text("ascii")) if path.exists() else 0.0
+        self.path, self.progress = path, progress
+        self.start, self.start_processor = time.monotonic(), time.process_time()
+        self.before, self.before_processor = _spent(path)
         self.main = processes().is_main_process
 
     @property
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.start
 
+    @property
+    def processor(self) -> float:
+        own = time.process_time() - self.start_processor
+        return self.before_processor + own * processes().num_processes  # which share the work evenly
+
     def __call__(self, amount: float = 1, note: str = "") -> None:
         if self.main:
-            self.path.write_text(f"{self.seconds:.1f}\n", "ascii")
+            self.path.write_text(f"{self.seconds:.1f} {self.processor:.1f}\n", "ascii")
             self.progress(amount, note=note)
+
+
+def _spent(path: Path) -> tuple[float, float]:
+    """Seconds by the clock and of processors that earlier runs took."""
+    if not path.exists():
+        return 0.0, 0.0
+    clock, _, processor = path.read_text("ascii").partition(" ")
+    return float(clock), float(processor or clock)

@@ -34,9 +34,10 @@ def make_record(
     fit: Fit,
     seen: dict[str, Scores],
     settings: dict[str, Any],
-    seconds: float,
+    spent: dict[str, float],
 ) -> Record:
-    """All that is known of a tuning; `seen` holds the original's and the tuned model's scores."""
+    """All that is known of a tuning; `seen` holds the original's and the tuned model's scores, `spent` its
+    seconds."""
     validation, state = fit.splits.validation, fit.state
     names = {
         "clean": "clean",
@@ -78,8 +79,7 @@ def make_record(
         | {"held out": len(validation), "held out digest": validation.digest()}
         | ({"extra": extra_facts(fit.splits.extra)} if fit.splits.extra else {}),
         trials=[],
-        metrics=means
-        | {"seconds": seconds, "best step": float(state.best_step), "inner steps added": float(added)},
+        metrics=means | spent | {"best step": float(state.best_step), "inner steps added": float(added)},
         history=state.history,
         curves=[
             Curve(*title, lines, notes[0]),
@@ -87,6 +87,7 @@ def make_record(
         ],
         findings=[_finding(fit, seen["tuned"])],
         notes=notes,
+        machine=fit.compute.machine(),
     )
 
 

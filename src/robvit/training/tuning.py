@@ -110,9 +110,8 @@ class Tuning:
         if self.supervised and wrong:
             raise InputError(f"{wrong[0]} is for the loss features, the loss is {self.loss}; leave it out")
         if isinstance(self.class_weight, str) and self.class_weight != AUTO:
-            raise InputError(
-                f"class_weight must be a share such as 0.5, {AUTO}, or null for none, got {self.class_weight!r}"
-            )
+            got = f"got {self.class_weight!r}"
+            raise InputError(f"class_weight must be a share such as 0.5, {AUTO}, or null for none, {got}")
         if not 0 <= self.extra_share < 1:
             raise InputError(
                 f"extra_share must be a share of each batch, such as 0.5, got {self.extra_share:g}"
