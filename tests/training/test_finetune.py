@@ -25,6 +25,7 @@ from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import Listing
+from robvit.defenses.lora import LoRA
 from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
 from robvit.files import write_json
@@ -124,6 +125,10 @@ def test_tuning_leaves_a_result_that_loads_and_a_record(tmp_path: Path, mini: Mo
         assert made.lora is not None
         assert made.lora.settings["data"] == made.record.data["digest"]
         assert made.lora.settings["eps"] == 2 / 255
+        tuned = {k: v for k, v in made.record.metrics.items() if k.startswith("cosine, tuned, ")}
+        assert made.lora.settings["scores"] == tuned
+        assert made.lora.settings["findings"][0]["evidence"] == made.record.findings[0].evidence
+        assert LoRA.load(tmp_path / "lora.safetensors").settings["scores"] == tuned
     else:
         loaded = robvit.load(str(tmp_path / "model.safetensors"))
         assert made.lora is None
@@ -385,6 +390,7 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
     done = CliRunner().invoke(app, [*command, *small, "--set", "judge_steps=1", "--set", "validations=1"])
     assert done.exit_code == 0, done.output
     assert "no secret" in done.output
+    assert "masked gradients: " in done.output or "warning: gradients may be masked" in done.output
     assert Record.load(tmp_path / "out" / "record.json").command
     model = robvit.load("robvit-mini", lora=tmp_path / "out" / "lora.safetensors")
     assert model.original_fingerprint == robvit.load("robvit-mini").fingerprint()
@@ -483,6 +489,21 @@ def test_the_guard_adds_steps_until_its_attack_finds_what_was_hidden() -> None:
     assert 1 <= loss.added == len(doubts) - 1 <= MOST_ADDED
     steps, size = loss.short_attack(recipe.inner)
     assert steps * size == pytest.approx(2 * 0.75)
+
+
+def judged_as(monkeypatch: pytest.MonkeyPatch, *seen: Scores) -> None:
+    """Have the validations of a tuning see this, one after the other; its end is judged as ever."""
+    told = iter(seen)
+    monkeypatch.setattr("robvit.training.fit.judge", lambda *_: next(told))
+
+
+def test_weights_that_hide_are_not_the_best(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Scores(1.0, 0.98, 0.9)  # the training's attack hardly moves it, a longer one five times as far
+    judged_as(monkeypatch, Scores(1.0, 0.7, 0.6), hidden, Scores(1.0, 0.75, 0.65), hidden)
+    record = finetune(small, images(), **{**FEW, "validations": 4}).record
+    assert record.metrics["best step"] == 3
+    judged_as(monkeypatch, hidden, Scores(1.0, 0.8, 0.7), hidden, hidden)
+    assert finetune(small, images(), **{**FEW, "validations": 4}).record.metrics["best step"] == 2
 
 
 @pytest.mark.slow

@@ -90,6 +90,8 @@ def _tell(result: Hardening, model: str, img_size: int | None, arch: str | None)
     """Say what there is now."""
     for name, value in result.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
+    for finding in result.record.findings:
+        typer.echo(f"{'warning' if finding.status == 'red' else finding.check}: {finding.evidence}")
     typer.echo(f"written: {result.file} (no secret: it is meant for attackers who have it), record.json")
     judged = {"head": "HEAD", "protocol": "linf-1-white-box@1", "img_size": img_size}
     if result.lora is not None:

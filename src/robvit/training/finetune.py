@@ -136,8 +136,19 @@ def _run(
     spent = {"seconds": clock.seconds, PROCESSOR: clock.processor}
     record = make_record(model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, spent)
     if factors is not None:
-        factors = replace(factors, settings=factors.settings | {PROCESSOR: clock.processor})
+        factors = replace(factors, settings=factors.settings | _verdict(record))
     return Finetuned(tuned, factors, record)
+
+
+def _verdict(record: Record) -> dict[str, Any]:
+    """What a file of the result tells besides its settings: its cost, its scores, what the guard found."""
+    return {
+        PROCESSOR: record.metrics[PROCESSOR],
+        "scores": {name: value for name, value in record.metrics.items() if ", tuned, " in name},
+        "findings": [
+            {"check": one.check, "status": one.status, "evidence": one.evidence} for one in record.findings
+        ],
+    }
 
 
 def _start(start: LoRA | None) -> dict[str, Any] | None:

@@ -45,6 +45,7 @@ class RunState:
     step: int = 0
     best: float = -math.inf
     best_step: int = 0
+    best_standing: int = 0  # see `Fit._validate`
     stale: int = 0  # validations since the best
     finished: bool = False
     losses: list[float] = field(default_factory=list)  # since the last validation
@@ -161,9 +162,12 @@ class Fit:
         seen = judge(self.judged, self.loss, self.splits.validation, self.recipe, self.accelerator)
         mean = sum(state.losses) / len(state.losses)
         state.losses = []
-        better = seen.robust > state.best
+        doubt = self.loss.doubt(seen, self.classes) if self.recipe.inner.eps else ""
+        standing = int(not doubt)  # what hides from the attack is no good, however little it moves
+        better = (standing, seen.robust) > (state.best_standing, state.best)
         if better:
-            state.best, state.best_step, state.stale = seen.robust, state.step, 0
+            state.best, state.best_step, state.best_standing = seen.robust, state.step, standing
+            state.stale = 0
             if self.accelerator.is_main_process:
                 checkpoint.save_model(self.judged, self.folder / WEIGHTS, self.about)
         else:
@@ -174,7 +178,7 @@ class Fit:
             state.history.setdefault(name, []).append(value)
         self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=state.step)
         self.log(self._line(row, seen, better))
-        if self.recipe.inner.eps and (doubt := self.loss.doubt(seen, self.classes)):
+        if doubt:
             state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
             self.log(f"warning: {state.doubts[-1]}")
 
