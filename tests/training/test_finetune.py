@@ -39,6 +39,7 @@ from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
+from robvit.training.recipe import changed
 from robvit.training.tuning import Tuning, learner_parts, make_learner, split, without_labels
 from robvit.training.validation import Scores, judge
 
@@ -513,6 +514,42 @@ def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
     still = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255, add_steps=False).record
     assert still.metrics["inner steps added"] == 0
     assert {record.findings[0].status, still.findings[0].status} <= {"amber", "red"}
+
+
+class Flat(nn.Module):
+    """Features that move with one pixel of a grey image, and only on one side: half of all starts see it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angle = ((x[:, 0, 0, 0] - 128 / 255) * 255 / 4).clamp(min=0)
+        return torch.stack((angle.cos(), angle.sin()), dim=1)[:, None]
+
+
+def test_a_second_start_finds_what_the_first_did_not() -> None:
+    pixels = torch.full((8, 3, 32, 32), 128, dtype=torch.uint8)
+    pixels[:, 1, 0, 0] += torch.arange(8, dtype=torch.uint8)  # each image has starts of its own
+    grey = ImageDataset(Listing([str(i) for i in range(8)], pixels), list(range(8)))
+    loss = Features(Flat(), grey)
+    seen = [
+        judge(Flat(), loss, grey, Tuning(eps=4 / 255, **more).recipe(100), Accelerator(cpu=True))
+        for more in ({"judge_starts": 1}, {})
+    ]
+    assert seen[1].robust < seen[0].robust - 0.05
+    assert (seen[1].clean, seen[1].one_step) == (seen[0].clean, seen[0].one_step)
+
+
+def test_the_judging_attack_is_longer_where_eps_is_large(mini: Model) -> None:
+    assert [Tuning(eps=n / 255).long_attack for n in (1, 2, 4, 8)] == [(10, 1), (10, 1), (20, 2), (20, 2)]
+    chosen = Tuning(eps=4 / 255, judge_steps=5).settled(mini)
+    assert (chosen.judge_steps, chosen.judge_starts) == (5, 2)
+    assert chosen.recipe(100).judge_starts == 2
+    with pytest.raises(InputError, match="judge_starts must be 1 or more, got 0"):
+        Tuning(judge_starts=0)
+    one = Tuning(judge_starts=1).settled(mini).recipe(100)
+    assert (
+        one.digest()
+        == changed(one, {"judge_starts": 1}).digest()
+        != changed(one, {"judge_starts": 2}).digest()
+    )
 
 
 @pytest.mark.slow

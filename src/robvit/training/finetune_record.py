@@ -38,11 +38,11 @@ def make_record(
 ) -> Record:
     """All that is known of a tuning; `seen` holds the original's and the tuned model's scores, `spent` its
     seconds."""
-    validation, state = fit.splits.validation, fit.state
+    validation, state, starts = fit.splits.validation, fit.state, fit.recipe.judge_starts
     names = {
         "clean": "clean",
         "one_step": f"attack of {fit.loss.short_attack(fit.recipe.inner)[0]} steps",
-        "robust": f"attack of {fit.recipe.judge_steps} steps",
+        "robust": f"attack of {fit.recipe.judge_steps} steps{f' from {starts} starts' * (starts > 1)}",
     }
     measure = fit.loss.measure
     means = {
