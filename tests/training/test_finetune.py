@@ -38,7 +38,7 @@ from robvit.training.finetune import Stopwatch, finetune
 from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
-from robvit.training.losses import make_loss
+from robvit.training.losses import OwnAttack, make_loss
 from robvit.training.recipe import changed
 from robvit.training.tuning import Tuning, learner_parts, make_learner, split, without_labels
 from robvit.training.validation import Scores, judge
@@ -562,7 +562,7 @@ def test_with_labels_the_heads_loss_is_learned(tmp_path: Path, mini: Model, meth
     made = finetune(mini.replace(head=head), images(labels=[0, 1] * 12), out=tmp_path, **settings)
     assert made.model.head is not None
     assert torch.equal(made.model.head.linear.weight, head.linear.weight)
-    assert "accuracy, tuned, clean" in made.record.metrics
+    assert {"accuracy, tuned, clean", "accuracy, tuned, attack of 2 steps"} <= made.record.metrics.keys()
     assert "Labels were used." in made.record.notes
     name = "robvit-mini" if method == "lora" else str(tmp_path / "model.safetensors")
     factors = tmp_path / "lora.safetensors" if method == "lora" else None
@@ -579,6 +579,31 @@ def test_a_supervised_loss_needs_labels_and_their_classes(mini: Model) -> None:
         Tuning(loss="task", keep=0.5)
     with pytest.raises(InputError, match="loss must be features, task or trades"):
         Tuning(loss="far")
+
+
+class Jumped(nn.Module):
+    """A classifier that is wrong beyond half a grey level of brightness, and right again beyond one: a full
+    step lands where it is right, and shorter ones stop where it is wrong."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift = (x - 128 / 255).flatten(1).mean(1) * 255
+        wrong = 1 - (shift - 0.75).abs() / 0.25
+        return torch.stack((-wrong.clamp(min=-3), wrong.clamp(min=-3)), dim=1)
+
+
+def test_with_labels_too_the_trainings_own_attack_is_compared() -> None:
+    grey = ImageDataset(
+        Listing(["a", "b"], torch.full((2, 3, 32, 32), 128, dtype=torch.uint8), [0, 0], classes=["a", "b"]),
+        [0, 1],
+    )
+    recipe = Tuning(loss="task", eps=2 / 255, step=0.19).recipe(100)
+    plain = make_loss("pgd_at", Jumped(), grey, {})
+    own = OwnAttack(plain)
+    assert own.short_attack(recipe.inner) == (2, 0.19)
+    alone, both = (judge(Jumped(), loss, grey, recipe, Accelerator(cpu=True)) for loss in (plain, own))
+    assert (alone.one_step, both.one_step) == (1, 0)
+    assert "60.0% are correct after the training's own attack" in own.doubt(Scores(0.9, 0.6, 0.1), 2)
+    assert "60.0% are correct after one step" in plain.doubt(Scores(0.9, 0.6, 0.1), 2)
 
 
 @pytest.mark.slow

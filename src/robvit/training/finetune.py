@@ -30,6 +30,7 @@ from robvit.training.features import FeatureLearner
 from robvit.training.finetune_plan import planned
 from robvit.training.finetune_record import extra_facts, make_record
 from robvit.training.fit import Fit
+from robvit.training.losses import OwnAttack, make_loss
 from robvit.training.splits import Splits
 from robvit.training.tuning import METHODS, Tuning, chosen_extra, chosen_images, make_learner, split
 from robvit.training.validation import Scores, judge
@@ -121,12 +122,17 @@ def _run(
         "norms": tuning.norms,
         "start": _start(start),
     }
+    recipe = tuning.recipe(len(splits.train))
+    loss = None
+    if tuning.supervised:
+        loss = OwnAttack(make_loss(recipe.loss, learner, splits.train, recipe.loss_settings))
     fit = Fit(
         learner,
         splits,
-        tuning.recipe(len(splits.train)),
+        recipe,
         folder=folder / "training",
         about=about,
+        loss=loss,
         log=log,
         progress=clock,
     )

@@ -22,8 +22,8 @@ HIDDEN = (
     "untouched network's clean cosine is what hiding alone costs."
 )
 WITH_LABELS = (
-    "Accuracy on held-out images, by an attack of one step and by a longer one. AutoAttack decides what is "
-    "published: these attacks are too weak for a verdict."
+    "Accuracy on held-out images, by an attack of as many steps as the tuning's own and by a longer one. "
+    "AutoAttack decides what is published: these attacks are too weak for a verdict."
 )
 
 

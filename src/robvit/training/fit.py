@@ -26,7 +26,7 @@ from robvit.resuming import check_unchanged, versions
 from robvit.tensor_files import read_tensors, tensors_sha256
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
 from robvit.training.computing import scaled, settled
-from robvit.training.losses import make_loss
+from robvit.training.losses import Loss, make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.splits import Splits, check_labels
@@ -54,7 +54,8 @@ class RunState:
 
 
 class Fit:
-    """A training on its way. `run` resumes from wherever `folder` says it was."""
+    """A training on its way. `run` resumes from wherever `folder` says it was; `loss` is the recipe's own if
+    left out."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Fit:
         *,
         folder: Path,
         about: dict[str, Any] | None = None,
+        loss: Loss | None = None,
         log: Log = silent,
         progress: Advance = silent,
         trackers: list[str] | None = None,
@@ -85,7 +87,7 @@ class Fit:
         self.model = model
         self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
         self.classes = len(splits.train.classes)
-        self.loss = make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
+        self.loss = loss or make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
         check_labels(splits, self.loss)
         self.loss.to(self.accelerator.device)
         for name, parameter in model.named_parameters():

@@ -28,16 +28,19 @@ class Scores:
     one_step: float
     robust: float
 
-    def doubt(self, floor: float) -> str:
-        """What is wrong with the training, in words, or nothing; accuracy up to `floor` tells nothing."""
+    def doubt(self, floor: float, short: str = "one step") -> str:
+        """What is wrong with the training, in words, or nothing; accuracy up to `floor` tells nothing.
+
+        `short` is what the short attack is called.
+        """
         if self.one_step > self.clean + 0.02 and self.clean > floor:
             return (
-                f"label leaking: images attacked in one step are recognised better ({self.one_step:.1%}) "
+                f"label leaking: images attacked by {short} are recognised better ({self.one_step:.1%}) "
                 f"than clean ones ({self.clean:.1%}); the network reads the label off the attack"
             )
         if self.one_step - self.robust > GAP and self.robust < self.one_step / 2:
             return (
-                f"catastrophic overfitting: {self.one_step:.1%} are correct after one step, "
+                f"catastrophic overfitting: {self.one_step:.1%} are correct after {short}, "
                 f"{self.robust:.1%} after many; use more inner steps, a wide start or a longer eps_warmup"
             )
         return ""
