@@ -308,12 +308,16 @@ def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
 @pytest.mark.slow
 def test_the_clean_term_keeps_clean_features(mini: Model) -> None:
     settings = {**FEW, "steps": 8, "batch": 4, "eps": 16 / 255, "lr": 1e-2, "validations": 1}
-    free, held, bound = (
-        finetune(mini, images(), **settings, **more).record.metrics["cosine, tuned, clean"]
-        for more in ({}, {"clean_weight": 5.0}, {"clean_cosine": 0.995})
-    )
+    wishes = ({}, {"clean_weight": 5.0}, {"clean_cosine": 0.995}, {"clean_cosine": 0.9})
+    records = [finetune(mini, images(), **settings, **more).record for more in wishes]
+    free, held, bound, _ = (record.metrics["cosine, tuned, clean"] for record in records)
     assert held > free
     assert bound > free
+    assert [len(record.findings) for record in records] == [1, 1, 2, 2]
+    for record, asked in zip(records[2:], (0.995, 0.9), strict=True):
+        kept, finding = record.metrics["cosine, tuned, clean"], record.findings[1]
+        assert f"kept a cosine of {kept:.3f} of the {asked:g} asked for" in finding.evidence
+        assert finding.status == ("green" if round(kept, 3) >= asked else "red")
 
 
 def test_the_guard_doubts_what_only_short_attacks_leave_in_place(mini: Model) -> None:
@@ -505,6 +509,20 @@ def test_weights_that_hide_are_not_the_best(small: Model, monkeypatch: pytest.Mo
     assert record.metrics["best step"] == 3
     judged_as(monkeypatch, hidden, Scores(1.0, 0.8, 0.7), hidden, hidden)
     assert finetune(small, images(), **{**FEW, "validations": 4}).record.metrics["best step"] == 2
+
+
+def test_weights_that_keep_the_clean_cosine_are_the_best(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = Scores(0.9, 0.85, 0.8), Scores(0.975, 0.7, 0.6)
+    few = {**FEW, "validations": 4, "clean_cosine": 0.97}
+    judged_as(monkeypatch, far, near, far, far)
+    assert finetune(small, images(), **few).record.metrics["best step"] == 2
+    judged_as(monkeypatch, far, far, Scores(0.95, 0.9, 0.85), far)
+    record = finetune(small, images(), **{**few, "clean_cosine": 0.99999, "lr": 0.1}).record
+    assert record.metrics["best step"] == 3  # none keeps it, which is told
+    assert record.findings[1].status == "red"
+    assert "of the 0.99999 asked for; tune for longer" in record.findings[1].evidence
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from robvit.defenses.lora import LoRA
 from robvit.record import Curve, Finding, Record
 from robvit.training.features import Features
 from robvit.training.fit import Fit
+from robvit.training.losses import Loss
 from robvit.training.validation import Scores
 
 NOTE = (
@@ -85,7 +86,7 @@ def make_record(
             Curve(*title, lines, notes[0]),
             Curve("Tuning", "step", "loss", loss),
         ],
-        findings=[_finding(fit, seen["tuned"])],
+        findings=[_finding(fit, seen["tuned"]), *_kept(fit.loss, seen["tuned"])],
         notes=notes,
         machine=fit.compute.machine(),
     )
@@ -107,6 +108,16 @@ def _finding(fit: Fit, tuned: Scores) -> Finding:
     if fit.state.doubts:
         return Finding("masked gradients", "amber", f"{apart}; on the way: {'; '.join(fit.state.doubts)}")
     return Finding("masked gradients", "green", f"{apart}: they stay together")
+
+
+def _kept(loss: Loss, tuned: Scores) -> list[Finding]:
+    """Whether clean features kept the cosine that was asked for, if one was."""
+    if not isinstance(loss, Features) or loss.clean_cosine is None:
+        return []
+    told = f"clean features kept a cosine of {tuned.clean:.3f} of the {loss.clean_cosine:g} asked for"
+    if loss.keeps(tuned):
+        return [Finding("clean features", "green", told)]
+    return [Finding("clean features", "red", f"{told}; tune for longer, or against a smaller eps")]
 
 
 def _points(xs: list[float], ys: list[float]) -> list[list[float]]:

@@ -165,7 +165,8 @@ class Fit:
         mean = sum(state.losses) / len(state.losses)
         state.losses = []
         doubt = self.loss.doubt(seen, self.classes) if self.recipe.inner.eps else ""
-        standing = int(not doubt)  # what hides from the attack is no good, however little it moves
+        # What hides from the attack is no good, however little it moves; then comes what was to be kept.
+        standing = 2 * (not doubt) + self.loss.keeps(seen)
         better = (standing, seen.robust) > (state.best_standing, state.best)
         if better:
             state.best, state.best_step, state.best_standing = seen.robust, state.step, standing

@@ -70,6 +70,10 @@ class Loss(nn.Module):
         """What a validation says is wrong, or nothing; a loss may answer by changing its buffers."""
         return seen.doubt(by_guessing(classes) if self.needs_labels else 1.0)
 
+    def keeps(self, seen: Scores) -> bool:
+        """Whether a validation saw kept what was asked to be; weights that keep it are preferred."""
+        return True
+
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
