@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from robvit.files import write_json
 from robvit.progress import silent
 from robvit.record import Record
 from robvit.report.card import model_card
+from robvit.tensor_files import read_tensors
 from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
 from robvit.training.finetune import Stopwatch, finetune
@@ -123,16 +125,16 @@ def test_tuning_leaves_a_result_that_loads_and_a_record(tmp_path: Path, mini: Mo
     x = torch.rand(2, 3, 32, 32)
     if method == "lora":
         loaded = robvit.load("robvit-mini", lora=tmp_path / "lora.safetensors")
-        assert made.lora is not None
-        assert made.lora.settings["data"] == made.record.data["digest"]
-        assert made.lora.settings["eps"] == 2 / 255
-        tuned = {k: v for k, v in made.record.metrics.items() if k.startswith("cosine, tuned, ")}
-        assert made.lora.settings["scores"] == tuned
-        assert made.lora.settings["findings"][0]["evidence"] == made.record.findings[0].evidence
-        assert LoRA.load(tmp_path / "lora.safetensors").settings["scores"] == tuned
+        told = LoRA.load(tmp_path / "lora.safetensors").settings
     else:
         loaded = robvit.load(str(tmp_path / "model.safetensors"))
-        assert made.lora is None
+        told = json.loads(read_tensors(tmp_path / "model.safetensors", "weights")[1]["settings"])
+    assert (made.lora is not None) == (method == "lora")
+    assert told["data"] == made.record.data["digest"]
+    assert (told["eps"], told["method"], told["model"]) == (2 / 255, method, "robvit-mini")
+    tuned = {k: v for k, v in made.record.metrics.items() if k.startswith("cosine, tuned, ")}
+    assert told["scores"] == tuned
+    assert told["findings"][0]["evidence"] == made.record.findings[0].evidence
     assert torch.equal(loaded(x), made.model(x))
     LinearHead(2 * mini.width, 10, mini.fingerprint()).check(loaded)
     record = Record.load(tmp_path / "record.json")

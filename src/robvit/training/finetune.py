@@ -40,11 +40,13 @@ SECONDS = "seconds.txt"  # spent so far, by the clock and of processors, of all 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The tuned model, the factors merged into it if it was tuned by LoRA, and the record."""
+    """The tuned model, the factors merged into it if it was tuned by LoRA, the record, and what the
+    result's file tells of how it was tuned and judged."""
 
     model: Model
     lora: LoRA | None
     record: Record
+    settings: dict[str, Any]
 
 
 def finetune(
@@ -137,13 +139,15 @@ def _run(
         progress=clock,
     )
     fit.run()
-    tuned, factors = _result(model, learner, tuning, splits, start)
+    settings = _settings(model, tuning, splits, start)
+    tuned, factors = _result(model, learner, tuning, settings)
     seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
     spent = {"seconds": clock.seconds, PROCESSOR: clock.processor}
     record = make_record(model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, spent)
+    settings |= _verdict(record)
     if factors is not None:
-        factors = replace(factors, settings=factors.settings | _verdict(record))
-    return Finetuned(tuned, factors, record)
+        factors = replace(factors, settings=settings)
+    return Finetuned(tuned, factors, record, settings)
 
 
 def _verdict(record: Record) -> dict[str, Any]:
@@ -170,14 +174,9 @@ def _start(start: LoRA | None) -> dict[str, Any] | None:
     return {"digest": start.digest(), "steps": steps, PROCESSOR: None if None in costs else sum(costs)}
 
 
-def _result(
-    model: Model, learner: FeatureLearner, tuning: Tuning, splits: Splits, start: LoRA | None
-) -> tuple[Model, LoRA | None]:
-    """The result as it is shipped: factors rounded and merged, or the tuned weights."""
-    if tuning.method == "full":
-        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
-        return twin.requires_grad_(False).eval(), None
-    settings = asdict(tuning) | {
+def _settings(model: Model, tuning: Tuning, splits: Splits, start: LoRA | None) -> dict[str, Any]:
+    """How a result was tuned: the tuning's numbers, the images, and what it went on from."""
+    return asdict(tuning) | {
         "img_size": list(model.input_size),
         "resize": splits.train.resize,
         "data": splits.train.digest(),
@@ -186,6 +185,15 @@ def _result(
         "model": model.name,
         "start": _start(start),
     }
+
+
+def _result(
+    model: Model, learner: FeatureLearner, tuning: Tuning, settings: dict[str, Any]
+) -> tuple[Model, LoRA | None]:
+    """The result as it is shipped: factors rounded and merged, or the tuned weights."""
+    if tuning.method == "full":
+        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
+        return twin.requires_grad_(False).eval(), None
     assert isinstance(learner.trained, nn.ModuleDict)
     factors = lora_of(learner.trained, tuning.alpha, model.fingerprint(), settings)
     return factors.merge(model), factors
@@ -203,7 +211,8 @@ def _save(result: Finetuned, model: Model, folder: Path, arch: str | None) -> No
         result.lora.save(folder / METHODS["lora"])
         return
     original = result.model.original_fingerprint
-    about = {"arch": weights.architecture(model.name, arch), "original": original}
+    settings = result.settings | {"model": Path(model.name).name}  # where it lay is nobody's business
+    about = {"arch": weights.architecture(model.name, arch), "original": original, "settings": settings}
     checkpoint.save_model(result.model, folder / METHODS["full"], about)
 
 
