@@ -385,6 +385,11 @@ def test_minutes_become_steps_and_the_plan_is_kept(
     assert plan.steps >= 20
     monkeypatch.setattr("robvit.training.finetune_plan.probe", lambda *_: pytest.fail("measured again"))
     assert planned(mini, images(), tuning, 10, tmp_path) == plan
+    for other in ({"eps": 4 / 255}, {"method": "full"}, {"rank": 2}):
+        with pytest.raises(pytest.fail.Exception, match="measured again"):
+            planned(mini, images(), replace(tuning, **other), 10, tmp_path)
+    with pytest.raises(InputError, match="got 60 steps and 10 minutes; give one"):
+        planned(mini, images(), replace(tuning, steps=60), 10, tmp_path)
     (tmp_path / "plan.json").write_text('{"minutes": 10}')
     with pytest.raises(InputError, match="damaged"):
         planned(mini, images(), tuning, 10, tmp_path)
@@ -401,6 +406,9 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
     assert Record.load(tmp_path / "out" / "record.json").command
     model = robvit.load("robvit-mini", lora=tmp_path / "out" / "lora.safetensors")
     assert model.original_fingerprint == robvit.load("robvit-mini").fingerprint()
+    both = CliRunner().invoke(app, [*command, "--method", "lora", "--steps", "150", "--minutes", "1"])
+    assert both.exit_code == 2
+    assert "--steps and --minutes" in both.output
     for method, option in (("tokens", "--rank"), ("lora", "--count"), ("lora", "--pool"), ("full", "--psnr")):
         refused = CliRunner().invoke(app, [*command, "--method", method, option, "4"])
         assert refused.exit_code == 2

@@ -28,7 +28,7 @@ Extra = Annotated[
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),
+    typer.Option(min=0.1, help="In place of --steps: for how long, by a probe.", rich_help_panel=PANEL),
 ]
 TuningLoss = Annotated[
     str | None,

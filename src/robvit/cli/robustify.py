@@ -158,6 +158,8 @@ def robustify(
         refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
         if method == "full":
             refuse_given(context, "is for lora, the method is full", "rank", "lora")
+        if minutes is not None:
+            refuse_given(context, "and --minutes, which decides the steps, do not go together", "steps")
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,23 @@ def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, 
     """The tuning with steps, batch, inner steps and validations for so many minutes.
 
     The plan is kept in `out`: a resumed run, and the other processes of this one, would measure otherwise.
+    One of another tuning is made anew.
     """
+    if tuning.steps != Tuning.steps:
+        raise InputError(
+            f"minutes decide the steps, got {tuning.steps} steps and {minutes:g} minutes; give one"
+        )
     path = out / PLAN
     plan = _read(path)
+    asked = json.loads(json.dumps({"minutes": minutes} | asdict(tuning)))  # as it is read again
     processes().wait_for_everyone()  # all have looked before one writes
-    if plan.get("minutes") != minutes:
+    if plan.get("asked") != asked:
         tuning = replace(tuning, inner_steps=inner_steps_for(tuning))
         made = fitted(
             tuning, probe(model, images, tuning), minutes, (model.input_size[0], patch_side(model.net) or 1)
         )
         if processes().is_main_process:
-            write_json(path, {"minutes": minutes} | {name: getattr(made, name) for name in PLANNED})
+            write_json(path, {"asked": asked} | {name: getattr(made, name) for name in PLANNED})
         processes().wait_for_everyone()
         plan = _read(path)
     return replace(tuning, **{name: plan[name] for name in PLANNED})
