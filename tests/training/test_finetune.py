@@ -380,7 +380,7 @@ def test_minutes_become_steps_and_the_plan_is_kept(
     assert inner_steps_for(Tuning(eps=4 / 255, inner_steps=6)) == 6
     with pytest.raises(InputError, match="minutes must be above 0"):
         fitted(Tuning(), cost, 0)
-    tuning = replace(Tuning(), held_out=2, judge_steps=2)
+    tuning = Tuning(held_out=2, judge_steps=2).settled(mini)
     plan = planned(mini, images(), tuning, 10, tmp_path)
     assert plan.steps >= 20
     monkeypatch.setattr("robvit.training.finetune_plan.probe", lambda *_: pytest.fail("measured again"))
