@@ -47,12 +47,13 @@ from robvit.defenses.lora import LoRA
 from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
 from robvit.evaluation.compare import compare
-from robvit.record import Curve, Record, Table
+from robvit.record import PROCESSOR, Curve, Record, Table
 from robvit.report.card import model_card
 from robvit.report.defences import defence_table
 from robvit.statistics import holm, interval
 from robvit.studies.kept import KeptResult, read_kept
 from robvit.training.expectation import RECORDED, summary
+from robvit.training.tuning import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -234,9 +235,31 @@ def share(correct: Sequence[bool]) -> str:
 def shipped() -> dict[Path, str]:
     """The files of the package that tell what the records say."""
     names = [path.parent.name for path in sorted(RESULTS.glob("*/record.json.gz"))]
-    records = [read_kept(name, RESULTS).record for name in names]
+    results = [read_kept(name, RESULTS) for name in names]
+    _add_costs([result for result in results if _is_tuning(result.record)])
+    records = [result.record for result in results]
     reached = ROOT / "src" / "robvit" / "training" / RECORDED
     return _cards(records) | {reached: json.dumps(summary(records), indent=2) + "\n"}
+
+
+def _is_tuning(record: Record) -> bool:
+    return record.kind == "robustify" and "settings" in record.model
+
+
+def _add_costs(tunings: list[KeptResult]) -> None:
+    """Tell what each tuning and those before it cost, by the laboratory's word where it does not say."""
+    factors = {RESULTS / r.name / METHODS["lora"]: r for r in tunings}
+    left = {LoRA.load(path).digest(): result for path, result in factors.items() if path.exists()}
+
+    def cost(one: KeptResult) -> float:
+        own = one.record.metrics.setdefault(PROCESSOR, one.about["cpu_seconds"])
+        if start := one.record.model["settings"].get("start"):
+            start[PROCESSOR] = cost(left[start["digest"]])
+            own += start[PROCESSOR]
+        return own
+
+    for tuning in tunings:
+        cost(tuning)
 
 
 def _cards(records: list[Record]) -> dict[Path, str]:
@@ -250,9 +273,7 @@ def _cards(records: list[Record]) -> dict[Path, str]:
         (tuning,) = (
             r
             for r in records
-            if r.kind == "robustify"
-            and "settings" in r.model
-            and digest == (r.data.get("digest"), r.model["settings"].get("class_weight"))
+            if _is_tuning(r) and digest == (r.data.get("digest"), r.model["settings"].get("class_weight"))
         )
         weights = (tuning.model["tuned fingerprint"], tuning.model["fingerprint"])
         kinds = ("evaluate", "retrieval", "attack")

@@ -58,7 +58,7 @@ class Defence:
 
 DEFENCES = {
     LORA: Defence(
-        "accuracy in the white box at small budgets",
+        "accuracy in the white box at small budgets; it is tuned against 2/255",
         "15 minutes, no labels, nothing at inference",
         "robvit robustify {model} {data} {learn} {options} --method lora --minutes 15",
         "robvit check {model} {data} {judge} {options} --lora runs/robustify/lora.safetensors",

@@ -117,7 +117,7 @@ def robustify(
         linear layers or all weights, tuned to stand when the attacker has them
     out: the folder for tokens, factors or weights, the run's state and record.json
     steps, batch, lr: the training's steps, images in a step, learning rate
-    eps: the budget of the attacks (L-inf), 8/255 for tokens and 1/255 for tuning if left out
+    eps: the budget of the attacks (L-inf), 8/255 for tokens and 2/255 for tuning if left out
     seed: makes the result repeatable, and so tokens no secret; left out they are drawn in secret, and tuning
         takes 0
     head: a head on the original's features, which the robust model takes over

@@ -26,6 +26,7 @@ from robvit.versions import library_versions
 
 SCHEMA = 3
 LEVELS = "Attacker levels"  # the title of a table; a page draws the same from the trials
+PROCESSOR = "processor seconds"  # a metric: what the work cost, whatever else the machine was doing
 
 
 @dataclass(frozen=True)

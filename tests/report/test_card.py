@@ -58,7 +58,7 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
         "AutoAttack has not judged it",
         "Judged on cifar10 at 32 pixels and nothing else.",
         "No labels were used.",
-        f"| cost | {tuning.metrics['seconds'] / 60:.1f} minutes |",
+        f"| cost | {tuning.metrics['processor seconds'] / 60:.1f} processor minutes |",
     ):
         assert words in card, words
     full = judged(tuning, apgd_ce=100, apgd_t=100, fab_t=100, square=5000)
@@ -74,11 +74,18 @@ def test_a_card_tells_data_eps_cost_figures_with_intervals_and_limits(tuning: Re
 
 def test_a_card_tells_what_a_tuning_started_from(tuning: Record) -> None:
     assert "started from" not in model_card([tuning])
-    settings = tuning.model["settings"] | {"start": {"digest": "f" * 64, "steps": 170}}
-    later = replace(tuning, model=tuning.model | {"settings": settings})
-    assert f"| started from | factors of 170 steps, whose cost comes on top, `{'f' * 12}` |" in model_card(
-        [later]
-    )
+    start = {"digest": "f" * 64, "steps": 170}
+    cost = tuning.metrics | {"processor seconds": 120.0, "seconds": 600.0}
+
+    def card(machine: dict[str, str], known: dict[str, float] | None = None) -> str:
+        settings = tuning.model["settings"] | {"start": start | (known or {})}
+        later = replace(tuning, model=tuning.model | {"settings": settings}, metrics=cost, machine=machine)
+        return model_card([later])
+
+    assert f"| started from | factors of 170 steps, `{'f' * 12}` |" in card({})
+    assert "| 2.0 processor minutes, and what its start had cost, which is not recorded |" in card({})
+    assert "| 5.0 processor minutes, 3.0 of them for its start |" in card({}, {"processor seconds": 180.0})
+    assert "| 10.0 minutes by the clock on cuda |" in card({"device": "cuda"})
 
 
 def test_no_name_or_note_writes_markdown_of_its_own(tuning: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,22 @@ from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
 from robvit.data.dataset import Listing
+from robvit.defenses.lora import LoRA
 from robvit.defenses.low_rank import linear_layers, trainable
 from robvit.errors import InputError, RobvitError
 from robvit.files import write_json
+from robvit.progress import silent
 from robvit.record import Record
 from robvit.report.card import model_card
+from robvit.tensor_files import read_tensors
 from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
-from robvit.training.finetune import finetune
+from robvit.training.finetune import Stopwatch, finetune
 from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
-from robvit.training.losses import make_loss
+from robvit.training.losses import OwnAttack, make_loss
+from robvit.training.recipe import changed
 from robvit.training.tuning import Tuning, learner_parts, make_learner, split, without_labels
 from robvit.training.validation import Scores, judge
 
@@ -85,6 +90,17 @@ def test_no_is_a_precision_on_the_command_line_too() -> None:
     assert Tuning.of({}, ["precision=no"]).recipe(100).precision == "no"
 
 
+def test_what_is_left_out_is_the_setting_of_the_records(mini: Model) -> None:
+    chosen = Tuning().settled(mini)
+    assert (chosen.eps, chosen.class_weight, chosen.rank) == (2 / 255, 0.5, 16)
+    assert Tuning(class_weight=0.2).settled(mini).class_weight == 0.2
+    assert Tuning.of({}, ["class_weight=null"]).settled(mini).class_weight is None
+    assert Tuning(loss="task").settled(mini).class_weight is None
+    assert Tuning().settled(Model(small_net("swin"))).class_weight is None  # it has no class token
+    with pytest.raises(InputError, match=r"a share such as 0\.5, auto, or null for none, got 'half'"):
+        Tuning(class_weight="half")
+
+
 def test_only_the_first_blocks_are_tuned_if_wanted(mini: Model) -> None:
     twin, net = learner_parts(mini, Tuning(method="full", blocks=1))
     assert {n.split(".")[1] for n, p in twin.net.named_parameters() if p.requires_grad} == {"0"}
@@ -109,20 +125,38 @@ def test_tuning_leaves_a_result_that_loads_and_a_record(tmp_path: Path, mini: Mo
     x = torch.rand(2, 3, 32, 32)
     if method == "lora":
         loaded = robvit.load("robvit-mini", lora=tmp_path / "lora.safetensors")
-        assert made.lora is not None
-        assert made.lora.settings["data"] == made.record.data["digest"]
-        assert made.lora.settings["eps"] == 2 / 255
+        told = LoRA.load(tmp_path / "lora.safetensors").settings
     else:
         loaded = robvit.load(str(tmp_path / "model.safetensors"))
-        assert made.lora is None
+        told = json.loads(read_tensors(tmp_path / "model.safetensors", "weights")[1]["settings"])
+    assert (made.lora is not None) == (method == "lora")
+    assert told["data"] == made.record.data["digest"]
+    assert (told["eps"], told["method"], told["model"]) == (2 / 255, method, "robvit-mini")
+    tuned = {k: v for k, v in made.record.metrics.items() if k.startswith("cosine, tuned, ")}
+    assert told["scores"] == tuned
+    assert told["findings"][0]["evidence"] == made.record.findings[0].evidence
     assert torch.equal(loaded(x), made.model(x))
     LinearHead(2 * mini.width, 10, mini.fingerprint()).check(loaded)
     record = Record.load(tmp_path / "record.json")
     assert record.metrics["cosine, original, clean"] == pytest.approx(1, abs=1e-5)
     assert record.metrics["seconds"] > 0
+    assert record.metrics["processor seconds"] > 0
+    assert record.machine["threads"] >= 1
     assert record.history["step"] == [2, 4]
     assert record.findings[0].check == "masked gradients"
     assert len(heard) >= 2
+
+
+def test_the_cost_of_all_runs_is_added_up(tmp_path: Path) -> None:
+    (tmp_path / "seconds.txt").write_text("100.0 40.0\n")
+    first = Stopwatch(tmp_path / "seconds.txt", silent)
+    sum(range(1_000_000))
+    first(0.5)
+    again = Stopwatch(tmp_path / "seconds.txt", silent)
+    assert 40 < again.processor < 50
+    assert again.seconds >= 100 + again.processor - 40.2
+    (tmp_path / "seconds.txt").write_text("100.0\n")  # of a run begun before both were kept
+    assert Stopwatch(tmp_path / "seconds.txt", silent).processor >= 100
 
 
 class Stop(Exception):
@@ -183,10 +217,15 @@ def test_a_tuning_goes_on_from_an_earlier_one_towards_the_same_original(tmp_path
     assert torch.equal(loss.target(x, x), small.features(x))  # the aim is the original, not the start
     second = finetune(small, images(), lora=tmp_path / "lora.safetensors", **FEW)
     assert second.lora is not None
-    assert second.lora.settings["start"] == {"digest": first.lora.digest(), "steps": FEW["steps"]}
-    assert second.record.model["settings"]["start"]["steps"] == FEW["steps"]
+    costs = [one.lora.settings["processor seconds"] for one in (first, second) if one.lora]
+    before = {"digest": first.lora.digest(), "steps": FEW["steps"], "processor seconds": costs[0]}
+    assert second.lora.settings["start"] == second.record.model["settings"]["start"] == before
     third = finetune(small, images(), lora=second.lora, **FEW)
-    assert third.record.model["settings"]["start"]["steps"] == 2 * FEW["steps"]
+    before = third.record.model["settings"]["start"]
+    assert (before["steps"], before["processor seconds"]) == (2 * FEW["steps"], sum(costs))
+    untold = replace(first.lora, settings={"steps": 7})
+    fourth = finetune(small, images(), lora=untold, **FEW).record.model["settings"]["start"]
+    assert (fourth["steps"], fourth["processor seconds"]) == (7, None)
     assert len({one.model.identity() for one in (first, second, third)}) == 3
     with pytest.raises(InputError, match="have rank 4"):
         finetune(small, images(), lora=first.lora, **{**FEW, "rank": 2})
@@ -203,8 +242,9 @@ def test_factors_with_normalisations_are_taken_up(mini: Model) -> None:
 
 def test_what_was_chosen_for_a_run_is_kept_when_it_is_taken_up(tmp_path: Path, mini: Model) -> None:
     write_json(tmp_path / CHOICE, asdict(Compute("auto", "bf16/plain", 1, "cpu")))
-    learner = make_learner(mini, Tuning(**FEW))
-    found = settled(learner, without_labels(images(), 32), Tuning(**FEW).recipe(20), 4, tmp_path)
+    tuning = Tuning(**FEW).settled(mini)
+    learner = make_learner(mini, tuning)
+    found = settled(learner, without_labels(images(), 32), tuning.recipe(20), 4, tmp_path)
     assert found.precision == "bf16/plain"
     layers = fused_layers(mini)
     with lowered(found, mini):
@@ -270,12 +310,16 @@ def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
 @pytest.mark.slow
 def test_the_clean_term_keeps_clean_features(mini: Model) -> None:
     settings = {**FEW, "steps": 8, "batch": 4, "eps": 16 / 255, "lr": 1e-2, "validations": 1}
-    free, held, bound = (
-        finetune(mini, images(), **settings, **more).record.metrics["cosine, tuned, clean"]
-        for more in ({}, {"clean_weight": 5.0}, {"clean_cosine": 0.995})
-    )
+    wishes = ({}, {"clean_weight": 5.0}, {"clean_cosine": 0.995}, {"clean_cosine": 0.9})
+    records = [finetune(mini, images(), **settings, **more).record for more in wishes]
+    free, held, bound, _ = (record.metrics["cosine, tuned, clean"] for record in records)
     assert held > free
     assert bound > free
+    assert [len(record.findings) for record in records] == [1, 1, 2, 2]
+    for record, asked in zip(records[2:], (0.995, 0.9), strict=True):
+        kept, finding = record.metrics["cosine, tuned, clean"], record.findings[1]
+        assert f"kept a cosine of {kept:.3f} of the {asked:g} asked for" in finding.evidence
+        assert finding.status == ("green" if round(kept, 3) >= asked else "red")
 
 
 def test_the_guard_doubts_what_only_short_attacks_leave_in_place(mini: Model) -> None:
@@ -336,11 +380,16 @@ def test_minutes_become_steps_and_the_plan_is_kept(
     assert inner_steps_for(Tuning(eps=4 / 255, inner_steps=6)) == 6
     with pytest.raises(InputError, match="minutes must be above 0"):
         fitted(Tuning(), cost, 0)
-    tuning = replace(Tuning(), held_out=2, judge_steps=2)
+    tuning = Tuning(held_out=2, judge_steps=2).settled(mini)
     plan = planned(mini, images(), tuning, 10, tmp_path)
     assert plan.steps >= 20
     monkeypatch.setattr("robvit.training.finetune_plan.probe", lambda *_: pytest.fail("measured again"))
     assert planned(mini, images(), tuning, 10, tmp_path) == plan
+    for other in ({"eps": 4 / 255}, {"method": "full"}, {"rank": 2}):
+        with pytest.raises(pytest.fail.Exception, match="measured again"):
+            planned(mini, images(), replace(tuning, **other), 10, tmp_path)
+    with pytest.raises(InputError, match="got 60 steps and 10 minutes; give one"):
+        planned(mini, images(), replace(tuning, steps=60), 10, tmp_path)
     (tmp_path / "plan.json").write_text('{"minutes": 10}')
     with pytest.raises(InputError, match="damaged"):
         planned(mini, images(), tuning, 10, tmp_path)
@@ -353,9 +402,13 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
     done = CliRunner().invoke(app, [*command, *small, "--set", "judge_steps=1", "--set", "validations=1"])
     assert done.exit_code == 0, done.output
     assert "no secret" in done.output
+    assert "masked gradients: " in done.output or "warning: gradients may be masked" in done.output
     assert Record.load(tmp_path / "out" / "record.json").command
     model = robvit.load("robvit-mini", lora=tmp_path / "out" / "lora.safetensors")
     assert model.original_fingerprint == robvit.load("robvit-mini").fingerprint()
+    both = CliRunner().invoke(app, [*command, "--method", "lora", "--steps", "150", "--minutes", "1"])
+    assert both.exit_code == 2
+    assert "--steps and --minutes" in both.output
     for method, option in (("tokens", "--rank"), ("lora", "--count"), ("lora", "--pool"), ("full", "--psnr")):
         refused = CliRunner().invoke(app, [*command, "--method", method, option, "4"])
         assert refused.exit_code == 2
@@ -365,7 +418,7 @@ def test_the_command_tunes_factors_and_refuses_options_of_other_methods(tmp_path
 def passes_of_a_step(mini: Model, **settings: Any) -> dict[str, list[Any]]:
     """What the learner and the original are asked in one step: whether each pass is recorded for gradients,
     how many tokens it sees, and whether factors are open to gradients then."""
-    tuning = Tuning(rank=2, eps=2 / 255, **settings)
+    tuning = Tuning(rank=2, **settings).settled(mini)
     learner = make_learner(mini, tuning)
     recipe = tuning.recipe(100)
     loss = make_loss(recipe.loss, learner, images(), recipe.loss_settings)
@@ -453,6 +506,35 @@ def test_the_guard_adds_steps_until_its_attack_finds_what_was_hidden() -> None:
     assert steps * size == pytest.approx(2 * 0.75)
 
 
+def judged_as(monkeypatch: pytest.MonkeyPatch, *seen: Scores) -> None:
+    """Have the validations of a tuning see this, one after the other; its end is judged as ever."""
+    told = iter(seen)
+    monkeypatch.setattr("robvit.training.fit.judge", lambda *_: next(told))
+
+
+def test_weights_that_hide_are_not_the_best(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Scores(1.0, 0.98, 0.9)  # the training's attack hardly moves it, a longer one five times as far
+    judged_as(monkeypatch, Scores(1.0, 0.7, 0.6), hidden, Scores(1.0, 0.75, 0.65), hidden)
+    record = finetune(small, images(), **{**FEW, "validations": 4}).record
+    assert record.metrics["best step"] == 3
+    judged_as(monkeypatch, hidden, Scores(1.0, 0.8, 0.7), hidden, hidden)
+    assert finetune(small, images(), **{**FEW, "validations": 4}).record.metrics["best step"] == 2
+
+
+def test_weights_that_keep_the_clean_cosine_are_the_best(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = Scores(0.9, 0.85, 0.8), Scores(0.975, 0.7, 0.6)
+    few = {**FEW, "validations": 4, "clean_cosine": 0.97}
+    judged_as(monkeypatch, far, near, far, far)
+    assert finetune(small, images(), **few).record.metrics["best step"] == 2
+    judged_as(monkeypatch, far, far, Scores(0.95, 0.9, 0.85), far)
+    record = finetune(small, images(), **{**few, "clean_cosine": 0.99999, "lr": 0.1}).record
+    assert record.metrics["best step"] == 3  # none keeps it, which is told
+    assert record.findings[1].status == "red"
+    assert "of the 0.99999 asked for; tune for longer" in record.findings[1].evidence
+
+
 @pytest.mark.slow
 def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
     record = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255).record
@@ -460,6 +542,42 @@ def test_what_the_guard_did_is_in_the_record(mini: Model) -> None:
     still = finetune(mini, images(), **FEW, reach=1.0, eps=4 / 255, add_steps=False).record
     assert still.metrics["inner steps added"] == 0
     assert {record.findings[0].status, still.findings[0].status} <= {"amber", "red"}
+
+
+class Flat(nn.Module):
+    """Features that move with one pixel of a grey image, and only on one side: half of all starts see it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angle = ((x[:, 0, 0, 0] - 128 / 255) * 255 / 4).clamp(min=0)
+        return torch.stack((angle.cos(), angle.sin()), dim=1)[:, None]
+
+
+def test_a_second_start_finds_what_the_first_did_not() -> None:
+    pixels = torch.full((8, 3, 32, 32), 128, dtype=torch.uint8)
+    pixels[:, 1, 0, 0] += torch.arange(8, dtype=torch.uint8)  # each image has starts of its own
+    grey = ImageDataset(Listing([str(i) for i in range(8)], pixels), list(range(8)))
+    loss = Features(Flat(), grey)
+    seen = [
+        judge(Flat(), loss, grey, Tuning(eps=4 / 255, **more).recipe(100), Accelerator(cpu=True))
+        for more in ({"judge_starts": 1}, {})
+    ]
+    assert seen[1].robust < seen[0].robust - 0.05
+    assert (seen[1].clean, seen[1].one_step) == (seen[0].clean, seen[0].one_step)
+
+
+def test_the_judging_attack_is_longer_where_eps_is_large(mini: Model) -> None:
+    assert [Tuning(eps=n / 255).long_attack for n in (1, 2, 4, 8)] == [(10, 1), (10, 1), (20, 2), (20, 2)]
+    chosen = Tuning(eps=4 / 255, judge_steps=5).settled(mini)
+    assert (chosen.judge_steps, chosen.judge_starts) == (5, 2)
+    assert chosen.recipe(100).judge_starts == 2
+    with pytest.raises(InputError, match="judge_starts must be 1 or more, got 0"):
+        Tuning(judge_starts=0)
+    one = Tuning(judge_starts=1).settled(mini).recipe(100)
+    assert (
+        one.digest()
+        == changed(one, {"judge_starts": 1}).digest()
+        != changed(one, {"judge_starts": 2}).digest()
+    )
 
 
 @pytest.mark.slow
@@ -472,7 +590,7 @@ def test_with_labels_the_heads_loss_is_learned(tmp_path: Path, mini: Model, meth
     made = finetune(mini.replace(head=head), images(labels=[0, 1] * 12), out=tmp_path, **settings)
     assert made.model.head is not None
     assert torch.equal(made.model.head.linear.weight, head.linear.weight)
-    assert "accuracy, tuned, clean" in made.record.metrics
+    assert {"accuracy, tuned, clean", "accuracy, tuned, attack of 2 steps"} <= made.record.metrics.keys()
     assert "Labels were used." in made.record.notes
     name = "robvit-mini" if method == "lora" else str(tmp_path / "model.safetensors")
     factors = tmp_path / "lora.safetensors" if method == "lora" else None
@@ -489,6 +607,31 @@ def test_a_supervised_loss_needs_labels_and_their_classes(mini: Model) -> None:
         Tuning(loss="task", keep=0.5)
     with pytest.raises(InputError, match="loss must be features, task or trades"):
         Tuning(loss="far")
+
+
+class Jumped(nn.Module):
+    """A classifier that is wrong beyond half a grey level of brightness, and right again beyond one: a full
+    step lands where it is right, and shorter ones stop where it is wrong."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift = (x - 128 / 255).flatten(1).mean(1) * 255
+        wrong = 1 - (shift - 0.75).abs() / 0.25
+        return torch.stack((-wrong.clamp(min=-3), wrong.clamp(min=-3)), dim=1)
+
+
+def test_with_labels_too_the_trainings_own_attack_is_compared() -> None:
+    grey = ImageDataset(
+        Listing(["a", "b"], torch.full((2, 3, 32, 32), 128, dtype=torch.uint8), [0, 0], classes=["a", "b"]),
+        [0, 1],
+    )
+    recipe = Tuning(loss="task", eps=2 / 255, step=0.19).recipe(100)
+    plain = make_loss("pgd_at", Jumped(), grey, {})
+    own = OwnAttack(plain)
+    assert own.short_attack(recipe.inner) == (2, 0.19)
+    alone, both = (judge(Jumped(), loss, grey, recipe, Accelerator(cpu=True)) for loss in (plain, own))
+    assert (alone.one_step, both.one_step) == (1, 0)
+    assert "60.0% are correct after the training's own attack" in own.doubt(Scores(0.9, 0.6, 0.1), 2)
+    assert "60.0% are correct after one step" in plain.doubt(Scores(0.9, 0.6, 0.1), 2)
 
 
 @pytest.mark.slow

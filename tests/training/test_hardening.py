@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_tuning_learns_from_the_training_split_unless_told_otherwise(mini: Model
 
 @pytest.mark.slow
 def test_before_it_starts_it_says_what_is_recorded(mini: Model) -> None:
-    tuning = robvit.Tuning()
+    tuning = robvit.Tuning(rank=2)
     assert "nothing is recorded for robvit-mini at 32 pixels" in expected(mini, tuning)
     made = robvit.robustify(mini, images(), method="lora", **TUNED).record
     correct = [True] * 3 + [False]
@@ -122,12 +123,13 @@ def test_before_it_starts_it_says_what_is_recorded(mini: Model) -> None:
     (known,) = summary([made, verdict])
     told = expected(mini, tuning, [known])
     assert "75% (30% to 95%) of 4 images at linf 1/255" in told
-    assert "(1 steps of 4 images, eps 1/255)" in told
-    assert "nothing is recorded" in expected(mini, robvit.Tuning(method="full"), [known])
+    assert "(1 steps of 4 images, eps 2/255)" in told
+    for wish in ({"method": "full"}, {"rank": 16}, {"blocks": 2}, {"class_weight": None}, {"hide": 3}):
+        assert "nothing is recorded" in expected(mini, replace(tuning, **wish), [known]), wish
     longer = known | {"steps": 90, "steps before": 60, "batch": 32}
-    assert "(90 steps of 32 images after 60 before, eps 1/255)" in expected(mini, tuning, [known, longer])
-    other = known | {"eps": 2 / 255, "steps": 150, "batch": 32}
-    assert "eps 1/255" in expected(mini, tuning, [other, known])  # eps before time
+    assert "(90 steps of 32 images after 60 before, eps 2/255)" in expected(mini, tuning, [known, longer])
+    other = known | {"eps": 1 / 255, "steps": 150, "batch": 32}
+    assert "eps 2/255" in expected(mini, tuning, [other, known])  # eps before time
     assert summary([made]) == []
 
 

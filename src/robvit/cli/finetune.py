@@ -28,7 +28,7 @@ Extra = Annotated[
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Plan steps and batch for so long, by a probe.", rich_help_panel=PANEL),
+    typer.Option(min=0.1, help="In place of --steps: for how long, by a probe.", rich_help_panel=PANEL),
 ]
 TuningLoss = Annotated[
     str | None,
@@ -44,8 +44,8 @@ Setting = Annotated[
     typer.Option(
         "--set",
         help="Any other setting: blocks=4, clean_weight=0.5, clean_cosine=0.97, distance=cosine, step=0.75, "
-        "keep=0.5, hide=14, norms=true, class_weight=0.5, judge_steps=20, add_steps=false, or a recipe's key "
-        "such as ema=0.99.",
+        "keep=0.5, hide=14, norms=true, class_weight=null (0.5 where there is a class token), "
+        "judge_steps=20, add_steps=false, or a recipe's key such as ema=0.99.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -90,6 +90,8 @@ def _tell(result: Hardening, model: str, img_size: int | None, arch: str | None)
     """Say what there is now."""
     for name, value in result.record.metrics.items():
         typer.echo(f"  {name}: {value:.3f}")
+    for finding in result.record.findings:
+        typer.echo(f"{'warning' if finding.status == 'red' else finding.check}: {finding.evidence}")
     typer.echo(f"written: {result.file} (no secret: it is meant for attackers who have it), record.json")
     judged = {"head": "HEAD", "protocol": "linf-1-white-box@1", "img_size": img_size}
     if result.lora is not None:

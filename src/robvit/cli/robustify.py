@@ -97,11 +97,11 @@ def robustify(
         ),
     ] = "paper",
     count: Annotated[Whole, typer.Option(min=1, help="How many tokens; in the paper 10.")] = None,
-    steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200.")] = None,
-    batch: Annotated[Whole, typer.Option(min=1, help="Images in a step; in the paper 8.")] = None,
+    steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200, tuning 150.")] = None,
+    batch: Annotated[Whole, typer.Option(min=1, help="Images in a step; in the paper 8, tuning 32.")] = None,
     lr: Annotated[Number, typer.Option(help="Adam's learning rate; in the paper 1e-3.")] = None,
     start: Annotated[Number, typer.Option(help="Scale of the random start; 0.01.")] = None,
-    eps: Annotated[Text, typer.Option(help="Budget in pixels (L-inf); in the paper 8/255.")] = None,
+    eps: Annotated[Text, typer.Option(help="Budget (L-inf); in the paper 8/255, tuning 2/255.")] = None,
     attack_steps: Annotated[Whole, typer.Option(min=1, help="Steps of the stored attack; 30.")] = None,
     psnr: Annotated[Number, typer.Option(help="Decibels attacked images keep; 40, 0 for none.")] = None,
     layers: Layers = None,
@@ -158,6 +158,8 @@ def robustify(
         refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
         if method == "full":
             refuse_given(context, "is for lora, the method is full", "rank", "lora")
+        if minutes is not None:
+            refuse_given(context, "and --minutes, which decides the steps, do not go together", "steps")
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}

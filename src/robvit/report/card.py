@@ -12,7 +12,7 @@ from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.evaluation.attack import SEGMENTED
 from robvit.evaluation.claims import judged_by_autoattack
-from robvit.record import Record
+from robvit.record import PROCESSOR, Record
 from robvit.report.summary import Share, attacker_summaries, headlines
 from robvit.sharing_card import table
 from robvit.texts import Markdown, markdown_code, markdown_text
@@ -46,7 +46,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         "## How it was judged",
         _judged(judged, tuning),
         "## What its held-out images said",
-        table(("measured while tuning", "value"), [(k, f"{v:.3f}") for k, v in tuning.metrics.items()]),
+        table(("measured while tuning", "value"), _measured(tuning)),
         "## Limits",
         "\n".join(f"- {markdown_text(line)}" for line in _limits(tuning, judged)),
     ]
@@ -90,7 +90,7 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("eps", f"{_eps(settings['eps'])} ({settings['norm']})"),
         ("inner attack", f"{settings['inner_steps']} steps of {settings['step']:g} eps"),
         ("steps", f"{settings['steps']} of {settings['batch']} images"),
-        ("cost", f"{tuning.metrics['seconds'] / 60:.1f} minutes"),
+        ("cost", _cost(tuning)),
         ("made", tuning.created),
     ]
     if more := data.get("extra"):
@@ -99,9 +99,25 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         )
         rows.insert(4, ("and", _with_code(f"{words}images, digest", more["digest"])))
     if start := settings.get("start"):
-        factors = _with_code(f"factors of {start['steps']} steps, whose cost comes on top,", start["digest"])
-        rows.insert(2, ("started from", factors))
+        rows.insert(2, ("started from", _with_code(f"factors of {start['steps']} steps,", start["digest"])))
     return [*rows, ("command", Markdown(markdown_code(tuning.command)))] if tuning.command else rows
+
+
+def _measured(tuning: Record) -> list[tuple[str, str]]:
+    return [(k, f"{v:.3f}") for k, v in tuning.metrics.items() if k not in ("seconds", PROCESSOR)]
+
+
+def _cost(tuning: Record) -> str:
+    """Processor minutes of a tuning and of those it started from; a clock counts other work along."""
+    own, start = tuning.metrics.get(PROCESSOR), tuning.model["settings"].get("start")
+    device = tuning.machine.get("device", "cpu")
+    if own is None or device != "cpu":  # a GPU's work is not the processor's
+        return f"{tuning.metrics['seconds'] / 60:.1f} minutes by the clock on {device}"
+    if not start:
+        return f"{own / 60:.1f} processor minutes"
+    if (before := start.get(PROCESSOR)) is None:
+        return f"{own / 60:.1f} processor minutes, and what its start had cost, which is not recorded"
+    return f"{(own + before) / 60:.1f} processor minutes, {before / 60:.1f} of them for its start"
 
 
 def _with_code(text: str, checksum: object) -> Markdown:

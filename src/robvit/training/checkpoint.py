@@ -77,7 +77,8 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write weights that `robvit.load(path)` opens without further words; any module's are kept by name.
 
     `about` says how a robvit model is built: `arch`, `patch_size`; the `names` of its classes; and where it
-    comes from: `original`, the fingerprint of the weights it was tuned from, whose heads it takes.
+    comes from: `original`, the fingerprint of the weights it was tuned from, whose heads it takes, and the
+    `settings` of that tuning.
     """
     if not isinstance(model, Model):
         write_tensors(path, dict(model.state_dict()), {"format": "plain"})
@@ -96,4 +97,6 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
         "build": json.dumps(build),
         "licence": "yours",
     }
+    if about.get("settings"):
+        facts["settings"] = json.dumps(about["settings"])
     write_tensors(path, dict(model.net.state_dict()), facts)

@@ -14,10 +14,12 @@ from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.budget import Budget
-from robvit.record import Record
-from robvit.training.tuning import Tuning
+from robvit.record import PROCESSOR, Record
+from robvit.training.tuning import ONLY_FEATURES, Tuning
 
 RECORDED = "recorded.json"
+# Besides network, size and method: what another tuning differs in, whose figures say nothing of this one.
+ALIKE = ("rank", "blocks", "class_weight", "loss", "hide")
 Known = list[dict[str, Any]]
 
 
@@ -33,7 +35,9 @@ def _what(model: Model, tuning: Tuning) -> str:
 
 def recorded(model: Model, tuning: Tuning, known: Known | None = None) -> str:
     """The same, or nothing where no record tells of it; nearest is by eps, then by how long it was tuned."""
+    tuning = tuning.settled(model)
     mine = {"fingerprint": model.fingerprint(), "input": list(model.input_size), "method": tuning.method}
+    mine |= {name: getattr(tuning, name) for name in ALIKE}
     alike = [
         one
         for one in (_shipped() if known is None else known)
@@ -51,10 +55,10 @@ def recorded(model: Model, tuning: Tuning, known: Known | None = None) -> str:
     before = f" after {near['steps before']} before" if near["steps before"] else ""
     eps = Budget("linf", near["eps"]).amount
     done = f"{near['steps']} steps of {near['batch']} images{before}, eps {eps}"
-    minutes = near["seconds"] / 60
+    minutes = near[PROCESSOR] / 60
     return (
-        f"recorded for {_what(model, tuning)}: after {minutes:.0f} minutes ({done}) correct under every "
-        f"attack tried were {'; '.join(kept)}"
+        f"recorded for {_what(model, tuning)}: after {minutes:.0f} processor minutes ({done}) correct under "
+        f"every attack tried were {'; '.join(kept)}"
     )
 
 
@@ -71,7 +75,10 @@ def _shipped() -> Known:
 
 
 def summary(records: Sequence[Record]) -> Known:
-    """Every recorded tuning that was judged under attack, as much of it as is told to who tunes."""
+    """Every recorded tuning that was judged under attack, as much of it as is told to who tunes.
+
+    The records must tell the processor time of each tuning, and of those it started from.
+    """
     found = []
     for one in records:
         if one.kind != "robustify" or "tuned fingerprint" not in one.model:
@@ -91,11 +98,13 @@ def summary(records: Sequence[Record]) -> Known:
 
 def _facts(one: Record) -> dict[str, Any]:
     settings = one.model["settings"]
+    before = settings.get("start") or {"steps": 0, PROCESSOR: 0}
     return {
         **{name: one.model[name] for name in ("fingerprint", "input")},
         **{name: settings[name] for name in ("method", "eps", "steps", "batch")},
-        "steps before": (settings.get("start") or {}).get("steps", 0),
-        "seconds": round(one.metrics["seconds"]),
+        **{name: settings.get(name, ONLY_FEATURES.get(name)) for name in ALIKE},
+        "steps before": before["steps"],
+        PROCESSOR: round(one.metrics[PROCESSOR] + before[PROCESSOR]),
     }
 
 

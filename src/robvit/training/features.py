@@ -113,7 +113,8 @@ class Features(Fare):
     `distance` is "squared", the mean over tokens of the squared L2 distance, which is not normalised since
     AdamW's steps do not depend on the scale of a loss; or "cosine", one minus the mean cosine. The attack
     climbs the same distance. With `clean_cosine`, the cosine that clean features are to keep, the weight
-    starts at `clean_weight` (or one) and rises and falls until they do.
+    starts at `clean_weight` (or one) and rises and falls until they do; weights that keep it on held-out
+    images are preferred to others.
 
     Where the training's own attack moves held-out features (in 1 - cosine) less than `reach` times as far as
     one of many steps, gradients may be masked: that is a doubt, and with `add_steps` the training's attack
@@ -214,6 +215,9 @@ class Features(Fare):
             self.added += 1
             answer = "from here on the inner attack has one step more, and shorter ones"
         return f"{apart}; {answer}"
+
+    def keeps(self, seen: Scores) -> bool:
+        return self.clean_cosine is None or round(seen.clean, 3) >= self.clean_cosine  # as it is told
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack

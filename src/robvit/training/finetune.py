@@ -23,27 +23,30 @@ from robvit.defenses.low_rank import lora_of
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, silent
-from robvit.record import Record
+from robvit.record import PROCESSOR, Record
 from robvit.training import checkpoint
 from robvit.training.expectation import expected
 from robvit.training.features import FeatureLearner
 from robvit.training.finetune_plan import planned
 from robvit.training.finetune_record import extra_facts, make_record
 from robvit.training.fit import Fit
+from robvit.training.losses import OwnAttack, make_loss
 from robvit.training.splits import Splits
 from robvit.training.tuning import METHODS, Tuning, chosen_extra, chosen_images, make_learner, split
 from robvit.training.validation import Scores, judge
 
-SECONDS = "seconds.txt"  # spent so far, of all runs together
+SECONDS = "seconds.txt"  # spent so far, by the clock and of processors, of all runs together
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The tuned model, the factors merged into it if it was tuned by LoRA, and the record."""
+    """The tuned model, the factors merged into it if it was tuned by LoRA, the record, and what the
+    result's file tells of how it was tuned and judged."""
 
     model: Model
     lora: LoRA | None
     record: Record
+    settings: dict[str, Any]
 
 
 def finetune(
@@ -79,7 +82,7 @@ def finetune(
     progress: told each share of the work, one in all, with a note
     command: what the record says the tuning was started by
     """
-    tuning = replace(tuning or Tuning(), **settings)
+    tuning = replace(tuning or Tuning(), **settings).settled(model)
     start = lora if isinstance(lora, LoRA) or lora is None else LoRA.load(lora)
     images, more = chosen_images(data, model, tuning), chosen_extra(extra, model, tuning)
     main = processes().is_main_process
@@ -121,41 +124,59 @@ def _run(
         "norms": tuning.norms,
         "start": _start(start),
     }
+    recipe = tuning.recipe(len(splits.train))
+    loss = None
+    if tuning.supervised:
+        loss = OwnAttack(make_loss(recipe.loss, learner, splits.train, recipe.loss_settings))
     fit = Fit(
         learner,
         splits,
-        tuning.recipe(len(splits.train)),
+        recipe,
         folder=folder / "training",
         about=about,
+        loss=loss,
         log=log,
         progress=clock,
     )
     fit.run()
-    tuned, factors = _result(model, learner, tuning, splits, start)
+    settings = _settings(model, tuning, splits, start)
+    tuned, factors = _result(model, learner, tuning, settings)
     seen = {"original": _seen(model, fit), "tuned": _seen(tuned, fit)}
-    record = make_record(
-        model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, clock.seconds
-    )
-    return Finetuned(tuned, factors, record)
+    spent = {"seconds": clock.seconds, PROCESSOR: clock.processor}
+    record = make_record(model, tuned, factors, fit, seen, asdict(tuning) | {"start": _start(start)}, spent)
+    settings |= _verdict(record)
+    if factors is not None:
+        factors = replace(factors, settings=settings)
+    return Finetuned(tuned, factors, record, settings)
+
+
+def _verdict(record: Record) -> dict[str, Any]:
+    """What a file of the result tells besides its settings: its cost, its scores, what the guard found."""
+    return {
+        PROCESSOR: record.metrics[PROCESSOR],
+        "scores": {name: value for name, value in record.metrics.items() if ", tuned, " in name},
+        "findings": [
+            {"check": one.check, "status": one.status, "evidence": one.evidence} for one in record.findings
+        ],
+    }
 
 
 def _start(start: LoRA | None) -> dict[str, Any] | None:
-    """What a tuning went on from: the factors' digest, and how many steps had led to them."""
+    """What a tuning went on from: the factors' digest, the steps that had led to them, and what those cost.
+
+    The cost is None where one of the tunings before does not tell its own.
+    """
     if start is None:
         return None
-    before = start.settings.get("start") or {}
+    before = start.settings.get("start") or {"steps": 0, PROCESSOR: 0.0}
     steps = before.get("steps", 0) + start.settings.get("steps", 0)
-    return {"digest": start.digest(), "steps": steps}
+    costs = [one.get(PROCESSOR) for one in (before, start.settings)]
+    return {"digest": start.digest(), "steps": steps, PROCESSOR: None if None in costs else sum(costs)}
 
 
-def _result(
-    model: Model, learner: FeatureLearner, tuning: Tuning, splits: Splits, start: LoRA | None
-) -> tuple[Model, LoRA | None]:
-    """The result as it is shipped: factors rounded and merged, or the tuned weights."""
-    if tuning.method == "full":
-        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
-        return twin.requires_grad_(False).eval(), None
-    settings = asdict(tuning) | {
+def _settings(model: Model, tuning: Tuning, splits: Splits, start: LoRA | None) -> dict[str, Any]:
+    """How a result was tuned: the tuning's numbers, the images, and what it went on from."""
+    return asdict(tuning) | {
         "img_size": list(model.input_size),
         "resize": splits.train.resize,
         "data": splits.train.digest(),
@@ -164,6 +185,15 @@ def _result(
         "model": model.name,
         "start": _start(start),
     }
+
+
+def _result(
+    model: Model, learner: FeatureLearner, tuning: Tuning, settings: dict[str, Any]
+) -> tuple[Model, LoRA | None]:
+    """The result as it is shipped: factors rounded and merged, or the tuned weights."""
+    if tuning.method == "full":
+        twin = learner.model[0].replace(original=model.original_fingerprint or model.fingerprint())
+        return twin.requires_grad_(False).eval(), None
     assert isinstance(learner.trained, nn.ModuleDict)
     factors = lora_of(learner.trained, tuning.alpha, model.fingerprint(), settings)
     return factors.merge(model), factors
@@ -181,23 +211,41 @@ def _save(result: Finetuned, model: Model, folder: Path, arch: str | None) -> No
         result.lora.save(folder / METHODS["lora"])
         return
     original = result.model.original_fingerprint
-    about = {"arch": weights.architecture(model.name, arch), "original": original}
+    settings = result.settings | {"model": Path(model.name).name}  # where it lay is nobody's business
+    about = {"arch": weights.architecture(model.name, arch), "original": original, "settings": settings}
     checkpoint.save_model(result.model, folder / METHODS["full"], about)
 
 
 class Stopwatch:
-    """The seconds spent on a tuning, all runs together; called with its progress, which it passes on."""
+    """The seconds spent on a tuning, all runs together; called with its progress, which it passes on.
+
+    The clock's depend on what else the machine does; the processors' are those of all processes together.
+    """
 
     def __init__(self, path: Path, progress: Advance) -> None:
-        self.path, self.progress, self.start = path, progress, time.monotonic()
-        self.before = float(path.read_text("ascii")) if path.exists() else 0.0
+        self.path, self.progress = path, progress
+        self.start, self.start_processor = time.monotonic(), time.process_time()
+        self.before, self.before_processor = _spent(path)
         self.main = processes().is_main_process
 
     @property
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.start
 
+    @property
+    def processor(self) -> float:
+        own = time.process_time() - self.start_processor
+        return self.before_processor + own * processes().num_processes  # which share the work evenly
+
     def __call__(self, amount: float = 1, note: str = "") -> None:
         if self.main:
-            self.path.write_text(f"{self.seconds:.1f}\n", "ascii")
+            self.path.write_text(f"{self.seconds:.1f} {self.processor:.1f}\n", "ascii")
             self.progress(amount, note=note)
+
+
+def _spent(path: Path) -> tuple[float, float]:
+    """Seconds by the clock and of processors that earlier runs took."""
+    if not path.exists():
+        return 0.0, 0.0
+    clock, _, processor = path.read_text("ascii").partition(" ")
+    return float(clock), float(processor or clock)

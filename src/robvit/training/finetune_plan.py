@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from robvit.processes import mean_of_all, processes
 from robvit.training.computing import lowered, settled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
-from robvit.training.tuning import Tuning, make_learner, split
+from robvit.training.tuning import FEW_STEPS_DO, Tuning, make_learner, split
 
 PLAN = "plan.json"
 PROBED = 8  # images in the probe's step
@@ -28,7 +29,6 @@ GOOD_STEPS = 100  # below it smaller batches, and so more steps, are worth more
 FEWER = ((3, 16), (2, 8))  # validations and their images, where judging would take too much of the time
 SPARE = 0.95  # of the time is planned; loading and saving take the rest
 PLANNED = ("steps", "batch", "inner_steps", "validations", "held_out")
-FEW_STEPS_DO = 2 / 255  # L-inf; beyond it an attack of two large steps teaches a network to hide from such
 LEAST_SIZE = 32  # pixels; smaller images are not proposed
 
 
@@ -49,17 +49,23 @@ def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, 
     """The tuning with steps, batch, inner steps and validations for so many minutes.
 
     The plan is kept in `out`: a resumed run, and the other processes of this one, would measure otherwise.
+    One of another tuning is made anew.
     """
+    if tuning.steps != Tuning.steps:
+        raise InputError(
+            f"minutes decide the steps, got {tuning.steps} steps and {minutes:g} minutes; give one"
+        )
     path = out / PLAN
     plan = _read(path)
+    asked = json.loads(json.dumps({"minutes": minutes} | asdict(tuning)))  # as it is read again
     processes().wait_for_everyone()  # all have looked before one writes
-    if plan.get("minutes") != minutes:
+    if plan.get("asked") != asked:
         tuning = replace(tuning, inner_steps=inner_steps_for(tuning))
         made = fitted(
             tuning, probe(model, images, tuning), minutes, (model.input_size[0], patch_side(model.net) or 1)
         )
         if processes().is_main_process:
-            write_json(path, {"minutes": minutes} | {name: getattr(made, name) for name in PLANNED})
+            write_json(path, {"asked": asked} | {name: getattr(made, name) for name in PLANNED})
         processes().wait_for_everyone()
         plan = _read(path)
     return replace(tuning, **{name: plan[name] for name in PLANNED})
@@ -76,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def inner_steps_for(tuning: Tuning) -> int:
     """The inner attack's steps: those asked for, and more where eps is large."""
-    if tuning.norm != "linf" or tuning.eps <= FEW_STEPS_DO:
+    if tuning.few_steps_do:
         return tuning.inner_steps
     return max(tuning.inner_steps, 1 + math.ceil(tuning.eps / FEW_STEPS_DO))
 
@@ -137,6 +143,6 @@ def probe(model: Model, images: ImageDataset, tuning: Tuning) -> Cost:
     passes = (
         (not tuning.supervised) + 2 * tuning.inner_steps + 3 * (1 + clean)
     )  # a way back to the weights counts two
-    judging = 2 * (tuning.inner_steps + tuning.judge_steps) + 4
+    judging = 2 * (tuning.inner_steps + math.prod(tuning.long_attack)) + 4
     seconds = float(mean_of_all(torch.tensor(seconds, device=device))) / processes().num_processes
     return Cost(seconds, seconds / passes * judging / tuning.keep)

@@ -11,6 +11,7 @@ from robvit.defenses.lora import LoRA
 from robvit.record import Curve, Finding, Record
 from robvit.training.features import Features
 from robvit.training.fit import Fit
+from robvit.training.losses import Loss
 from robvit.training.validation import Scores
 
 NOTE = (
@@ -22,8 +23,8 @@ HIDDEN = (
     "untouched network's clean cosine is what hiding alone costs."
 )
 WITH_LABELS = (
-    "Accuracy on held-out images, by an attack of one step and by a longer one. AutoAttack decides what is "
-    "published: these attacks are too weak for a verdict."
+    "Accuracy on held-out images, by an attack of as many steps as the tuning's own and by a longer one. "
+    "AutoAttack decides what is published: these attacks are too weak for a verdict."
 )
 
 
@@ -34,14 +35,15 @@ def make_record(
     fit: Fit,
     seen: dict[str, Scores],
     settings: dict[str, Any],
-    seconds: float,
+    spent: dict[str, float],
 ) -> Record:
-    """All that is known of a tuning; `seen` holds the original's and the tuned model's scores."""
-    validation, state = fit.splits.validation, fit.state
+    """All that is known of a tuning; `seen` holds the original's and the tuned model's scores, `spent` its
+    seconds."""
+    validation, state, starts = fit.splits.validation, fit.state, fit.recipe.judge_starts
     names = {
         "clean": "clean",
         "one_step": f"attack of {fit.loss.short_attack(fit.recipe.inner)[0]} steps",
-        "robust": f"attack of {fit.recipe.judge_steps} steps",
+        "robust": f"attack of {fit.recipe.judge_steps} steps{f' from {starts} starts' * (starts > 1)}",
     }
     measure = fit.loss.measure
     means = {
@@ -78,15 +80,15 @@ def make_record(
         | {"held out": len(validation), "held out digest": validation.digest()}
         | ({"extra": extra_facts(fit.splits.extra)} if fit.splits.extra else {}),
         trials=[],
-        metrics=means
-        | {"seconds": seconds, "best step": float(state.best_step), "inner steps added": float(added)},
+        metrics=means | spent | {"best step": float(state.best_step), "inner steps added": float(added)},
         history=state.history,
         curves=[
             Curve(*title, lines, notes[0]),
             Curve("Tuning", "step", "loss", loss),
         ],
-        findings=[_finding(fit, seen["tuned"])],
+        findings=[_finding(fit, seen["tuned"]), *_kept(fit.loss, seen["tuned"])],
         notes=notes,
+        machine=fit.compute.machine(),
     )
 
 
@@ -106,6 +108,16 @@ def _finding(fit: Fit, tuned: Scores) -> Finding:
     if fit.state.doubts:
         return Finding("masked gradients", "amber", f"{apart}; on the way: {'; '.join(fit.state.doubts)}")
     return Finding("masked gradients", "green", f"{apart}: they stay together")
+
+
+def _kept(loss: Loss, tuned: Scores) -> list[Finding]:
+    """Whether clean features kept the cosine that was asked for, if one was."""
+    if not isinstance(loss, Features) or loss.clean_cosine is None:
+        return []
+    told = f"clean features kept a cosine of {tuned.clean:.3f} of the {loss.clean_cosine:g} asked for"
+    if loss.keeps(tuned):
+        return [Finding("clean features", "green", told)]
+    return [Finding("clean features", "red", f"{told}; tune for longer, or against a smaller eps")]
 
 
 def _points(xs: list[float], ys: list[float]) -> list[list[float]]:

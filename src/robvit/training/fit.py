@@ -26,7 +26,7 @@ from robvit.resuming import check_unchanged, versions
 from robvit.tensor_files import read_tensors, tensors_sha256
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
 from robvit.training.computing import scaled, settled
-from robvit.training.losses import make_loss
+from robvit.training.losses import Loss, make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
 from robvit.training.splits import Splits, check_labels
@@ -45,6 +45,7 @@ class RunState:
     step: int = 0
     best: float = -math.inf
     best_step: int = 0
+    best_standing: int = 0  # see `Fit._validate`
     stale: int = 0  # validations since the best
     finished: bool = False
     losses: list[float] = field(default_factory=list)  # since the last validation
@@ -53,7 +54,8 @@ class RunState:
 
 
 class Fit:
-    """A training on its way. `run` resumes from wherever `folder` says it was."""
+    """A training on its way. `run` resumes from wherever `folder` says it was; `loss` is the recipe's own if
+    left out."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Fit:
         *,
         folder: Path,
         about: dict[str, Any] | None = None,
+        loss: Loss | None = None,
         log: Log = silent,
         progress: Advance = silent,
         trackers: list[str] | None = None,
@@ -84,7 +87,7 @@ class Fit:
         self.model = model
         self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
         self.classes = len(splits.train.classes)
-        self.loss = make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
+        self.loss = loss or make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
         check_labels(splits, self.loss)
         self.loss.to(self.accelerator.device)
         for name, parameter in model.named_parameters():
@@ -161,9 +164,13 @@ class Fit:
         seen = judge(self.judged, self.loss, self.splits.validation, self.recipe, self.accelerator)
         mean = sum(state.losses) / len(state.losses)
         state.losses = []
-        better = seen.robust > state.best
+        doubt = self.loss.doubt(seen, self.classes) if self.recipe.inner.eps else ""
+        # What hides from the attack is no good, however little it moves; then comes what was to be kept.
+        standing = 2 * (not doubt) + self.loss.keeps(seen)
+        better = (standing, seen.robust) > (state.best_standing, state.best)
         if better:
-            state.best, state.best_step, state.stale = seen.robust, state.step, 0
+            state.best, state.best_step, state.best_standing = seen.robust, state.step, standing
+            state.stale = 0
             if self.accelerator.is_main_process:
                 checkpoint.save_model(self.judged, self.folder / WEIGHTS, self.about)
         else:
@@ -174,7 +181,7 @@ class Fit:
             state.history.setdefault(name, []).append(value)
         self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=state.step)
         self.log(self._line(row, seen, better))
-        if self.recipe.inner.eps and (doubt := self.loss.doubt(seen, self.classes)):
+        if doubt:
             state.doubts.append(f"epoch {row['epoch']:.2f}: {doubt}")
             self.log(f"warning: {state.doubts[-1]}")
 

@@ -68,7 +68,11 @@ class Loss(nn.Module):
 
     def doubt(self, seen: Scores, classes: int) -> str:
         """What a validation says is wrong, or nothing; a loss may answer by changing its buffers."""
-        return seen.doubt(1.5 / classes if self.needs_labels and classes else 1.0)
+        return seen.doubt(by_guessing(classes) if self.needs_labels else 1.0)
+
+    def keeps(self, seen: Scores) -> bool:
+        """Whether a validation saw kept what was asked to be; weights that keep it are preferred."""
+        return True
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
@@ -87,6 +91,34 @@ class _Function(Loss):
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
     ) -> torch.Tensor:
         return self.function(model, x, y, attack)
+
+
+class OwnAttack(Loss):
+    """Another loss with labels, which the training's own attack judges in place of one of one step.
+
+    Where training attacks in a few steps, it is from those that a network may learn to hide.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def short_attack(self, inner: Inner) -> tuple[int, float]:
+        return inner.steps, inner.relative_step
+
+    def doubt(self, seen: Scores, classes: int) -> str:
+        return seen.doubt(by_guessing(classes), "the training's own attack")
+
+    def forward(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack
+    ) -> torch.Tensor:
+        value: torch.Tensor = self.loss(model, x, y, attack)
+        return value
+
+
+def by_guessing(classes: int) -> float:
+    """The accuracy that guessing may reach, and that tells nothing."""
+    return 1.5 / classes if classes else 1.0
 
 
 def make_loss(name: str, model: nn.Module, images: ImageDataset, settings: dict[str, Any]) -> Loss:

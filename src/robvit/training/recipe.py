@@ -1,7 +1,6 @@
 """Recipes: a loss plus numbers, as YAML in the package or in a file of the user's.
 
-Every key can be set on the command line (`--set inner.eps=4/255`). A key nobody knows is refused with
-the nearest one that exists.
+Every key can be set on the command line (`--set inner.eps=4/255`); one that nobody knows is refused.
 """
 
 from __future__ import annotations
@@ -123,11 +122,11 @@ class Recipe(BaseModel):
 
     The learning rate is `lr` at a batch of `lr_batch`, scaled to the real one. `eps_warmup` raises the
     budget, and the step with it, from zero; with `published_warmup` it rises once an epoch and the step
-    stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a
-    number of training images on which the best checkpoint is chosen; `extra_share` of each batch
-    comes from the extra data. `replays` trains on each batch so many times (free training). With `repeats`
-    every image is so many times in its batch, once as it is and then augmented (repeated augmentation). With
-    `adapters` the network stays as it is, and adapters learn on it by a loss of their own.
+    stays what it will be, as in the published code of the XCiT recipe. `validation` is a share or a number
+    of training images on which an attack of `judge_steps` from `judge_starts` chooses the checkpoint;
+    `extra_share` of each batch comes from the extra data. `replays` trains on each batch so many times (free
+    training). With `repeats` every image is so many times in its batch, once as it is and then augmented.
+    With `adapters` the network stays as it is, and adapters learn on it by a loss of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -181,6 +180,7 @@ class Recipe(BaseModel):
     validation: Positive = 0.02
     validate_every: Positive = 1.0
     judge_steps: Count = 10
+    judge_starts: Count = 1
     patience: Count | None = None
 
     seed: int = 0
@@ -206,7 +206,8 @@ class Recipe(BaseModel):
 
     def digest(self) -> str:
         """Names what decides the weights that come out."""
-        facts = self.model_dump(mode="json", exclude=set(_OUTSIDE))
+        outside = {*_OUTSIDE, *(["judge_starts"] if self.judge_starts == 1 else [])}  # left out, it is one
+        facts = self.model_dump(mode="json", exclude=outside)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -36,6 +36,10 @@ OF_THE_LOSS = (
     *("distance", "clean_weight", "clean_cosine", "reach", "add_steps", "keep", "hide", "hide_windows"),
     "class_weight",
 )
+AUTO = "auto"  # a class weight that follows from the network
+FEW_STEPS_DO = 2 / 255  # L-inf; beyond it an attack of two large steps teaches a network to hide from such
+LONG_ATTACK = {False: (10, 1), True: (20, 2)}  # steps and starts that judge, up to that and beyond
+CLASS_WEIGHT = 0.5  # where it has a class token; what the recorded tunings were made with
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,14 @@ class Tuning:
     keeps either to the first blocks. The inner attack takes `inner_steps` of `step` times eps from a random
     start. Times are in steps of `batch` images: the learning rate and eps grow from zero over the shares
     `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
-    times by an attack of `judge_steps`; the weights that did best are kept. `distance`, `clean_weight`,
-    `clean_cosine`, `reach`, `add_steps`, `keep`, `hide`, `hide_windows` and `class_weight` are those of
-    `Features`. With `loss` "task" or "trades" labels and the model's own classifier or head take the
-    features' place: its loss on attacked images, or TRADES with `beta`. With `norms` the normalisations and
-    layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752). `extra_share` of each batch comes
-    from a second set of images. `changes` reach any key of the recipe ("ema", "augment.flip").
+    times by an attack of `judge_steps` from `judge_starts`, left out 10 from one and beyond 2/255 20 from
+    two; the weights that did best are kept. `distance`, `clean_weight`, `clean_cosine`, `reach`, `add_steps`,
+    `keep`, `hide`, `hide_windows` and `class_weight` are those of `Features`; left at "auto", `class_weight`
+    is 0.5 where the network has a class token. With `loss` "task" or "trades" labels and the model's own
+    classifier or head take the features' place: its loss on attacked images, or TRADES with `beta`. With
+    `norms` the normalisations and layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752).
+    `extra_share` of each batch comes from a second set of images. `changes` reach any key of the recipe
+    ("ema", "augment.flip").
     """
 
     method: str = "lora"
@@ -59,7 +65,7 @@ class Tuning:
     alpha: float = 16.0  # of alpha / rank, so that a learning rate serves every rank
     blocks: int | None = None
     norms: bool = False
-    eps: float = 1 / 255
+    eps: float = 2 / 255
     norm: str = "linf"
     inner_steps: int = 2
     step: float = 0.75
@@ -75,13 +81,14 @@ class Tuning:
     clean_cosine: float | None = None
     held_out: int = 32
     validations: int = 5
-    judge_steps: int = 10
+    judge_steps: int | None = None
+    judge_starts: int | None = None
     reach: float = 0.5
     add_steps: bool = True
     keep: float = 1.0
     hide: int = 0
     hide_windows: int = 4
-    class_weight: float | None = None
+    class_weight: float | str | None = AUTO
     extra_share: float = 0.0
     seed: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
@@ -103,22 +110,47 @@ class Tuning:
             raise InputError(f"loss must be features, {' or '.join(SUPERVISED)}, got {self.loss!r}")
         if self.norms and self.method == "full":
             raise InputError("norms is for the method lora: full tunes normalisations anyway; leave it out")
-        if self.supervised and (wrong := [n for n in ONLY_FEATURES if getattr(self, n) != ONLY_FEATURES[n]]):
+        wrong = [name for name, none in ONLY_FEATURES.items() if getattr(self, name) not in (none, AUTO)]
+        if self.supervised and wrong:
             raise InputError(f"{wrong[0]} is for the loss features, the loss is {self.loss}; leave it out")
+        if isinstance(self.class_weight, str) and self.class_weight != AUTO:
+            got = f"got {self.class_weight!r}"
+            raise InputError(f"class_weight must be a share such as 0.5, {AUTO}, or null for none, {got}")
         if not 0 <= self.extra_share < 1:
             raise InputError(
                 f"extra_share must be a share of each batch, such as 0.5, got {self.extra_share:g}"
             )
         if not self.eps > 0:
             raise InputError(f"eps must be above 0, such as 1/255, got {self.eps:g}; nothing is attacked")
-        for name in ("steps", "batch", "inner_steps", "judge_steps", "held_out", "validations"):
-            if getattr(self, name) < 1:
+        counts = ("steps", "batch", "inner_steps", "judge_steps", "judge_starts", "held_out", "validations")
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise InputError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     @property
     def supervised(self) -> bool:
         """Whether labels and a classifier say what is right, rather than the original's features."""
         return self.loss in SUPERVISED
+
+    def settled(self, model: Model) -> Tuning:
+        """The same with all decided that was left to the network and to eps."""
+        weight = self.class_weight
+        if weight == AUTO:
+            weight = CLASS_WEIGHT if model.has_class_token and not self.supervised else None
+        steps, starts = self.long_attack
+        return replace(self, class_weight=weight, judge_steps=steps, judge_starts=starts)
+
+    @property
+    def few_steps_do(self) -> bool:
+        """Whether eps is so small that an inner attack of two steps does not teach a network to hide."""
+        return self.norm != "linf" or self.eps <= FEW_STEPS_DO
+
+    @property
+    def long_attack(self) -> tuple[int, int]:
+        """Steps and starts of the attack that judges."""
+        steps, starts = LONG_ATTACK[not self.few_steps_do]
+        return self.judge_steps or steps, self.judge_starts or starts
 
     def _loss(self) -> dict[str, Any]:
         if self.supervised:
@@ -130,6 +162,7 @@ class Tuning:
 
     def recipe(self, count: int) -> Recipe:
         """The recipe of the common loop for so many images; its times are in epochs of them."""
+        judge_steps, judge_starts = self.long_attack
         epoch = (self.batch - round(self.extra_share * self.batch)) / count  # what one step is
         content = {
             **self._loss(),
@@ -143,7 +176,8 @@ class Tuning:
             "weight_decay": 1e-4,
             "validation": self.held_out,
             "validate_every": max(1, self.steps // self.validations) * epoch * (1 - 1e-9),
-            "judge_steps": self.judge_steps,
+            "judge_steps": judge_steps,
+            "judge_starts": judge_starts,
             "seed": self.seed,
             "track": [],
         }
