@@ -191,7 +191,7 @@ def test_a_checkpoint_that_answers_otherwise_is_not_kept(
     model = robvit.load("robvit-mini") if layout == "timm" else Model(small_net("vit"), name="vit").eval()
     x = torch.rand(2, 3, 32, 32)
     assert export(model, tmp_path / "kept", layout, images=x).close
-    with pytest.raises(BrokenExport, match="does not answer as the model does: .* within 1e-05 of"):
+    with pytest.raises(BrokenExport, match=r"does not answer as the model does: .* within 1e-05 of"):
         export(model, tmp_path / "other", layout, images=x)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -202,7 +202,9 @@ def test_a_file_that_answers_otherwise_leaves_the_old_one(
     monkeypatch.setattr(formats, "_write_timm", lambda *_: lambda x: [torch.zeros(1)])
     (tmp_path / "m.safetensors").write_text("the old one")
     with pytest.raises(BrokenExport, match="different shapes"):
-        export(robvit.load("robvit-mini"), tmp_path / "m.safetensors", "timm", images=torch.rand(2, 3, 32, 32))
+        export(
+            robvit.load("robvit-mini"), tmp_path / "m.safetensors", "timm", images=torch.rand(2, 3, 32, 32)
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
     assert (tmp_path / "m.safetensors").read_text() == "the old one"
 

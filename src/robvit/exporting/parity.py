@@ -43,7 +43,9 @@ class Parity:
     @property
     def close(self) -> bool:
         """Whether rounding explains the difference."""
-        near = all((share or 0.0) <= self.tolerance for share in (self.features, self.logits))  # false for NaN
+        near = all(
+            (share or 0.0) <= self.tolerance for share in (self.features, self.logits)
+        )  # false for NaN
         return near and not self.changed
 
     def __str__(self) -> str:
