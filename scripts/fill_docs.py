@@ -275,7 +275,7 @@ def _tuning_of(factors: LoRA, name: str, records: list[Record]) -> Record:
 
 
 def _readable(record: Record) -> Record:
-    """The record with places of the laboratory as a reader has them: data by name, files of the repository."""
+    """The record with the laboratory's places as a reader has them: data by name, files of the repository."""
     spec = str(record.data.get("spec") or "")
     data = record.data | {"spec": DATA_NAMES.get(spec, spec.replace("{data}/", ""))}
     command = record.command.replace("{lab}/", "results/").replace("{out}", "runs/tuned")

@@ -188,10 +188,7 @@ def robustify(
     refuse_given(context, "is for lora and full, the method is tokens", *OF_TUNING)
     if not adaptive:
         refuse_given(context, "goes with --adaptive", "inner_steps", "adaptive_share")
-    elif not 0 < adaptive_share <= 1:
-        raise InputError(f"--adaptive-share must be above 0 and at most 1, got {adaptive_share:g}")
-    if not 0 <= task <= 1:
-        raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
+    _check_shares(adaptive_share, task)
     if pool > 1 and task:
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
     check_tokens(model, data, layers, [text.partition("@")[0] for text in attack or []], task, head)
@@ -244,6 +241,13 @@ def _check_numbers(lr: float | None, start: float | None, psnr: float | None) ->
         raise InputError(f"--start must be 0 or more, got {start:g}")
     if psnr is not None and not psnr >= 0:
         raise InputError(f"--psnr must be decibels, 0 for none, got {psnr:g}")
+
+
+def _check_shares(adaptive_share: float, task: float) -> None:
+    if not 0 < adaptive_share <= 1:
+        raise InputError(f"--adaptive-share must be above 0 and at most 1, got {adaptive_share:g}")
+    if not 0 <= task <= 1:
+        raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
 
 
 def _tell(hardening: Hardening, out: Path, **loaded: Any) -> None:
