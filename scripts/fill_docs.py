@@ -35,7 +35,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +63,10 @@ MINUTES = r"minutes of (?P<names>[\w.-]+(?: and [\w.-]+)*)"
 IN_A_SENTENCE = re.compile(rf"(?P<what><!-- {MINUTES} -->).*?<!-- end -->")
 IN_A_ROW = re.compile(rf"\{{{MINUTES}\}}")
 CURVE = "curve "
+DATA_NAMES = {
+    "imagenet:{data}/imagenet_1k": "ImageNet",
+    "folder:{data}/pets/images?test=0.25": "Oxford-IIIT Pet",
+}
 Part = TypeVar("Part", Table, Curve)
 
 
@@ -268,20 +272,44 @@ def _cards(records: list[Record]) -> dict[Path, str]:
     for known in zoo.ALIASES.values():
         if not known.tuned_from:
             continue
-        factors = LoRA.load(bundled_path(known))
-        digest = factors.settings["data"], factors.settings["class_weight"]
-        (tuning,) = (
-            r
-            for r in records
-            if _is_tuning(r) and digest == (r.data.get("digest"), r.model["settings"].get("class_weight"))
-        )
+        tuning = _tuning_of(LoRA.load(bundled_path(known)), known.alias, records)
         weights = (tuning.model["tuned fingerprint"], tuning.model["fingerprint"])
         kinds = ("evaluate", "retrieval", "attack")
         judges = [r for r in records if r.kind in kinds and not r.model.get("tokens")]
         own = [r for name in weights for r in judges if r.model.get("fingerprint") == name]
         place = bundled_path(known).with_name(f"{known.alias}.md")
-        made[place] = model_card([tuning, *own], name=known.alias)
+        made[place] = model_card([_readable(r) for r in (tuning, *own)], name=known.alias)
     return made
+
+
+def _tuning_of(factors: LoRA, name: str, records: list[Record]) -> Record:
+    """The record of the tuning that left the factors: the same seed, start, images and all other settings."""
+    found = [
+        r
+        for r in records
+        if _is_tuning(r)
+        and (r.model["fingerprint"], r.data.get("digest")) == (factors.fingerprint, factors.settings["data"])
+        and all(factors.settings.get(key) == value for key, value in _settings(r).items())
+    ]
+    if len(found) != 1:
+        raise SystemExit(f"expected the record of one tuning with the settings of {name}, got {len(found)}")
+    return found[0]
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """A tuning's settings as its file has them: what its start cost was told afterwards."""
+    settings: dict[str, Any] = dict(record.model["settings"])
+    if start := settings.get("start"):
+        settings["start"] = {key: value for key, value in start.items() if key != PROCESSOR}
+    return settings
+
+
+def _readable(record: Record) -> Record:
+    """The record with the laboratory's places as a reader has them: data by name, files of the repository."""
+    spec = str(record.data.get("spec") or "")
+    data = record.data | {"spec": DATA_NAMES.get(spec, spec.replace("{data}/", ""))}
+    command = record.command.replace("{lab}/", "results/").replace("{out}", "runs/tuned")
+    return replace(record, data=data, command=command.replace("{data}/", ""))
 
 
 def _markdown(table: Table) -> list[str]:

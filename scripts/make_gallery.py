@@ -32,7 +32,7 @@ BUNDLED = (
     ),
 )
 FOUNDATION = (
-    ("demo", "demo", ()),
+    ("demo", "demo --learn 192 --steps 60", ()),
     (
         "dinov2",
         f"explain dinov2-small {IMAGES} --img-size 112 --tokens {WORK}/demo/tokens.safetensors",

@@ -29,6 +29,7 @@ from robvit.record import Record
 from robvit.training.finetune import finetune
 from robvit.training.tuning import METHODS, Tuning
 
+TUNED_IN = {"auto": "auto", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # and a recipe's words for them
 Data = ImageDataset | torch.Tensor | str | Path
 
 
@@ -131,11 +132,12 @@ def robustify(
     task: tokens: the share of the head's loss in the objective; above 0 the head learns along
     pool: tokens: how many independent sets to learn
     cache: tokens: where attacked images are kept; the user's cache if left out
-    precision: tokens: of the attacks, while tokens learn in fp32: "fp32", "bf16", "fp16", or "auto", which
-        probes what is fastest on this device; auto if left out
+    precision: of the attacks, while tokens learn in fp32, or of a whole tuning: "fp32", "bf16", "fp16", or
+        "auto", which probes what is fastest on this device; auto if left out
     tuning: lora, full: all numbers of a tuning; what is given here besides wins
     extra, extra_share: lora, full: more images to learn from, and their share of each batch, 0.5 say
-    lora: lora: factors of an earlier tuning to go on from, towards the same original
+    lora: factors of an earlier tuning: tokens are learned on the tuned network; lora goes on from them,
+        towards the same original
     rank: lora: the rank of the factors, 16
     inner_steps: lora, full: steps of the attack inside a training step, 2
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
@@ -166,7 +168,6 @@ def robustify(
         "task": task,
         "pool": pool,
         "cache": cache,
-        "precision": precision,
     }
     of_tuning = {
         "rank": rank,
@@ -183,16 +184,20 @@ def robustify(
     if method not in ("tokens", *METHODS):
         raise InputError(f"method must be tokens, {' or '.join(METHODS)}, got {method!r}")
     if method == "tokens":
-        only = {"tuning": tuning, "minutes": minutes, "lora": lora, "extra": extra}
+        only = {"tuning": tuning, "minutes": minutes, "extra": extra}
         _refuse(of_tuning | only, method, "lora and full")
     else:
         _refuse(of_tokens, method, "tokens")
         _refuse({"rank": rank, "norms": norms, "lora": lora} if method == "full" else {}, method, "lora")
-    net = tokens_verb.open_model(model, head=head, img_size=img_size, arch=arch, published=published)
+    merged = lora if method == "tokens" else None
+    net = tokens_verb.open_model(
+        model, head=head, img_size=img_size, arch=arch, lora=merged, published=published
+    )
     place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit}
     outputs: dict[str, Any] = {"out": out, "progress": progress, "command": command}
     if method == "tokens":
-        learned = tokens_verb.robustify(net, data, log=log, **_given(shared | of_tokens), **place, **outputs)
+        wishes = _given(shared | of_tokens | {"precision": precision})
+        learned = tokens_verb.robustify(net, data, log=log, **wishes, **place, **outputs)
         file = None if out is None else Path(out) / learned.file
         return Hardening(learned.harden(net), learned.record, file, tokens=learned.tokens, head=learned.head)
     images = _opened(data, net, **place)
@@ -200,7 +205,7 @@ def robustify(
     wishes = _given(shared | of_tuning) | {"method": method}
     if eps is not None:
         wishes["eps"] = parse_number(eps)
-    chosen = replace(tuning or Tuning(), **wishes)
+    chosen = _in_precision(replace(tuning or Tuning(), **wishes), precision)
     tuned = finetune(
         net, images, chosen, extra=more, lora=lora, minutes=minutes, arch=arch, log=log, **outputs
     )
@@ -216,6 +221,15 @@ def _opened(data: Data, net: Model, **place: Any) -> ImageDataset | torch.Tensor
     opened = tokens_verb.open_images(data, net, **place)
     assert isinstance(opened, ImageDataset)
     return opened
+
+
+def _in_precision(tuning: Tuning, precision: str | None) -> Tuning:
+    """The tuning in a precision, by a recipe's word for it."""
+    if precision is None:
+        return tuning
+    if precision not in TUNED_IN:
+        raise InputError(f"a tuning's precision must be {', '.join(TUNED_IN)}, got {precision!r}")
+    return replace(tuning, changes=tuning.changes | {"precision": TUNED_IN[precision]})
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

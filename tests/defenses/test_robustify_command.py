@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import torch
 from typer.testing import CliRunner, Result
 
 import robvit
+from helpers.docs_blocks import found_command
+from helpers.lora import changed_lora
 from robvit.backbones.heads import load_head
+from robvit.budget import Budget
 from robvit.cli import app
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.tokens import RobustTokens
 from robvit.record import Record
+from robvit.training.tuning import LEARNING_RATES, Tuning
 
 SMALL = ("robustify", "robvit-mini", "sample", "--limit", "32", "--attack-steps", "2", "--batch", "4")
 
@@ -144,6 +149,37 @@ def test_rotation_issues_new_tokens_and_tells_what_carries_over(tmp_path: Path) 
     refused = robvit_(*rotate, "--bound", 0.9999999, "--out", tmp_path / "refused")
     assert "below the bound" in str(refused.exception)
     assert not (tmp_path / "refused" / "tokens.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_tokens_for_a_tuned_network_are_learned_and_rotated_on_it(tmp_path: Path) -> None:
+    mini, lora = robvit.load("robvit-mini"), tmp_path / "lora.safetensors"
+    changed_lora(mini).save(lora)
+    done = robvit_(*SMALL, "--lora", lora, "--steps", 1, "--out", tmp_path / "old")
+    assert done.exit_code == 0, done.output
+    assert f"--lora {lora}" in done.output.partition("next: ")[2]
+    old = tmp_path / "old" / "tokens.safetensors"
+    tuned = robvit.load("robvit-mini", lora=lora, tokens=old)
+    assert RobustTokens.load(old).fingerprint == tuned.fingerprint() != mini.fingerprint()
+    rotate = ("tokens", "rotate", old, "robvit-mini", "sample", "--limit", 16, "--judge", 4, "--bound", -1)
+    again = robvit_(*rotate, "--lora", lora, "--out", tmp_path / "new")
+    assert again.exit_code == 0, again.output
+    robvit.load("robvit-mini", lora=lora, tokens=tmp_path / "new" / "tokens.safetensors")
+
+
+def test_the_help_states_the_defaults_of_every_method() -> None:
+    _, command, _ = found_command(["robustify"])
+    told = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
+    tokens, tuning = TokenRecipe(), Tuning()
+    for name in ("steps", "batch"):
+        assert f"{getattr(tokens, name)}, lora, full: {getattr(tuning, name)}." in told[name]
+    assert (
+        f"{tokens.attack.threat.budget.amount}, lora, full: {Budget('linf', tuning.eps).amount}."
+        in told["eps"]
+    )
+    assert f"full: of the inner attack, {tuning.inner_steps}." in told["inner_steps"]
+    assert [float(rate) for rate in re.findall(r"1e-\d", told["lr"])] == [tokens.lr, LEARNING_RATES["full"]]
+    assert LEARNING_RATES["lora"] == tokens.lr
 
 
 @pytest.mark.slow

@@ -132,6 +132,9 @@ SMALL = {
 }
 TRAINED = '"batch": 8, "validation": 8, "inner.steps": 1, "judge_steps": 1'
 SMALLER_PYTHON = {
+    '"dinov2-small-robust"': '"robvit-mini-robust"',
+    'load("dinov2-small", **parts)': 'load("robvit-mini", **parts)',
+    'open_data("IMAGES"': 'open_data("images"',
     "hf:facebook/dinov2-small": "./tiny-hf",
     "limit=64": "limit=2",
     "limit=16": "limit=4",

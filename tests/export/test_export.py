@@ -177,18 +177,34 @@ def test_a_pool_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_answers_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = formats._write_timm
+@pytest.mark.parametrize("layout", ["timm", "huggingface"])
+def test_a_checkpoint_that_answers_otherwise_is_not_kept(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, gaps = getattr(formats, f"_write_{layout}"), iter((5e-6, 2e-5))
 
-    def off(model: Model, *args: Any) -> Runner:
-        run = honest(model, *args)
-        return lambda x: [answer * (1 + 2e-4) for answer in run(x)]
+    def off(*args: Any) -> Runner:
+        run, gap = honest(*args), next(gaps)
+        return lambda x: [answer * (1 + gap) for answer in run(x)]
 
-    monkeypatch.setattr(formats, "_write_timm", off)
+    monkeypatch.setattr(formats, f"_write_{layout}", off)
+    model = robvit.load("robvit-mini") if layout == "timm" else Model(small_net("vit"), name="vit").eval()
+    x = torch.rand(2, 3, 32, 32)
+    assert export(model, tmp_path / "kept", layout, images=x).close
+    with pytest.raises(BrokenExport, match=r"does not answer as the model does: .* within 1e-05 of"):
+        export(model, tmp_path / "other", layout, images=x)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_file_that_answers_otherwise_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "_write_timm", lambda *_: lambda x: [torch.zeros(1)])
     (tmp_path / "m.safetensors").write_text("the old one")
-    model, x = robvit.load("robvit-mini"), torch.rand(2, 3, 32, 32)
-    with pytest.raises(BrokenExport, match="does not answer as the model does"):
-        export(model, tmp_path / "m.safetensors", "timm", images=x)
+    with pytest.raises(BrokenExport, match="different shapes"):
+        export(
+            robvit.load("robvit-mini"), tmp_path / "m.safetensors", "timm", images=torch.rand(2, 3, 32, 32)
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
     assert (tmp_path / "m.safetensors").read_text() == "the old one"
 

@@ -178,6 +178,7 @@ IGNORED = [
     ),
     (["robustify", *SAMPLE, "--method", "full", "--count", "3"], "--count is for tokens, the method is full"),
     (["robustify", *SAMPLE, "--method", "lora", "--pool", "1"], "--pool is for tokens"),
+    (["robustify", *SAMPLE, "--method", "lora", "--precision", "bf16/plain"], "bf16/plain is for tokens"),
     (["robustify", *SAMPLE, "--method", "full", "--rank", "4"], "--rank is for lora, the method is full"),
     (["robustify", *SAMPLE, "--rank", "4"], "--rank is for lora and full, the method is tokens"),
     (["robustify", *SAMPLE, "--set", "rank=4"], "--set is for lora and full, the method is tokens"),

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import robvit
-from helpers.lora import images
+from helpers.lora import changed_lora, images
 from helpers.scripts import load_script
 from robvit.autoattack import part_settings
 from robvit.backbones import zoo
@@ -142,3 +142,18 @@ def test_the_cards_of_bundled_networks_and_what_tunings_reached_are_what_records
     assert names == {"recorded.json", *(f"{known.alias}.md" for known in tuned)}
     for place, text in made.items():
         assert place.read_text("utf-8") == text, "run `python scripts/fill_docs.py`"
+        assert not re.search(r"\{(lab|data|out)\}", text), "a place of the laboratory tells a reader nothing"
+
+
+def test_the_tuning_of_bundled_factors_is_found_by_all_of_its_settings(
+    tuning: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, seeds = load_script("fill_docs", monkeypatch), (0, 1)
+    settings = tuning.model["settings"]
+    records = [replace(tuning, model=tuning.model | {"settings": settings | {"seed": s}}) for s in seeds]
+    factors = changed_lora(robvit.load("robvit-mini"))
+    own = settings | {"seed": 1, "data": tuning.data["digest"]}
+    factors = replace(factors, fingerprint=tuning.model["fingerprint"], settings=own)
+    assert fill._tuning_of(factors, "mine", records) is records[1]
+    with pytest.raises(SystemExit, match="one tuning with the settings of mine, got 0"):
+        fill._tuning_of(factors, "mine", records[:1])

@@ -90,11 +90,19 @@ def test_every_method_gives_a_file_a_record_and_a_model_with_its_head(
         ({"method": "lora", "eps": 0}, "eps must be above 0"),
         ({"method": "lora", "eps": "8"}, "eps is in pixels"),
         ({"method": "lora", "limit": 2}, "limit goes with the name"),
+        ({"method": "lora", "precision": "bf16/plain"}, "precision must be auto, fp32, bf16, fp16, got"),
+        ({"lora": "some.safetensors"}, "is loaded already; give its name to choose img_size, arch or lora"),
     ],
 )
 def test_options_of_other_methods_are_refused(mini: Model, wishes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         robvit.robustify(mini, torch.rand(4, 3, 32, 32), **wishes)
+
+
+@pytest.mark.slow
+def test_a_tuning_takes_a_precision_by_the_word_that_tokens_take(mini: Model) -> None:
+    made = robvit.robustify(mini, images(), method="lora", precision="fp32", **TUNED).record
+    assert made.model["compute"]["wanted precision"] == "fp32"
 
 
 @pytest.mark.slow

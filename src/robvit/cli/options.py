@@ -132,11 +132,12 @@ AttackSettings = Annotated[
         "--set", metavar="NAME=VALUE", help="A setting of the attack, such as --set steps=20; repeatable."
     ),
 ]
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain")
 Precision = Annotated[
     str,
     typer.Option(
         "--precision",
-        **choice("auto", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain"),
+        **choice(*PRECISIONS),
         help="Precision of the attack, /plain without fused attention; auto probes what is fastest. "
         "Successes are always confirmed in fp32.",
     ),

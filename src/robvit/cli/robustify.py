@@ -10,14 +10,14 @@ import typer
 from robvit.cli.attack_checks import check_attack
 from robvit.cli.checks import check_data, check_model, check_out, check_tokens
 from robvit.cli.finetune import Extra, GoOn, Minutes, Rank, Setting, TuningLoss, tune
-from robvit.cli.given import refuse_given
+from robvit.cli.given import is_given, refuse_given
 from robvit.cli.options import (
+    PRECISIONS,
     Architecture,
     DataSpec,
     Device,
     ImageSize,
     OwnModel,
-    Precision,
     Resize,
     Threads,
     TrainSplit,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 BEYOND = "Beyond the paper"
 OF_TOKENS = (
     *("preset", "count", "start", "layers", "attack", "attack_steps", "psnr"),
-    *("adaptive", "adaptive_share", "task", "pool", "precision"),
+    *("adaptive", "adaptive_share", "task", "pool"),
 )
-OF_TUNING = ("rank", "lora", "minutes", "loss", "setting", "extra")
+OF_TUNING = ("rank", "minutes", "loss", "setting", "extra")
 
 Text = str | None
 Whole = int | None
@@ -58,7 +58,9 @@ SeesTokens = Annotated[
 InnerSteps = Annotated[
     Whole,
     typer.Option(
-        min=1, help="Steps of the attacker who sees them, 3; in fine-tuning 2.", rich_help_panel=BEYOND
+        min=1,
+        help="Steps of the attacker who sees them, 3; lora, full: of the inner attack, 2.",
+        rich_help_panel=BEYOND,
     ),
 ]
 Share = Annotated[
@@ -72,6 +74,14 @@ Task = Annotated[
     float, typer.Option(help="Share of the head's loss; above 0 it learns along.", rich_help_panel=BEYOND)
 ]
 Pool = Annotated[int, typer.Option(min=1, help="Independent sets to learn.", rich_help_panel=BEYOND)]
+Precision = Annotated[
+    str,
+    typer.Option(
+        **choice(*PRECISIONS),
+        help="Of the tokens' attacks, /plain without fused attention; lora, full: of all that is computed. "
+        "auto probes what is fastest.",
+    ),
+]
 Seed = Annotated[
     Whole, typer.Option(help="Makes the tokens repeatable, and so no secret; left out, nobody can make them.")
 ]
@@ -97,11 +107,19 @@ def robustify(
         ),
     ] = "paper",
     count: Annotated[Whole, typer.Option(min=1, help="How many tokens; in the paper 10.")] = None,
-    steps: Annotated[Whole, typer.Option(min=1, help="Training steps; in the paper 200, tuning 150.")] = None,
-    batch: Annotated[Whole, typer.Option(min=1, help="Images in a step; in the paper 8, tuning 32.")] = None,
-    lr: Annotated[Number, typer.Option(help="Adam's learning rate; in the paper 1e-3.")] = None,
+    steps: Annotated[
+        Whole, typer.Option(min=1, help="Training steps; in the paper 200, lora, full: 150.")
+    ] = None,
+    batch: Annotated[
+        Whole, typer.Option(min=1, help="Images in a step; in the paper 8, lora, full: 32.")
+    ] = None,
+    lr: Annotated[
+        Number, typer.Option(help="Learning rate; in the paper and for lora 1e-3, full: 1e-4.")
+    ] = None,
     start: Annotated[Number, typer.Option(help="Scale of the random start; 0.01.")] = None,
-    eps: Annotated[Text, typer.Option(help="Budget (L-inf); in the paper 8/255, tuning 2/255.")] = None,
+    eps: Annotated[
+        Text, typer.Option(help="Budget in pixels (L-inf); in the paper 8/255, lora, full: 2/255.")
+    ] = None,
     attack_steps: Annotated[Whole, typer.Option(min=1, help="Steps of the stored attack; 30.")] = None,
     psnr: Annotated[Number, typer.Option(help="Decibels attacked images keep; 40, 0 for none.")] = None,
     layers: Layers = None,
@@ -126,8 +144,8 @@ def robustify(
         Whole,
         typer.Option(
             min=1,
-            help="At most so many images; half as many as steps draw if left out, since an "
-            "attack that serves twice costs half.",
+            help="At most so many images; if left out half as many as steps draw, since an attack that "
+            "serves twice costs half, lora, full: all.",
         ),
     ] = None,
     precision: Precision = "auto",
@@ -139,7 +157,7 @@ def robustify(
 
     By default a few secret tokens are learned, which hold against attacks on the public model; --method lora
     and full tune the network itself, which holds when the attacker has it; with labels and a head also for
-    its task (--loss).
+    its task (--loss). With --lora tokens are learned on the tuned network.
 
     Attacked images are kept in the cache, so another run with other tokens is many times faster.
     Interrupted, the same command resumes where it stopped. Tokens grow from the system's randomness;
@@ -156,6 +174,8 @@ def robustify(
     _check_numbers(lr=lr, start=start, psnr=psnr)
     if method != "tokens":
         refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
+        if precision.endswith("/plain"):
+            raise InputError(f"--precision {precision} is for tokens, the method is {method}")
         if method == "full":
             refuse_given(context, "is for lora, the method is full", "rank", "lora")
         if minutes is not None:
@@ -164,15 +184,13 @@ def robustify(
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
         place |= {"img_size": img_size, "arch": arch, "lora": lora, "extra": extra}
+        place |= {"precision": precision if is_given(context, "precision") else None}
         tune(model, data, out, options=options, setting=setting or [], minutes=minutes, **place)
         return
     refuse_given(context, "is for lora and full, the method is tokens", *OF_TUNING)
     if not adaptive:
         refuse_given(context, "goes with --adaptive", "inner_steps", "adaptive_share")
-    elif not 0 < adaptive_share <= 1:
-        raise InputError(f"--adaptive-share must be above 0 and at most 1, got {adaptive_share:g}")
-    if not 0 <= task <= 1:
-        raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
+    _check_shares(adaptive_share, task)
     if pool > 1 and task:
         raise InputError("a head learns along with one set of tokens; leave out --pool or --task")
     check_tokens(model, data, layers, [text.partition("@")[0] for text in attack or []], task, head)
@@ -200,6 +218,7 @@ def robustify(
             psnr=psnr,
             adaptive=AdaptiveAttack(inner_steps or 3, adaptive_share) if adaptive else None,
             head=head,
+            lora=lora,
             task=task or None,
             pool=pool if pool > 1 else None,
             seed=seed,
@@ -214,7 +233,7 @@ def robustify(
             command=typed(),
         )
     write_report(hardening.record, out / "report.html")
-    _tell(hardening, out, img_size, arch)
+    _tell(hardening, out, lora=lora, img_size=img_size, arch=arch)
 
 
 def _check_numbers(lr: float | None, start: float | None, psnr: float | None) -> None:
@@ -226,7 +245,14 @@ def _check_numbers(lr: float | None, start: float | None, psnr: float | None) ->
         raise InputError(f"--psnr must be decibels, 0 for none, got {psnr:g}")
 
 
-def _tell(hardening: Hardening, out: Path, img_size: int | None, arch: str | None) -> None:
+def _check_shares(adaptive_share: float, task: float) -> None:
+    if not 0 < adaptive_share <= 1:
+        raise InputError(f"--adaptive-share must be above 0 and at most 1, got {adaptive_share:g}")
+    if not 0 <= task <= 1:
+        raise InputError(f"--task must be a share of the objective, 0 to 1, got {task:g}")
+
+
+def _tell(hardening: Hardening, out: Path, **loaded: Any) -> None:
     """Say what there is now."""
     for tokens in hardening.sets:
         typer.echo(str(tokens))
@@ -245,4 +271,4 @@ def _tell(hardening: Hardening, out: Path, img_size: int | None, arch: str | Non
         head = f"{out}/head.safetensors"
         typer.echo(f"written: {head}, the head that learned along")
     name = hardening.record.model["name"]
-    tell_next("attack", name, "DATA", surrogate=name, tokens=place, head=head, img_size=img_size, arch=arch)
+    tell_next("attack", name, "DATA", surrogate=name, tokens=place, head=head, **loaded)

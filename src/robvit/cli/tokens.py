@@ -17,6 +17,7 @@ from robvit.cli.options import (
     Force,
     ImageSize,
     Limit,
+    Lora,
     OwnModel,
     Resize,
     Threads,
@@ -86,6 +87,7 @@ def rotate(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; as before if left out.")] = None,
     judge: Annotated[int, typer.Option(min=1, help="Images kept from the training to judge on.")] = 32,
     head: Annotated[Path | None, typer.Option(help="A head, to tell accuracy as well; needs labels.")] = None,
+    lora: Lora = None,
     split: TrainSplit = None,
     img_size: ImageSize = None,
     resize: Resize = None,
@@ -99,7 +101,7 @@ def rotate(
     What they grow from is drawn in secret. New tokens that change clean features too much are refused.
     """
     check_part(old, "tokens")
-    check_model(model, arch, img_size=img_size, head=head)
+    check_model(model, arch, img_size=img_size, head=head, lora=lora)
     check_data(data, split)
     check_out(out)
     from robvit.defenses.rotate import rotate as issue
@@ -117,6 +119,7 @@ def rotate(
             steps=steps,
             judge=judge,
             head=head,
+            lora=lora,
             split=split,
             resize=resize,
             limit=limit,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from robvit.data import ImageDataset, open_data
 from robvit.data.folders import NoSplits
 from robvit.defenses.attack_cache import TensorImages
 from robvit.defenses.batches import TokenBatches
+from robvit.defenses.lora import LoRA
 from robvit.defenses.pool import TokenPool
 from robvit.defenses.recipe import AdaptiveAttack, TokenRecipe, changed, preset
 from robvit.defenses.secret import TokenSecret
@@ -198,18 +199,20 @@ def open_model(
     head: FeatureHead | str | Path | None,
     img_size: int | None,
     arch: str | None,
+    lora: LoRA | str | Path | None = None,
     published: bool = False,
 ) -> Model:
     """A model that is open already, with the head if one is given, or the one that a name stands for."""
     if isinstance(model, str | Path):
         # The published tokens were trained with the positions of DINOv2's own code.
         hub = published and "dinov2" in str(model)
-        net = load(str(model), img_size=img_size, arch=arch, head=head, pos_embed="hub" if hub else "timm")
+        positions: Literal["hub", "timm"] = "hub" if hub else "timm"
+        net = load(str(model), img_size=img_size, arch=arch, head=head, lora=lora, pos_embed=positions)
         return net.to(processes().device)
     if not isinstance(model, Model):
         model = load(model)  # a network of timm's, say; others are told to give mean and std
-    if img_size is not None or arch is not None:
-        raise InputError(f"{model.name} is loaded already; give its name to choose img_size or arch")
+    if img_size is not None or arch is not None or lora is not None:
+        raise InputError(f"{model.name} is loaded already; give its name to choose img_size, arch or lora")
     if head is None:
         return model
     made = head if isinstance(head, FeatureHead) else load_head(head)

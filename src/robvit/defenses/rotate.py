@@ -16,6 +16,7 @@ from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackSetting, Images
+from robvit.defenses.lora import LoRA
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.robustify import LearnedTokens, open_images, open_model
 from robvit.defenses.secret import TokenSecret
@@ -59,6 +60,7 @@ def rotate(
     limit: int | None = None,
     img_size: int | None = None,
     arch: str | None = None,
+    lora: LoRA | str | Path | None = None,
     progress: Advance = silent,
     command: str = "",
 ) -> LearnedTokens:
@@ -74,14 +76,14 @@ def rotate(
     steps: the training's steps; as before if left out
     judge: how many images are kept from the training to judge on
     head: a head, to tell accuracy as well; needs labels
-    split, resize, limit, img_size, arch: as for `robustify`
+    split, resize, limit, img_size, arch, lora: as for `robustify`
     progress: told each share of the work, one in all, with a note
     command: what the record says it was started by
     """
     before = old if isinstance(old, RobustTokens) else RobustTokens.load(old)
     if img_size is None and isinstance(model, str) and before.trained_on.size is not None:
         img_size = before.trained_on.size[0]
-    net = open_model(model, head=head, img_size=img_size, arch=arch)
+    net = open_model(model, head=head, img_size=img_size, arch=arch, lora=lora)
     before.check(net)
     resize = fitting(net.replace(tokens=before), resize)
     images = open_images(data, net, split=split, resize=resize, limit=limit)

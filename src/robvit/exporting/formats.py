@@ -34,7 +34,7 @@ from robvit.defenses.bake import save_baked
 from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, Unsupported, check_images
-from robvit.exporting.parity import Parity, Runner, answers, checked
+from robvit.exporting.parity import SAME_NETWORK, TOLERANCE, Parity, Runner, answers, checked
 from robvit.files import folder_written_whole, written_whole
 
 ONNX_LIMIT = 2**31 - 2**24  # bytes: a protobuf message ends at two gigabytes, and the graph needs some
@@ -96,10 +96,10 @@ def export(
     place = folder_written_whole if format == "huggingface" else written_whole
     with torch.no_grad(), place(path, mode=0o600 if hardened else 0o644) as aside:
         if format in traced:
-            run = traced[format](asked, aside, facts, images)
+            run, tolerance = traced[format](asked, aside, facts, images), TOLERANCE
         else:
-            run = kept[format](model, aside, facts)
-        return checked(asked, run, images, f"the {format} file")
+            run, tolerance = kept[format](model, aside, facts), SAME_NETWORK
+        return checked(asked, run, images, f"the {format} file", tolerance)
 
 
 def loading_lines(path: str | Path, format: str) -> list[str]:

@@ -15,6 +15,7 @@ from robvit.errors import RobvitError
 # How far a token, or an image's logits, may be from the model's, as a share of their length. An absolute
 # bound would be below what float32 can do: some values of DINOv2-small are off by 1e-3 in torch itself.
 TOLERANCE = 1e-4
+SAME_NETWORK = 1e-5  # of a checkpoint, which the same operations read
 
 Answers = Sequence[torch.Tensor]  # features, and logits where there are classes
 Runner = Callable[[torch.Tensor], Answers]
@@ -37,11 +38,14 @@ class Parity:
     logits: float | None = None  # none where there are no classes
     changed: int = 0
     exact: bool = False  # whether the model answered in double precision
+    tolerance: float = TOLERANCE  # the share that rounding explains
 
     @property
     def close(self) -> bool:
         """Whether rounding explains the difference."""
-        near = all((share or 0.0) <= TOLERANCE for share in (self.features, self.logits))  # false for NaN
+        near = all(
+            (share or 0.0) <= self.tolerance for share in (self.features, self.logits)
+        )  # false for NaN
         return near and not self.changed
 
     def __str__(self) -> str:
@@ -64,20 +68,23 @@ def answers(network: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"logits": network(x)}
 
 
-def checked(model: nn.Module, run: Runner, images: torch.Tensor, what: str) -> Parity:
+def checked(
+    model: nn.Module, run: Runner, images: torch.Tensor, what: str, tolerance: float = TOLERANCE
+) -> Parity:
     """The parity of `run`; refuses what rounding does not explain.
 
     Where the model's own rounding is the greater one, the model in double precision is the judge.
     """
-    parity = compare(model, run, images)
+    parity = replace(compare(model, run, images), tolerance=tolerance)
     if parity.close:
         return parity
     exact = compare(copy.deepcopy(model).double(), run, images)
+    exact = replace(exact, exact=True, tolerance=tolerance)
     if exact.close:
-        return replace(exact, exact=True)
+        return exact
     raise BrokenExport(
         f"{what} does not answer as the model does: {parity}; expected features and logits within "
-        f"{TOLERANCE:g} of their length and the same predictions. Nothing was kept; try another format"
+        f"{tolerance:g} of their length and the same predictions. Nothing was kept; try another format"
     )
 
 
