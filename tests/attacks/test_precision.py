@@ -9,6 +9,7 @@ import robvit
 from helpers.plain_vit import plain_vit
 from robvit.attacks import run
 from robvit.attacks.compiled import Compiled, bucket
+from robvit.attacks.precision import Autocast
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName, Unsupported
 from robvit.threat import Threat
@@ -76,6 +77,43 @@ def test_a_success_that_the_search_claimed_in_another_batch_is_attacked_again() 
     assert torch.equal(low.success, full.success)
     assert torch.equal(low.adv, full.adv)
     assert "PrecisionDisagreement" in low.warnings
+
+
+@pytest.mark.parametrize("transfer", [False, True])
+def test_a_batch_on_which_low_precision_gives_nan_is_attacked_in_full_precision(transfer: bool) -> None:
+    """Clean images pass a probe; attacked ones of the second batch overflow in half precision only."""
+
+    class Overflowing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(48, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x.flatten(1))
+            large = (8.5e4 * x.amax((1, 2, 3))[:, None]).to(out.dtype)  # fp16 ends at 65504
+            return out + (large - large)
+
+    torch.manual_seed(0)
+    net = Overflowing()
+    x = 0.2 * torch.rand(8, 3, 4, 4) + torch.tensor([0.1] * 4 + [0.5] * 4).view(-1, 1, 1, 1)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+        assert not torch.stack([net(x), Autocast(net, "fp16")(x)]).isnan().any()
+    given = {"victim": net if transfer else None, "batch": 4, "steps": 4}
+    low, full = (
+        run("pgd", net, x, y, Threat("linf", 0.3), precision=p, **given) for p in ("fp16", "fp32")
+    )
+    assert "PrecisionUnsound" in low.warnings
+    assert "PrecisionUnsound" not in full.warnings
+    assert torch.equal(low.adv[4:], full.adv[4:])
+    assert torch.equal(low.success[4:], full.success[4:])
+
+    class Broken(Overflowing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (float("nan") if x.amax() > 0.8 else 1.0)
+
+    with pytest.raises(InputError, match="got NaN"):  # in full precision too
+        run("pgd", Broken(), x, y, Threat("linf", 0.3), precision="fp16", batch=4, steps=4)
 
 
 def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:

@@ -190,6 +190,25 @@ def test_a_whole_run_may_be_called_autoattacks() -> None:
     assert "autoattack_acc" not in model_info(replace(screened, audits=[part]))
 
 
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AuditedSample")
+def test_an_audited_attack_as_one_leaves_its_audit_in_the_record(tmp_path: Path) -> None:
+    settings = {"version": "audited", "audit": 5, "steps": 2, "targets": 2, "queries": 6}
+    given: dict[str, Any] = {"attack": "autoattack", "settings": settings, "batch": 20}
+    record = robvit.attack(Sturdy(10), airplanes(20), out=tmp_path, precision="bf16", **given)
+    (audit,) = record.audits
+    assert (audit.survivors, audit.audited, audit.bound) == (20, 5, 10 / 20)
+    assert str(audit) in record.notes
+    assert "AuditedSample" in record.trials[-1].warnings
+    assert record.protocol["precision"] == "fp32"
+    assert record.protocol["warnings"] == ["PrecisionOfAudit"]
+    assert Record.load(tmp_path / "record.json").audits == record.audits
+    full = [replace(t, settings={"version": "audited"} if t.kind == "attack" else {}) for t in record.trials]
+    whole = replace(record, trials=full, audits=[replace(audit, audited=20, bound=0.0)])
+    assert "autoattack_acc" in model_info(whole)
+    assert "autoattack_acc" not in model_info(replace(whole, audits=record.audits))
+    assert "autoattack_acc" not in model_info(replace(whole, audits=[]))
+
+
 def test_a_sample_of_another_run_is_refused(tmp_path: Path) -> None:
     rules, images = Protocol.model_validate(SHORT), airplanes(8)
     robvit.evaluate(Sturdy(10), images, protocol=rules, batch=4, out=tmp_path)

@@ -24,11 +24,13 @@ from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pgd_min import pgd_min
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.published_code import feature_reference, pgd_reference, segpgd_reference
-from robvit.attacks.run import Outcome, judge, run
+from robvit.attacks.outcome import Outcome
+from robvit.attacks.run import judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
     AuditedSample,
     PrecisionDisagreement,
+    PrecisionOfAudit,
     PrecisionUnavailable,
     PrecisionUnsound,
     RandomisedOutput,
@@ -55,6 +57,7 @@ __all__ = [
     "Count",
     "Outcome",
     "PrecisionDisagreement",
+    "PrecisionOfAudit",
     "PrecisionUnavailable",
     "PrecisionUnsound",
     "RandomisedOutput",

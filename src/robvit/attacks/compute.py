@@ -22,7 +22,7 @@ from torch import nn
 
 from robvit.attacks.core import Model, frozen, gradient
 from robvit.attacks.precision import DTYPES, PLAIN, Autocast, check_precision, fused_layers, searched
-from robvit.attacks.sanity import AttackWarning, PrecisionUnavailable, PrecisionUnsound
+from robvit.attacks.sanity import AttackWarning, PrecisionOfAudit, PrecisionUnavailable, PrecisionUnsound
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
@@ -69,7 +69,7 @@ class Compute:
 
     def notes(self) -> list[str]:
         """Why a precision is not used, a sentence for each reason."""
-        kinds = {kind.__name__: kind for kind in (PrecisionUnavailable, PrecisionUnsound)}
+        kinds = {kind.__name__: kind for kind in (PrecisionOfAudit, PrecisionUnavailable, PrecisionUnsound)}
         return [f"{name}: {kinds[name].__doc__}" for name in self.warnings if name in kinds]
 
     @contextmanager

@@ -87,6 +87,7 @@ def make_record(
         ],
         findings=[_finding(fit, seen["tuned"])],
         notes=notes,
+        machine=fit.compute.machine(),
     )
 
 
