@@ -136,7 +136,9 @@ def run(
             if len(rows):
                 with audits_inside() as told:
                     made = craft(search, rows)
-                    if models.low and search.nan_seen:  # full precision alone says whether the model is broken
+                    if (
+                        models.low and search.nan_seen
+                    ):  # full precision alone says whether the model is broken
                         names.add(PrecisionUnsound.__name__)
                         made, memory = craft(models.own, rows), None
                 audits += [replace(one, successes=rows[one.successes].tolist()) for one in told]

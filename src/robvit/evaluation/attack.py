@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from robvit.attacks import ATTACKS
-from robvit.attacks.compute import PROBED, Compute, settle
+from robvit.attacks.compute import Compute, settle
 from robvit.attacks.core import check_settings
-from robvit.attacks.cost import Passes, forecast_of
+from robvit.attacks.cost import Passes, forecast_of, probed
 from robvit.attacks.precision import check_precision
 from robvit.attacks.sanity import PrecisionOfAudit
 from robvit.attacks.targets import RULES
@@ -234,8 +234,9 @@ def settled(job: AttackJob, precision: str, keep: Path) -> Compute:
 
 def _few(job: AttackJob) -> torch.Tensor:
     """The images of a probe (B 3 H W)."""
-    few = job.images.take(range(min(PROBED, job.batch, len(job.images))))
-    return few.tensors()[0].to(processes().device)
+    device = processes().device
+    few = job.images.take(range(probed(min(job.batch, len(job.images)), device.type)))
+    return few.tensors()[0].to(device)
 
 
 def _common_size(judged: Classifier, source: Classifier) -> int | None:
