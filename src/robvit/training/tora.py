@@ -227,7 +227,7 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
         trials += found
         rows.append([f"{trade:g}", *(100 * sum(t.correct) / len(t.correct) for t in found)])
     note = f"attacked by PGD of {recipe.judge_steps} steps within {threat}"
-    held, computes = splits.validation, trainer.computes
+    held, runs, computes = splits.validation, trainer.runs, trainer.computes
     doubts = dict.fromkeys(note for compute in computes.values() for note in compute.notes())
     return Record(
         kind="train",
@@ -241,7 +241,7 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
         data=held.facts() | {"part": "held out of the training part", "learned from": len(splits.train)},
         trials=trials,
         tables=[Table("By trade-off", ["trade-off", "clean", "attacked"], rows, note)],
-        curves=[Curve(name, "step", "loss", {"loss": _line(run.history)}) for name, run in trainer.runs.items()],
+        curves=[Curve(name, "step", "loss", {"loss": _line(run.history)}) for name, run in runs.items()],
         notes=["The last weights count; none are chosen. The test set was not touched.", *doubts],
         machine=next(iter(computes.values())).machine(),
     )
