@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from robvit import attacks as attacks
     from robvit import data as data
-    from robvit.attacks.run import Outcome as Outcome
+    from robvit.attacks.outcome import Outcome as Outcome
     from robvit.backbones.families import Tokens as Tokens
     from robvit.backbones.model import Model as Model
     from robvit.certification.certify import certify as certify
@@ -58,7 +58,7 @@ _PUBLIC = {
     "ImageDataset": ("robvit.data.dataset", "ImageDataset"),
     "LoRA": ("robvit.defenses.lora", "LoRA"),
     "Model": ("robvit.backbones.model", "Model"),
-    "Outcome": ("robvit.attacks.run", "Outcome"),
+    "Outcome": ("robvit.attacks.outcome", "Outcome"),
     "Pair": ("robvit.evaluation.compare", "Pair"),
     "Parity": ("robvit.exporting.parity", "Parity"),
     "PatchDefense": ("robvit.certification.patches", "PatchDefense"),

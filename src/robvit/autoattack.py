@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from robvit.audit import Audit
     from robvit.record import Trial
 
 NAME = "autoattack"
@@ -28,15 +29,26 @@ def part_settings(
     }
 
 
-def is_autoattack(trials: Iterable[Trial]) -> bool:
-    """Whether AutoAttack is among these attacks, as one or as all of its parts, nothing shortened."""
-    full = {trial.attack for trial in trials if _is_full(trial)}
+def is_audited(attack: object, settings: Mapping[str, Any]) -> bool:
+    """Whether this is AutoAttack's audited version as one attack, given by its name or as a function."""
+    return getattr(attack, "__name__", attack) == NAME and settings.get("version") == "audited"
+
+
+def is_autoattack(trials: Iterable[Trial], audits: Sequence[Audit] = ()) -> bool:
+    """Whether AutoAttack is among these attacks, as one or as all of its parts, nothing shortened.
+
+    Its audited version counts beside the audits that say what it left open.
+    """
+    full = {trial.attack for trial in trials if _is_full(trial, audits)}
     return NAME in full or full >= {*PARTS}
 
 
-def _is_full(trial: Trial) -> bool:
+def _is_full(trial: Trial, audits: Sequence[Audit]) -> bool:
     """Whether an attack is AutoAttack or a part of it at full length; shorter ones publish nothing."""
     if trial.attack == NAME:
+        bounded = is_audited(NAME, trial.settings) and bool(audits)
+        if trial.settings.get("version", "standard") != "standard" and not bounded:
+            return False
         least = {"steps": STEPS, "targets": TARGETS, "queries": QUERIES}
         return all(trial.settings.get(name, least[name]) >= least[name] for name in least)
     if trial.attack not in PARTS:

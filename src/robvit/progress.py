@@ -36,19 +36,31 @@ def part_of(progress: Advance, share: float, label: str = "") -> Advance:
     return advance
 
 
+@dataclass
+class Whole:
+    """The progress of one whole, and how much of it is `done`."""
+
+    progress: Advance = silent
+    done: float = 0.0
+
+    def __call__(self, amount: float = 1, note: str = "") -> None:
+        self.done += amount
+        self.progress(amount, note=note)
+
+    def extended(self, more: float) -> float:
+        """Plan so much `more` in place of what is not done yet: a bar goes back; what one unit now counts."""
+        unit = 1 / (self.done + more)
+        self(self.done * (unit - 1))
+        return unit
+
+
 @contextmanager
-def whole(progress: Advance) -> Iterator[Advance]:
+def whole(progress: Advance) -> Iterator[Whole]:
     """The progress of one whole: whatever was planned and not needed is told as done at the end."""
-    done = 0.0
-
-    def advance(amount: float = 1, note: str = "") -> None:
-        nonlocal done
-        done += amount
-        progress(amount, note=note)
-
-    yield advance
-    if done < 1:
-        progress(1 - done)
+    told = Whole(progress)
+    yield told
+    if told.done < 1:
+        progress(1 - told.done)
 
 
 @dataclass

@@ -182,6 +182,46 @@ def test_the_attack_tells_the_bound_of_its_audit() -> None:
         autoattack(model, x, y, threat, version="audited", audit=5, **small)
 
 
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AuditedSample")
+def test_an_outcome_holds_its_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The places of an audit's successes are those of the images given, also where some were wrong before."""
+    threat = Threat("linf", 0.02)
+    model, x, y = near_its_boundaries(threat, 12)
+    quiet = run("autoattack", model, x, y, Threat("linf", 1e-4), version="audited", audit=5, **QUICK)
+    assert quiet.audits[0].bound > 0
+    assert "AuditedSample" in quiet.warnings
+    assert run("pgd", model, x, y, threat, steps=1).audits == ()
+    monkeypatch.setattr("robvit.attacks.audited.SCREENED", ())
+    y[:3] = (y[:3] + 1) % 5
+    outcome = run("autoattack", model, x, y, threat, version="audited", **{**QUICK, "steps": 30})
+    (audit,) = outcome.audits
+    assert (audit.survivors, audit.audited) == (9, 9)
+    assert "AuditedSample" not in outcome.warnings  # all were tried
+    assert audit.successes == [place for place in range(3, 12) if outcome.success[place]]
+    assert audit.successes
+
+
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AuditedSample")
+def test_the_audit_is_of_what_full_precision_leaves() -> None:
+    """In low precision this model errs nearly everywhere, so that little would be left to audit."""
+
+    class Touchy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = net(x)
+            return out.flip(1) if torch.is_autocast_enabled("cpu") else out
+
+    net, x = tiny(classes=5).eval(), images(12)
+    threat, y = Threat("linf", 1e-4), labelled(net, x)
+    given: dict[str, Any] = {"version": "audited", "audit": 5, "steps": 2, "targets": 1, "queries": 2}
+    low, full = (
+        run("autoattack", Touchy(), x, y, threat, precision=precision, **given)
+        for precision in ("bf16", "fp32")
+    )
+    assert low.audits == full.audits
+    assert low.audits[0].survivors == int(low.correct.sum()) == 12
+    assert set(low.warnings) - set(full.warnings) == {"PrecisionOfAudit"}
+
+
 def test_audits_of_parts_bound_together_what_they_left_open() -> None:
     def part(survivors: int, tried: int, **more: Any) -> Audit:
         strata = draw({str(i): float(i) for i in range(survivors)}, tried, 0).strata

@@ -13,6 +13,7 @@ from torch import nn
 import robvit
 from robvit.attacks import run
 from robvit.attacks.compute import Compute, probe, settle
+from robvit.attacks.cost import probed
 from robvit.attacks.precision import Autocast, fused_layers
 from robvit.data import open_data
 from robvit.errors import InputError
@@ -34,7 +35,7 @@ class Paced(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(3 * 4 * 4, 3)
-        self.slow, self.broken = slow, broken
+        self.slow, self.broken, self.slept = slow, broken, 0
         if fused:
             self.fused_attn = True
 
@@ -44,6 +45,7 @@ class Paced(nn.Module):
         now |= {"threads"} if torch.get_num_threads() > 1 else set()
         if self.slow in now:
             time.sleep(0.03)
+            self.slept += 1
         out: torch.Tensor = self.linear(x.flatten(1))
         if low and self.broken == "nan":
             return out * float("nan")
@@ -100,8 +102,9 @@ def test_threads_that_wait_for_each_other_are_not_taken(monkeypatch: pytest.Monk
         monkeypatch.setenv("OMP_NUM_THREADS", "2")  # somebody's choice
         assert probe(Paced(slow="threads"), some(), "fp32", LONG).threads == 2
         monkeypatch.delenv("OMP_NUM_THREADS")
-        found = probe(Paced(slow="threads"), some(), "fp32", LONG)
+        found = probe(slow := Paced(slow="threads"), some(), "fp32", LONG)
         assert found.threads == 1
+        assert slow.slept == 1 + 2  # one step tells, and before that passes tell that the work is long
         assert torch.get_num_threads() == 2
         with found.in_use():
             assert torch.get_num_threads() == 1
@@ -109,6 +112,10 @@ def test_threads_that_wait_for_each_other_are_not_taken(monkeypatch: pytest.Monk
         assert str(found) == "fp32 on cpu, 1 thread"
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_gpu_is_probed_with_the_run_s_own_batch() -> None:
+    assert [probed(batch, device) for batch in (2, 32) for device in ("cpu", "cuda")] == [2, 2, 4, 32]
 
 
 def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:

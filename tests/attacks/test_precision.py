@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 import robvit
 from helpers.plain_vit import plain_vit
 from robvit.attacks import run
 from robvit.attacks.compiled import Compiled, bucket
+from robvit.attacks.precision import Autocast
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName, Unsupported
 from robvit.threat import Threat
@@ -78,6 +80,41 @@ def test_a_success_that_the_search_claimed_in_another_batch_is_attacked_again() 
     assert "PrecisionDisagreement" in low.warnings
 
 
+@pytest.mark.parametrize("transfer", [False, True])
+def test_a_batch_on_which_low_precision_gives_nan_is_attacked_in_full_precision(transfer: bool) -> None:
+    """Clean images pass a probe; attacked ones of the second batch overflow in half precision only."""
+
+    class Overflowing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(48, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x.flatten(1))
+            large = (8.5e4 * x.amax((1, 2, 3))[:, None]).to(out.dtype)  # fp16 ends at 65504
+            return out + (large - large)
+
+    torch.manual_seed(0)
+    net = Overflowing()
+    x = 0.2 * torch.rand(8, 3, 4, 4) + torch.tensor([0.1] * 4 + [0.5] * 4).view(-1, 1, 1, 1)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+        assert not torch.stack([net(x), Autocast(net, "fp16")(x)]).isnan().any()
+    given = {"victim": net if transfer else None, "batch": 4, "steps": 4}
+    low, full = (run("pgd", net, x, y, Threat("linf", 0.3), precision=p, **given) for p in ("fp16", "fp32"))
+    assert "PrecisionUnsound" in low.warnings
+    assert "PrecisionUnsound" not in full.warnings
+    assert torch.equal(low.adv[4:], full.adv[4:])
+    assert torch.equal(low.success[4:], full.success[4:])
+
+    class Broken(Overflowing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (float("nan") if x.amax() > 0.8 else 1.0)
+
+    with pytest.raises(InputError, match="got NaN"):  # in full precision too
+        run("pgd", Broken(), x, y, Threat("linf", 0.3), precision="fp16", batch=4, steps=4)
+
+
 def test_full_precision_is_the_plain_run_and_others_are_refused() -> None:
     model = robvit.load("robvit-mini")
     x, y = open_data("sample", limit=4).tensors()
@@ -114,7 +151,44 @@ def test_padded_batches_give_the_same_images_from_few_shapes() -> None:
     torch.testing.assert_close(filled.adv, plain.adv)
     assert torch.equal(filled.success, plain.success)
     assert (filled.forward, filled.backward) == (plain.forward, plain.backward)
-    assert [bucket(count) for count in (0, 1, 2, 3, 5, 8, 9, 128)] == [0, 1, 2, 4, 8, 8, 16, 128]
+    assert [bucket(count) for count in (0, 1, 2, 3, 5, 8, 9, 128)] == [0, 8, 8, 8, 8, 8, 16, 128]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_model_is_compiled_for_every_size_of_a_batch_with_gradients_and_without() -> None:
+    compiled = 0
+
+    def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        nonlocal compiled
+        compiled += 1
+        return graph
+
+    torch.compiler.reset()
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    try:
+        torch._dynamo.register_backend(counting, name="counting")
+        padded = Compiled(net, "counting/padded")
+        for count in (1, 8, 9, 32, 64, 100, 130):
+            for grad in (False, True):
+                with torch.set_grad_enabled(grad):
+                    padded(torch.rand(count, 3, 2, 2))
+        assert compiled == 12  # sizes 8, 16, 32, 64, 128, 256
+    finally:
+        torch._dynamo.backends.registry._COMPILER_FNS.pop("counting")
+        torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_padded_vit_gives_the_same_images() -> None:
+    torch.manual_seed(0)
+    net = VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=2, num_classes=3).eval()
+    x = torch.rand(5, 3, 8, 8)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+    plain, padded = (run("pgd", net, x, y, LINF, steps=2, compiler=c) for c in (None, "aot_eager/padded"))
+    torch.testing.assert_close(padded.adv, plain.adv, rtol=0, atol=1e-5)
+    assert torch.equal(padded.success, plain.success)
+    assert (padded.forward, padded.backward) == (plain.forward, plain.backward)
 
 
 def test_a_compiler_that_fails_or_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from robvit.audit import Audit
 from robvit.autoattack import PARTS, is_autoattack, part_settings
 from robvit.budget import Budget
 from robvit.record import Trial
@@ -30,3 +31,17 @@ def test_autoattack_as_one_is_its_defaults_or_longer() -> None:
     whole = replace(parts("linf")[0], attack="autoattack", settings={})
     assert is_autoattack([whole])
     assert not is_autoattack([replace(whole, settings={"targets": 3})])
+
+
+def test_other_versions_are_autoattack_only_beside_their_audit() -> None:
+    standard, audited, rand = (
+        replace(parts("linf")[0], attack="autoattack", settings={"version": version})
+        for version in ("standard", "audited", "rand")
+    )
+    audit = Audit(["fab_t", "square"], 300, 0, 400, 300, bound=0.01)
+    assert is_autoattack([standard])
+    assert not is_autoattack([audited])
+    assert is_autoattack([audited], [audit])
+    assert not is_autoattack([replace(audited, settings={"version": "audited", "steps": 9})], [audit])
+    assert not is_autoattack([rand])
+    assert not is_autoattack([rand], [audit])

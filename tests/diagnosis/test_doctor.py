@@ -170,7 +170,22 @@ def test_attacks_in_low_precision_count_what_full_precision_confirms() -> None:
     assert not bool(full.success.all())
     assert torch.equal(low.success, full.success)
     assert low.forward > full.forward  # those in low precision came on top
+    assert (full.warnings, low.warnings) == ((), ("PrecisionDisagreement",))
+    assert context.trials[-1].warnings == ["PrecisionDisagreement"]
     assert len(told) > 4
+
+
+def test_where_low_precision_gives_nan_full_precision_attacks() -> None:
+    plane, x, y = plane_and_images(slope=3.0)
+
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        low = torch.is_autocast_enabled("cpu") and not torch.equal(images, x[: len(images)])
+        return plane(images) * (float("nan") if low else 1)
+
+    full, low = (CheckContext(broken, x, y, EIGHT) for _ in range(2))
+    low.precision = "bf16"
+    assert torch.equal(low.pgd(steps=4).adv, full.pgd(steps=4).adv)
+    assert low.trials[-1].warnings == ["PrecisionUnsound"]
 
 
 def test_attacks_are_run_once_however_many_checks_ask() -> None:

@@ -18,7 +18,7 @@ from robvit.attacks import run
 from robvit.audit import Audit
 from robvit.cli import app
 from robvit.data import ImageDataset, open_data
-from robvit.errors import InputError
+from robvit.errors import InputError, UnknownName
 from robvit.evaluation.forecast import Steadfast, forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.robustbench import model_info
@@ -90,7 +90,7 @@ def test_an_audit_is_in_the_record_as_data_and_as_a_sentence(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_smaller_audit_can_be_asked_for_and_is_told() -> None:
+def test_a_smaller_or_larger_audit_can_be_asked_for_and_is_told() -> None:
     rules = Protocol.model_validate({**SHORT, "audit": 10})
     record = robvit.evaluate(Sturdy(10), airplanes(20), protocol=rules, audit=5, batch=8)
     (audit,) = record.audits
@@ -99,6 +99,11 @@ def test_a_smaller_audit_can_be_asked_for_and_is_told() -> None:
     assert "its audit tried 5 survivors, 10 are wanted." in " ".join(record.notes)
     found = Verification()
     check_protocol(record, found)
+    assert not found.broken
+    more = robvit.evaluate(Sturdy(10), airplanes(20), protocol=rules, audit=15, batch=8)
+    assert (more.audits[0].size, more.audits[0].audited) == (15, 15)
+    assert more.audits[0].bound < audit.bound
+    check_protocol(more, found)
     assert not found.broken
     with pytest.raises(InputError, match="has none; leave it out"):
         robvit.evaluate(Sturdy(10), airplanes(2), protocol="quick@1", audit=3)
@@ -121,7 +126,20 @@ def test_a_flip_switches_the_whole_run_and_sets_the_record_right() -> None:
     images = images.take((roughness(images.tensors()[0]) < 0.04).nonzero()[:, 0].tolist())
     assert len(images) >= 10
     told: list[str] = []
-    record = robvit.evaluate(net, images, protocol=rules, batch=4, log=told.append)
+    shown: list[float] = []
+    moved: list[tuple[int, float]] = []
+
+    def advance(amount: float = 1, note: str = "") -> None:
+        moved.append((len([line for line in told if "standard version" in line]), amount))
+        shown.append(sum(amount for _, amount in moved))
+
+    record = robvit.evaluate(net, images, protocol=rules, batch=4, log=told.append, progress=advance)
+    assert shown[-1] == pytest.approx(1)
+    assert max(shown) <= 1 + 1e-9
+    after = [amount for switched, amount in moved if switched]
+    assert after[0] < 0  # the bar goes back once
+    assert sum(amount > 0 for amount in after) > 4
+    assert sum(after[1:-1]) > 0.2
     (audit,) = record.audits
     assert audit.successes
     assert "audited survivors fell" in audit.switched
@@ -188,6 +206,39 @@ def test_a_whole_run_may_be_called_autoattacks() -> None:
     assert "autoattack_acc" in model_info(screened)
     part = replace(screened.audits[0], audited=2, bound=0.5)
     assert "autoattack_acc" not in model_info(replace(screened, audits=[part]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_protocol_attacks_a_compiled_model_alike() -> None:
+    rules, images = Protocol.model_validate(SHORT), airplanes(4)
+    plain, compiled = (
+        robvit.evaluate(Sturdy(10), images, protocol=rules, batch=4, compiler=compiler)
+        for compiler in (None, "eager")
+    )
+    assert [t.correct for t in plain.trials] == [t.correct for t in compiled.trials]
+    assert compiled.protocol["compiler"] == "eager"
+    assert "compiler" not in plain.protocol
+    with pytest.raises(UnknownName, match="did you mean inductor"):
+        robvit.evaluate(Sturdy(10), images, protocol=rules, batch=4, compiler="inductr")
+
+
+@pytest.mark.filterwarnings("ignore::robvit.attacks.AuditedSample")
+def test_an_audited_attack_as_one_leaves_its_audit_in_the_record(tmp_path: Path) -> None:
+    settings = {"version": "audited", "audit": 5, "steps": 2, "targets": 2, "queries": 6}
+    given: dict[str, Any] = {"attack": "autoattack", "settings": settings, "batch": 20}
+    record = robvit.attack(Sturdy(10), airplanes(20), out=tmp_path, precision="bf16", **given)
+    (audit,) = record.audits
+    assert (audit.survivors, audit.audited, audit.bound) == (20, 5, 10 / 20)
+    assert str(audit) in record.notes
+    assert "AuditedSample" in record.trials[-1].warnings
+    assert record.protocol["precision"] == "fp32"
+    assert record.protocol["warnings"] == ["PrecisionOfAudit"]
+    assert Record.load(tmp_path / "record.json").audits == record.audits
+    full = [replace(t, settings={"version": "audited"} if t.kind == "attack" else {}) for t in record.trials]
+    whole = replace(record, trials=full, audits=[replace(audit, audited=20, bound=0.0)])
+    assert "autoattack_acc" in model_info(whole)
+    assert "autoattack_acc" not in model_info(replace(whole, audits=record.audits))
+    assert "autoattack_acc" not in model_info(replace(whole, audits=[]))
 
 
 def test_a_sample_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ SLIPS = [
     (["attack", *SAMPLE, "--tokens", "nosuch.safetensors"], "no tokens at nosuch.safetensors"),
     (["attack", *SAMPLE, "--resize", "stretch"], "--resize must be squash or crop, got 'stretch'"),
     (["attack", *SAMPLE, "--precision", "fp8"], "--precision must be auto, fp32, bf16, fp16"),
+    (["train", "mini", "--precision", "fp8"], "--precision must be auto, fp32, bf16, fp16"),
+    (["evaluate", *SAMPLE, "--compile", "inductr"], "torch has no compiler called 'inductr'"),
     (["attack", *SAMPLE, "--device", "gpu"], "--device must be auto, cpu or cuda"),
     (["attack", *SAMPLE, "--out", __file__], "--out must be a folder"),
     (["attack", "robvit-mini", "smaple"], "no dataset is called 'smaple'; did you mean sample"),
@@ -169,6 +171,7 @@ IGNORED = [
             ("--public", "sample"),
             ("--normalise", "none"),
             ("--precision", "auto"),
+            ("--compile", "inductor"),
             ("--robustbench", "x.json"),
         )
     ),

@@ -196,6 +196,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_bits(
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert whole.model.identity() == parts.model.identity()
     assert whole.record.history == parts.record.history
+    assert whole.record.machine["device"] == "cpu"
     used = whole.record.model["compute"]
     assert used["wanted precision"] == precision
     assert used["precision"] == ("bf16" if precision == "bf16" else "fp32")  # too short to probe

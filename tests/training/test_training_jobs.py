@@ -23,7 +23,9 @@ from robvit.data.augment import Augment, mix, seeded, transform
 from robvit.errors import InputError, Unsupported
 from robvit.record import Record
 from robvit.tensor_files import read_tensors
-from robvit.training.recipe import load_recipe, names
+from robvit.training.forecast import forecast
+from robvit.training.job import job_of
+from robvit.training.recipe import changed, load_recipe, names
 from robvit.training.stream import Sharing, Stream
 
 # A network of 0.4 million parameters that sees four patches: seconds, and no batch norm.
@@ -178,10 +180,59 @@ def test_a_recipe_based_on_tora_trains_adapters_whatever_its_file_is_called(tmp_
     )
     assert done.exit_code == 0, done.exception or done.output
     assert "trade-off 0.3" in done.output
+    assert "time: about" in done.output
     record = Record.load(out / "record.json")
+    assert record.machine["device"] == "cpu"
+    phases = record.model["compute"]
+    assert set(phases) == {"phase1-accuracy", "phase1-robustness", "phase2-0.3"}
+    assert {one["precision"] for one in phases.values()} == {"fp32"}
     assert record.model["adapters"] == "adapters.safetensors"
     assert robvit.load("robvit-mini", adapters=out / "adapters.safetensors").trade_off == 0.3
     assert not (out / "model.safetensors").exists()  # the network itself is not trained
+
+
+class Touchy(torch.nn.Module):
+    """A network that returns NaN in low precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(768, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.body(x)
+        return logits * float("nan") if torch.is_autocast_enabled("cpu") else logits
+
+
+BRIEF: dict[str, Any] = {"img_size": 16, "epochs": 0.2, "batch": 8, "validation": 8, "judge_steps": 1}
+BRIEF |= {"warmup": 0, "eps_warmup": 0, "ema": 0}
+
+
+def test_a_training_says_in_which_precision_and_why() -> None:
+    wishes = {**BRIEF, "precision": "bf16"}
+    record = robvit.train("mini", model=Touchy(), data="sample", limit=40, settings=wishes)
+    assert record.model["compute"]["precision"] == "fp32"
+    assert any(note.startswith("PrecisionUnsound") for note in record.notes)
+    assert record.machine["device"] == "cpu"
+
+
+def test_a_forecast_leaves_a_module_that_was_given_as_it_was() -> None:
+    net = Touchy()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    told = forecast(job_of(changed(load_recipe("mini"), BRIEF), net, "sample", limit=40))
+    assert "fp32" in told["time"]
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_recipes_take_the_precisions_of_attacks_and_the_former_word() -> None:
+    for word in ("fp32", "bf16/plain", "no", False):
+        assert load_recipe("mini", precision=word).precision == (word or "no")
+    with pytest.raises(InputError, match="precision"):
+        load_recipe("mini", precision="fp8")
+    done = robvit_(*SMALL, "--precision", "bf16/plain", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "precision: bf16/plain" in done.output
+    assert "in bf16 with plain attention on cpu" in done.output
 
 
 @pytest.mark.slow

@@ -19,16 +19,18 @@ from robvit.attacks.eot import bpda, eot
 from robvit.attacks.fab import fab, fab_t
 from robvit.attacks.feature import feature
 from robvit.attacks.losses import LOSSES
+from robvit.attacks.outcome import Outcome
 from robvit.attacks.patch import feature_patch, patch
 from robvit.attacks.pgd import fgsm, gama, pgd, pgd_dlr, pgd_margin
 from robvit.attacks.pgd_min import pgd_min
 from robvit.attacks.pixels import eight_bit
 from robvit.attacks.published_code import feature_reference, pgd_reference, segpgd_reference
-from robvit.attacks.run import Outcome, judge, run
+from robvit.attacks.run import judge, run
 from robvit.attacks.sanity import (
     AttackWarning,
     AuditedSample,
     PrecisionDisagreement,
+    PrecisionOfAudit,
     PrecisionUnavailable,
     PrecisionUnsound,
     RandomisedOutput,
@@ -55,6 +57,7 @@ __all__ = [
     "Count",
     "Outcome",
     "PrecisionDisagreement",
+    "PrecisionOfAudit",
     "PrecisionUnavailable",
     "PrecisionUnsound",
     "RandomisedOutput",

@@ -8,7 +8,9 @@ falls, or the gradient is not to be trusted, they try all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +22,7 @@ from robvit.attacks.losses import margin
 from robvit.attacks.pgd import pgd
 from robvit.attacks.sanity import RandomisedOutput, SoftmaxOutput, ZeroGradient, doubts
 from robvit.audit import Audit, bound, draw
-from robvit.autoattack import AUDITED, NAME, SCREENED, SCREENING, part_settings
+from robvit.autoattack import AUDITED, NAME, SCREENED, SCREENING, is_audited, part_settings
 from robvit.errors import InputError
 from robvit.statistics import surely_above
 from robvit.tensor_files import tensors_sha256
@@ -31,7 +33,20 @@ MASKING = (ZeroGradient, SoftmaxOutput, RandomisedOutput)  # warnings after whic
 HUGE = 0.5  # a change of every value by so much can hide any image
 HUGE_STEPS, HUGE_LEFT = 20, 0.05  # of the attack with that budget, and the share that it may leave
 
+_AUDITS: ContextVar[list[Audit] | None] = ContextVar("audits", default=None)
+
 Settings = dict[str, dict[str, Any]]
+
+
+@contextmanager
+def audits_inside() -> Iterator[list[Audit]]:
+    """A list that takes every audit made inside: an attack returns images and nothing else."""
+    made: list[Audit] = []
+    before = _AUDITS.set(made)
+    try:
+        yield made
+    finally:
+        _AUDITS.reset(before)
 
 
 def audited_settings(threat: Threat, steps: int, targets: int, queries: int) -> Settings:
@@ -43,7 +58,7 @@ def audited_settings(threat: Threat, steps: int, targets: int, queries: int) -> 
 
 def refuse_batches(attack: object, settings: Mapping[str, Any]) -> None:
     """Refuse the audited version where an attack sees a part of the images only: a sample is of all."""
-    if attack == NAME and settings.get("version") == "audited":
+    if is_audited(attack, settings):
         raise InputError(
             "version audited draws its sample from all images at once, and these come in batches; judge by "
             "the protocol linf-8-audited@1 or its like, or pass all images with batch=len(x)"
@@ -96,6 +111,8 @@ def autoattack_audited(
     found = concluded(found, doubt)
     if found.switched:
         go_on(AUDITED, left)
+    if (told := _AUDITS.get()) is not None:
+        told.append(found)
     return best.adv, found
 
 

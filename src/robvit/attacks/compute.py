@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from robvit.attacks.core import Model, frozen, gradient
+from robvit.attacks.cost import probed, wait_for
 from robvit.attacks.precision import DTYPES, PLAIN, Autocast, check_precision, fused_layers, searched
-from robvit.attacks.sanity import AttackWarning, PrecisionUnavailable, PrecisionUnsound
+from robvit.attacks.sanity import AttackWarning, PrecisionOfAudit, PrecisionUnavailable, PrecisionUnsound
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
@@ -30,8 +31,9 @@ from robvit.processes import processes
 SHORT = 30.0  # seconds of work below which nothing is probed
 LONGEST = 6.0  # seconds after which no further choice is tried
 GAIN = 1.2  # a choice must be so many times as fast to be taken
-PROBED = 4  # images in a pass that is timed
-SIDE = 256  # of the matrices whose products are timed
+SIDES = {"cuda": 4096}  # of the matrices whose products are timed: small ones keep a GPU waiting (unmeasured)
+SIDE = 256  # of those on other devices
+HOPELESS = 6  # so many times as slow at first, a choice is not timed: that would take long, and it would lose
 NEAR = 0.1  # of the length of features: so far may low precision move them
 LEAD = 0.05  # of the logits' range: answers that are nearer to a tie may differ in low precision
 BEGUN = ("shards", "state-0.safetensors")  # what a run leaves in its folder on the way
@@ -69,7 +71,7 @@ class Compute:
 
     def notes(self) -> list[str]:
         """Why a precision is not used, a sentence for each reason."""
-        kinds = {kind.__name__: kind for kind in (PrecisionUnavailable, PrecisionUnsound)}
+        kinds = {kind.__name__: kind for kind in (PrecisionOfAudit, PrecisionUnavailable, PrecisionUnsound)}
         return [f"{name}: {kinds[name].__doc__}" for name in self.warnings if name in kinds]
 
     @contextmanager
@@ -136,7 +138,8 @@ def _read(path: Path) -> Compute:
 @torch.no_grad()
 def probe(model: Model, x: torch.Tensor, wanted: str, passes: float) -> Compute:
     """Time the choices on a few images; only what was asked for is tried unless that is "auto"."""
-    x, device, names = x[:PROBED], x.device.type, set[str]()
+    device, names = x.device.type, set[str]()
+    x = x[: probed(len(x), device)]
     drawn_from = [] if device == "cpu" else [x.device]
     # A model that draws numbers goes on after the probe as it would have without it.
     with frozen(model), warnings.catch_warnings(), torch.random.fork_rng(drawn_from):
@@ -160,6 +163,7 @@ def _is_short(model: Model, x: torch.Tensor, passes: float) -> bool:
     for _ in range(2 if passes else 0):
         start = time.monotonic()
         model(x)
+        wait_for(x.device.type)
         if passes * (time.monotonic() - start) / len(x) < SHORT:
             return True
     return not passes
@@ -177,7 +181,7 @@ def _fastest(model: Model, x: torch.Tensor, names: set[str]) -> str:
         flaw = _flaw(model, x, precision)
         if flaw is not None:
             names.add(flaw.__name__)
-        elif time.monotonic() - first < 6 * own:  # else the timed passes would take long, and lose
+        elif time.monotonic() - first < HOPELESS * own:
             took = _step_seconds(Autocast(model, precision), x)
             if took < seconds:
                 best, seconds = precision, took
@@ -196,7 +200,8 @@ def _choices(model: Model, device: torch.device) -> list[str]:
 
 def _multiplies_faster(precision: str, device: torch.device) -> bool:
     """Whether matrix products are faster than in fp32: passes in a slow precision would take too long."""
-    a = torch.ones(SIDE, SIDE, device=device)
+    side = SIDES.get(device.type, SIDE)
+    a = torch.ones(side, side, device=device)
     b = a.to(DTYPES[precision])
     try:
         return GAIN * _quickest(lambda: b @ b, device.type) < _quickest(lambda: a @ a, device.type)
@@ -231,7 +236,7 @@ def _threads(model: Model, x: torch.Tensor) -> int:
     try:
         for count in sorted({1, *(2**i for i in range(1, 10) if 2**i < now), now}):
             torch.set_num_threads(count)
-            took = _step_seconds(model, x)
+            took = _step_seconds(model, x, HOPELESS * seconds)
             if took < 0.95 * seconds:
                 best, seconds = count, took
             if time.monotonic() - start > LONGEST:
@@ -241,8 +246,11 @@ def _threads(model: Model, x: torch.Tensor) -> int:
     return best
 
 
-def _step_seconds(model: Model, x: torch.Tensor) -> float:
-    """The seconds of a forward and a backward pass; the quicker of two, after one that warms up."""
+def _step_seconds(model: Model, x: torch.Tensor, most: float = float("inf")) -> float:
+    """The seconds of a forward and a backward pass; the quicker of two, after one that warms up.
+
+    If that one takes longer than `most`, it is not tried again.
+    """
 
     def step() -> None:
         try:
@@ -250,15 +258,16 @@ def _step_seconds(model: Model, x: torch.Tensor) -> float:
         except InputError:  # a model without gradients has no backward pass to wait for
             model(x)
 
-    return _quickest(step, x.device.type)
+    return _quickest(step, x.device.type, most)
 
 
-def _quickest(call: Callable[[], object], device: str) -> float:
-    found = []
-    for _ in range(3):
+def _quickest(call: Callable[[], object], device: str, most: float = float("inf")) -> float:
+    found = list[float]()
+    while len(found) < 3:
         start = time.monotonic()
         call()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
         found.append(time.monotonic() - start)
+        if found[0] > most:
+            return found[0]
     return min(found[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -48,22 +49,42 @@ class Remembering:
         return found
 
 
-def search_and_judge(
+class Models(NamedTuple):
+    """Who is asked what: `search` is attacked, compiled and in low precision if wanted, `judged` decides.
+
+    `own` is the attacked model as it is. `low` says that the search is in low precision, and `memory` is
+    there where its successes are to be confirmed.
+    """
+
+    search: Count
+    own: Count
+    judged: Count
+    low: bool
+    memory: Remembering | None
+
+    def forget(self) -> None:
+        """Before the next batch: what low precision said of this one."""
+        if self.memory is not None:
+            self.memory.forget()
+        if self.low:
+            self.search.forget_nan()
+
+
+def models_of(
     model: Model,
     victim: Model | None,
     precision: str,
     compiler: str | None,
     each_pass: Callable[[int], None],
-) -> tuple[Count, Count, Remembering | None]:
-    """The model that is attacked, compiled and in low precision if wanted, and the one that judges.
-
-    Where successes in low precision are to be confirmed, also what remembers which were claimed.
-    """
+) -> Models:
+    """The attacked model and its judge, the victim if there is one; each is counted."""
     source = model if compiler is None else Compiled(model, compiler)
     source = searched(source, precision)
-    memory = Remembering(source) if precision != "fp32" and victim is None else None
+    low = precision != "fp32"
+    memory = Remembering(source) if low and victim is None else None
     search = Count(memory or source, each_pass)
-    return search, search if victim is None and source is model else Count(victim or model), memory
+    own = search if source is model else Count(model)
+    return Models(search, own, own if victim is None else Count(victim), low, memory)
 
 
 def _marks(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,18 @@ import torch
 
 from robvit.attacks.core import Model, frozen, gradient
 
-PROBED = 4  # images in the probe
+PROBED = 4  # images in a probe on a processor
+
+
+def probed(batch: int, device: str) -> int:
+    """How many images of a run's batch a probe passes; a GPU would spend a few on waiting (unmeasured)."""
+    return batch if device == "cuda" else min(PROBED, batch)
+
+
+def wait_for(device: str) -> None:
+    """Let a GPU finish, so that the clock tells what it did."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 class Passes(NamedTuple):
@@ -61,21 +72,24 @@ def span(seconds: float) -> str:
 
 def forecast_of(passes: Passes, net: Model, x: torch.Tensor, *, at_most: bool = True) -> Forecast:
     """The cost of so many passes on images like x (B 3 H W), of which a few go through the network."""
-    forward, backward = _pace(net, x[:PROBED])
+    forward, backward = _pace(net, x[: probed(len(x), x.device.type)])
     seconds = passes.forward * forward + passes.backward * backward
     return Forecast(*passes, seconds, _memory(), at_most)
 
 
 def _pace(net: Model, x: torch.Tensor) -> tuple[float, float]:
     """Seconds an image of a forward pass and of the backward pass beside it; the second try counts."""
+    device = x.device.type
     with torch.no_grad(), frozen(net):
         for _ in range(2):
             start = time.monotonic()
             net(x)
+            wait_for(device)
             forward = (time.monotonic() - start) / len(x)
         start = time.monotonic()
         try:
             gradient(net, x, lambda output: output.sum(1))
+            wait_for(device)
         except Exception:  # what cannot be differentiated has no backward pass to wait for
             return forward, 0.0
         both = (time.monotonic() - start) / len(x)

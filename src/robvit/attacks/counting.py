@@ -30,6 +30,10 @@ class Count:
         """Whether any output so far held a NaN."""
         return self._nan is not None and bool(self._nan)
 
+    def forget_nan(self) -> None:
+        """As if no output had held a NaN: what followed from it was made anew."""
+        self._nan = None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         output = self.__wrapped__(x)
         self.forward += len(x)

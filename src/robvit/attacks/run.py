@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from robvit.attacks.audited import refuse_batches
+from robvit.attacks.audited import audits_inside, refuse_batches
 from robvit.attacks.certificate import certify
-from robvit.attacks.confirming import search_and_judge
+from robvit.attacks.confirming import models_of
 from robvit.attacks.core import (
     ATTACKS,
     Attack,
@@ -29,59 +29,24 @@ from robvit.attacks.core import (
 )
 from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
+from robvit.attacks.outcome import Outcome
 from robvit.attacks.pixels import eight_bit as whole_levels
 from robvit.attacks.precision import check_precision
-from robvit.attacks.sanity import PrecisionDisagreement, doubts
+from robvit.attacks.sanity import (
+    AuditedSample,
+    PrecisionDisagreement,
+    PrecisionOfAudit,
+    PrecisionUnsound,
+    doubts,
+)
 from robvit.attacks.targets import Target, choose_targets
+from robvit.audit import Audit
+from robvit.autoattack import is_audited
 from robvit.errors import InputError, check_batch, check_images, check_labels
 from robvit.progress import silent
 from robvit.threat import Threat
 
 _Part = tuple[torch.Tensor, ...]  # the tensors of an outcome for one batch, in its order
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an attack did: images `adv` (B 3 H W), and for each what the judged model makes of it.
-
-    `predicted` and `clean_predicted` are its classes (B,) after and before, or masks (B H W), or -1 where
-    it returns features; `success` (B,) says that it errs on `adv`, `clean_correct` (B,) that it was right
-    before. With `targets` (B,), the classes aimed at, success is to be classified so, and `labels` (B,) say
-    what is `correct`. `distance` (B,) is in the threat's norm. Passes are sums over images and include the
-    clean pass and the final judgement; `warnings` holds the names of warning classes.
-    """
-
-    adv: torch.Tensor
-    success: torch.Tensor
-    predicted: torch.Tensor
-    clean_correct: torch.Tensor
-    clean_predicted: torch.Tensor
-    distance: torch.Tensor
-    forward: int = 0
-    backward: int = 0
-    seconds: float = 0.0
-    warnings: tuple[str, ...] = ()
-    targets: torch.Tensor | None = None
-    labels: torch.Tensor | None = None
-
-    @property
-    def correct(self) -> torch.Tensor:
-        """Which images (B,) are still classified correctly."""
-        if self.targets is None or self.labels is None:
-            return ~self.success
-        return self.predicted == self.labels
-
-    @property
-    def robust_accuracy(self) -> float:
-        """The share of images that are still classified correctly."""
-        return float(self.correct.float().mean())
-
-    def __repr__(self) -> str:
-        return (
-            f"Outcome({len(self.adv)} images, {int(self.clean_correct.sum())} correct before, "
-            f"{int((~self.success).sum())} not misclassified after; {self.forward} forward and "
-            f"{self.backward} backward passes, {self.seconds:.1f} s)"
-        )
 
 
 def run(
@@ -119,7 +84,8 @@ def run(
     eight_bit: round to whole grey levels inside the budget before judging, so that saving changes nothing.
     samples: fresh passes over which a randomised model is averaged when it judges.
     precision: "bf16" or "fp16" for a faster search, with "/plain" after it by plain attention; a success
-        counts only if the model as it is confirms it, and what it does not confirm is attacked again there.
+        counts only if the model as it is confirms it, and what it does not confirm is attacked again there,
+        as is a batch on which low precision gives NaN. AutoAttack's audited version is searched in fp32.
     compiler: "inductor", say, compiles the attacked model first, and with "/padded" after it pads batches to
         few sizes; the judge stays as it is.
     each_pass: is told of every forward pass of the attacked model, over how many images it went.
@@ -135,14 +101,20 @@ def run(
     function, gradients = _known(attack, settings)
     if len(x) > batch:
         refuse_batches(attack, settings)
-    search, judged, memory = search_and_judge(model, victim, precision, compiler, each_pass)
+    names: set[str] = set()
+    if precision != "fp32" and is_audited(attack, settings):
+        # Its sample is of what it leaves, and low precision leaves others than those that count.
+        precision = "fp32"
+        names.add(PrecisionOfAudit.__name__)
+    models = models_of(model, victim, precision, compiler, each_pass)
+    search, judged = models.search, models.judged
     decide, transfer = eot(judged, samples), victim is not None
     if transfer:
         settings = supported(attack, early_stop=False, judge=decide) | settings
     targeted = bool(settings.get("targeted", False))
     won = partial(succeeded, targeted=targeted)
-    names: set[str] = set()
     parts: list[_Part] = []
+    audits: list[Audit] = []
     with torch.no_grad(), frozen(model), frozen(victim):
         for place, (some, labels) in enumerate(_batches(x, y, batch)):
             clean = decide(some)
@@ -159,27 +131,36 @@ def run(
             if target is not None:
                 alike = _given(aim) == _given(labels)  # there is nothing to attack
             rows = (~alike if transfer else ~before & ~alike).nonzero()[:, 0]
-            adv, claimed = some.detach().clone(), torch.zeros_like(before)
+            adv, claimed, memory = some.detach().clone(), torch.zeros_like(before), models.memory
+            craft = partial(_craft, function, threat, settings, some, aim)
             if len(rows):
-                made = function(search, some[rows], _of(aim, rows), threat, **settings)
+                with audits_inside() as told:
+                    made = craft(search, rows)
+                    if (
+                        models.low and search.nan_seen
+                    ):  # full precision alone says whether the model is broken
+                        names.add(PrecisionUnsound.__name__)
+                        made, memory = craft(models.own, rows), None
+                audits += [replace(one, successes=rows[one.successes].tolist()) for one in told]
                 adv[rows] = _certified(some[rows], made, threat, eight_bit)
                 if memory is not None:
                     claimed[rows] = memory.claimed(made, _of(aim, rows), targeted)
             output = decide(adv)
             if memory is not None:
                 claimed |= won(search(adv), aim)
-                memory.forget()
                 again = rows[(claimed & ~won(output, aim))[rows]]
                 if len(again):
                     names.add(PrecisionDisagreement.__name__)
-                    made = function(judged, some[again], _of(aim, again), threat, **settings)
-                    adv[again] = _certified(some[again], made, threat, eight_bit)
+                    adv[again] = _certified(some[again], craft(judged, again), threat, eight_bit)
                     output[again] = decide(adv[again])
+            models.forget()
             success, distance = won(output, aim), threat.size(adv - some)
             wrong = before if target is None else misclassified(clean, labels)
             part = (adv, success, _predicted(output), ~wrong, _predicted(clean), distance)
             parts.append(part if target is None else (*part, _given(aim), _given(labels)))
-    return _outcome(parts, {search, judged}, time.monotonic() - start, names)
+    names |= {AuditedSample.__name__} if any(one.bound for one in audits) else set()
+    counts = {search, judged, models.own}
+    return replace(_outcome(parts, counts, time.monotonic() - start, names), audits=tuple(audits))
 
 
 @torch.no_grad()
@@ -216,6 +197,19 @@ def _batches(
     for first in range(0, len(x), batch):
         some = slice(first, first + batch)
         yield x[some], None if y is None else y[some].to(x.device)
+
+
+def _craft(
+    function: Attack,
+    threat: Threat,
+    settings: dict[str, Any],
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    net: Count,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Adversarial images of these rows, made on one of the models."""
+    return function(net, x[rows], _of(y, rows), threat, **settings)
 
 
 def _certified(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool) -> torch.Tensor:

@@ -44,6 +44,10 @@ class PrecisionUnsound(AttackWarning):
     """The model returns NaN, or other classes for clean images, in low precision; fp32 was used."""
 
 
+class PrecisionOfAudit(AttackWarning):
+    """An audit is of what full precision leaves, so fp32 was used in place of a low precision."""
+
+
 def doubts(
     model: Model, x: torch.Tensor, y: torch.Tensor | None, clean: torch.Tensor, gradients: bool, steady: bool
 ) -> set[str]:

@@ -14,6 +14,7 @@ from robvit.cli.options import (
     Architecture,
     AttackSettings,
     BatchSize,
+    Compiler,
     DataSpec,
     Device,
     Eps,
@@ -71,14 +72,7 @@ def attack(
     limit: Limit = 64,
     batch: BatchSize = 32,
     precision: Precision = "auto",
-    compiler: Annotated[
-        str | None,
-        typer.Option(
-            "--compile",
-            help="Compile MODEL first, by inductor, say, or inductor/padded for batches of few sizes; meant "
-            "for GPUs.",
-        ),
-    ] = None,
+    compiler: Compiler = None,
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,

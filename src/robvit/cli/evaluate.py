@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robvit.cli.attack_checks import check_threat
+from robvit.cli.attack_checks import check_compiler, check_threat
 from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
 from robvit.cli.given import refuse_given
 from robvit.cli.options import (
     Adapters,
     Architecture,
     BatchSize,
+    Compiler,
     DataSpec,
     Device,
     Head,
@@ -38,7 +39,24 @@ if TYPE_CHECKING:
     from robvit.record import Record
 
 OF_RETRIEVAL = ("gallery", "gallery_limit", "eps", "steps")
-OF_CLASSES = ("protocol", "adapters", "head", "public", "normalise", "precision", "audit", "robustbench")
+OF_CLASSES = (
+    "protocol",
+    "adapters",
+    "head",
+    "public",
+    "normalise",
+    "precision",
+    "compiler",
+    "audit",
+    "robustbench",
+)
+
+AuditSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="So many survivors for audited attacks, in place of the protocol's number."
+    ),
+]
 
 
 def evaluate(
@@ -75,12 +93,10 @@ def evaluate(
     resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
-    audit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="At most this many survivors for audited attacks."),
-    ] = None,
+    audit: AuditSize = None,
     batch: BatchSize = 32,
     precision: Precision = "auto",
+    compiler: Compiler = None,
     robustbench: Annotated[
         Path | None, typer.Option(help="Also write the result as a `model_info` file of RobustBench's.")
     ] = None,
@@ -114,6 +130,7 @@ def evaluate(
     check_data(data, split)
     check_classifier(model, data, head, adapters)
     statistics = parse_normalise(normalise)
+    check_compiler(compiler)
     check_data(public)
     check_out(out)
     from robvit.evaluation import evaluate as judging
@@ -148,6 +165,7 @@ def evaluate(
             public=public,
             batch=batch,
             precision=precision,
+            compiler=compiler,
             log=typer.echo if main else silent,
             progress=advance if main else silent,
             command=typed(),
@@ -157,11 +175,7 @@ def evaluate(
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json")
     if robustbench is not None:
-        from robvit.evaluation.robustbench import model_info
-        from robvit.files import write_json
-
-        write_json(robustbench, model_info(record))
-        typer.echo(f"written: {robustbench} (RobustBench's model_info form)")
+        _write_robustbench(record, robustbench)
     typer.echo(f"next: {command_line('report', out)}, or {command_line('compare', out, 'ANOTHER')}")
 
 
@@ -185,6 +199,14 @@ def _retrieval(
         )
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json\nnext: {command_line('report', out)}")
+
+
+def _write_robustbench(record: Record, place: Path) -> None:
+    from robvit.evaluation.robustbench import model_info
+    from robvit.files import write_json
+
+    write_json(place, model_info(record))
+    typer.echo(f"written: {place} (RobustBench's model_info form)")
 
 
 def _show(record: Record) -> None:

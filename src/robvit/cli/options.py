@@ -13,6 +13,8 @@ import typer
 from robvit.budget import NORMS, THREATS
 from robvit.errors import InputError
 
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain")
+
 
 def choice(*values: str, then: Callable[[str], None] | None = None) -> dict[str, Any]:
     """How an option shows and checks that it is one of some words; `then` hears the word."""
@@ -140,6 +142,23 @@ Precision = Annotated[
         **choice(*PRECISIONS),
         help="Precision of the attack, /plain without fused attention; auto probes what is fastest. "
         "Successes are always confirmed in fp32.",
+    ),
+]
+TrainingPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        **choice(*PRECISIONS),
+        help="Precision of the training, /plain without fused attention; auto, the recipes' own, probes what "
+        "is fastest. The checkpoint is judged in fp32.",
+    ),
+]
+Compiler = Annotated[
+    str | None,
+    typer.Option(
+        "--compile",
+        help="Compile MODEL first, by inductor, say, or inductor/padded for batches of few sizes; meant for "
+        "GPUs.",
     ),
 ]
 WithSecret = Annotated[

@@ -26,6 +26,7 @@ from robvit.cli.options import (
     Resize,
     Threads,
     Tokens,
+    TrainingPrecision,
     TrainSplit,
 )
 from robvit.cli.recipe_checks import check_recipe
@@ -95,6 +96,7 @@ def recipe(
     resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
+    precision: TrainingPrecision = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done and what it would cost, and stop.")
     ] = False,
@@ -107,7 +109,8 @@ def recipe(
     resumes where it stopped, to the same weights. Under `accelerate launch -m robvit train ...` several
     processes or GPUs share every batch.
     """
-    setting = [*(setting or []), *([] if loss is None else [f"loss={loss}"])]
+    options = {"loss": loss, "precision": precision}
+    setting = [*(setting or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     chosen = check_recipe(name, setting)
     _check_extra(chosen, extra)
     check_model(model, arch)
@@ -127,6 +130,9 @@ def recipe(
         arch=arch,
     )
     if dry_run:
+        import yaml
+
+        typer.echo(yaml.safe_dump(job.recipe.model_dump(mode="json"), sort_keys=False, width=110).rstrip())
         _forecast(job)
         return
     _train(job, name, out or Path("runs") / Path(name).stem)
@@ -148,6 +154,10 @@ def _train(job: Job, name: str, out: Path) -> None:
     from robvit.training.train import run_job
 
     tell_device()
+    try:
+        _forecast(job)
+    except RuntimeError as error:  # what counts operations may not follow a model that can be trained
+        _log(f"no forecast: {error}")
     with progress(f"train {name}", total=1) as advance:
         record = run_job(job, out, log=_log, progress=advance, command=typed())
     if processes().is_main_process:
@@ -187,13 +197,13 @@ def _tell(record: Record, job: Job, out: Path) -> None:
 
 
 def _forecast(job: Job) -> None:
-    import yaml
-
+    """Tell what the training will cost; every process takes part in finding out."""
+    from robvit.processes import processes
     from robvit.training.forecast import forecast
 
-    typer.echo(yaml.safe_dump(job.recipe.model_dump(mode="json"), sort_keys=False, width=110).rstrip())
     for name, value in forecast(job).items():
-        typer.echo(f"{name}: {value}")
+        if processes().is_main_process:
+            typer.echo(f"{name}: {value}")
 
 
 @app.command(cls=Command)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from robvit.attacks.compute import PROBED, settle
-from robvit.attacks.cost import Passes, forecast_of
+from robvit.attacks.compute import settle
+from robvit.attacks.cost import Passes, forecast_of, probed
 from robvit.backbones.heads import FeatureHead, LinearHead, load_head
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import fitting
@@ -162,8 +162,9 @@ def robustify(
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else alone_in(folder):
         secret = TokenSecret.kept_in(folder) if seed is None and named else None
-        x = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
-        x = x.to(next(net.parameters()).device)
+        device = next(net.parameters()).device
+        few = range(probed(min(chosen.batch, len(images)), device.type))
+        x = torch.stack([images[i][0] for i in few]).to(device)
         search = TokenBatches(net, images, chosen, cache, secret).search()
         keep = None if folder is None else folder / "compute.json"
         compute = settle(net, x, wanted=precision, passes=search.work, keep=keep)

@@ -18,11 +18,12 @@ from torch import nn
 
 from robvit.attacks import Outcome
 from robvit.attacks.certificate import certify
-from robvit.attacks.confirming import search_and_judge
+from robvit.attacks.confirming import models_of
 from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
 from robvit.attacks.counting import Count
 from robvit.attacks.eot import eot
 from robvit.attacks.losses import LOSSES
+from robvit.attacks.sanity import PrecisionDisagreement, PrecisionUnsound
 from robvit.attacks.scales import network_of
 from robvit.errors import InputError, Unsupported, check_images, check_labels
 from robvit.evaluation.trials import clean_trial, trial_of
@@ -197,9 +198,7 @@ class CheckContext:
         predicted = clean_predicted if after is None else after.predicted
         predicted, success = predicted.clone(), (~self.correct if after is None else after.success).clone()
         precision = self.precision if surrogate is None else "fp32"
-        counted, own, memory = search_and_judge(
-            surrogate or self.judged, None, precision, None, self.each_pass
-        )
+        models, names = models_of(surrogate or self.judged, None, precision, None, self.each_pass), set[str]()
         rows, claimed = (~success).nonzero()[:, 0], torch.zeros_like(success)
 
         def attempt(model: Count, places: torch.Tensor) -> None:
@@ -207,19 +206,24 @@ class CheckContext:
             for part in places.split(self.batch):
                 with torch.no_grad():
                     adv[part] = make(model, self.x[part], self.y[part])
+                    if unsound := models.low and models.search.nan_seen:
+                        names.add(PrecisionUnsound.__name__)
+                        adv[part] = make(models.own, self.x[part], self.y[part])
                 certify(self.x[part], adv[part], threat)
-                if memory is not None:
-                    claimed[part] = memory.claimed(adv[part], self.y[part], targeted=False)
-                    memory.forget()
+                if models.memory is not None and not unsound:
+                    claimed[part] = models.memory.claimed(adv[part], self.y[part], targeted=False)
+                models.forget()
             logits = self.logits(adv[places])
             if bool(logits.isnan().any()):
                 raise InputError("the model must return numbers, got NaN on attacked images; mend that first")
             predicted[places], success[places] = logits.argmax(1), misclassified(logits, self.y[places])
 
         if len(rows):
-            attempt(counted, rows)
+            attempt(models.search, rows)
         if len(again := (claimed & ~success).nonzero()[:, 0]):
-            attempt(own, again)
+            names.add(PrecisionDisagreement.__name__)
+            attempt(models.own, again)
+        counts = {models.search, models.own}
         self.outcomes[title] = outcome = Outcome(
             adv=adv,
             success=success,
@@ -227,9 +231,10 @@ class CheckContext:
             clean_correct=self.correct,
             clean_predicted=clean_predicted,
             distance=threat.size(adv - self.x),
-            forward=sum(model.forward for model in {counted, own}) + len(rows),
-            backward=sum(model.backward for model in {counted, own}),
+            forward=sum(model.forward for model in counts) + len(rows),
+            backward=sum(model.backward for model in counts),
             seconds=time.monotonic() - start,
+            warnings=tuple(sorted(names)),
         )
         settings, skipped = dict(settings or {}), []
         if after is not None:

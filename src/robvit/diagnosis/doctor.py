@@ -110,7 +110,7 @@ def doctor(
         total = sum(CHECKS.info(name).cost for name in names)
         # A randomised model's successes in one precision could not be confirmed in another.
         wanted = "fp32" if judged.black_box or context.randomised or samples > 1 else precision
-        compute = settle(judged.net, x, wanted=wanted, passes=total * len(x))
+        compute = settle(judged.net, x[:batch], wanted=wanted, passes=total * len(x))
         context.precision, findings = compute.precision, []
         with compute.in_use():
             if log is not silent:

@@ -11,12 +11,14 @@ import torch
 from PIL import Image
 
 from robvit.attacks import ATTACKS
-from robvit.attacks.compute import PROBED, Compute, settle
+from robvit.attacks.compute import Compute, settle
 from robvit.attacks.core import check_settings
-from robvit.attacks.cost import Passes, forecast_of
+from robvit.attacks.cost import Passes, forecast_of, probed
 from robvit.attacks.precision import check_precision
+from robvit.attacks.sanity import PrecisionOfAudit
 from robvit.attacks.targets import RULES
 from robvit.attention import attention_layers
+from robvit.autoattack import is_audited
 from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.drawing.images import pixels, save_png
@@ -150,6 +152,8 @@ def attack(
         if images.kind == "masks":
             _add_scores(record, job, *done.mask_scores())
         else:
+            record.audits = done.audits()
+            record.notes += map(str, record.audits)
             record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
             if target is not None:
                 record.tables.append(_targeted_table(record, images))
@@ -222,13 +226,17 @@ def settled(job: AttackJob, precision: str, keep: Path) -> Compute:
     """How the job is computed: chosen on a few of its images."""
     passes = 2 * job.passes * len(job.images)  # a backward pass beside most of them
     net = job.model.to(processes().device)
-    return settle(net, _few(job), wanted=precision, passes=passes, keep=keep)
+    audited = is_audited(job.attack, job.settings)
+    found = settle(net, _few(job), wanted="fp32" if audited else precision, passes=passes, keep=keep)
+    named = [PrecisionOfAudit.__name__] if audited and precision not in ("auto", "fp32") else []
+    return replace(found, wanted=precision, warnings=found.warnings + named)
 
 
 def _few(job: AttackJob) -> torch.Tensor:
     """The images of a probe (B 3 H W)."""
-    few = job.images.take(range(min(PROBED, job.batch, len(job.images))))
-    return few.tensors()[0].to(processes().device)
+    device = processes().device
+    few = job.images.take(range(probed(min(job.batch, len(job.images)), device.type)))
+    return few.tensors()[0].to(device)
 
 
 def _common_size(judged: Classifier, source: Classifier) -> int | None:

@@ -9,7 +9,7 @@ image by itself, and those that are `batch_coupled` see the same batches again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from robvit.attacks.audited import refuse_batches
 from robvit.attacks.compiled import check_compiler
 from robvit.attacks.core import refuse_targets
 from robvit.attacks.pixels import levels
+from robvit.audit import Audit
 from robvit.backbones.model import Model
 from robvit.budget import parse_number
 from robvit.data import ImageDataset
@@ -182,6 +183,10 @@ class Shards:
         )
         return clean_trial(correct, predicted, **fields)
 
+    def audits(self) -> list[Audit]:
+        """What an attack that tried a sample only says of the rest; shards from before have none."""
+        return [Audit(**audit) for shard in self for audit in shard.facts.get("audits", [])]
+
     def mask_scores(self) -> tuple[MaskScore, MaskScore]:
         """Where images have masks: the judged model's score on clean and on attacked images."""
         counts = ((shard.clean_counts, shard.counts) for shard in self)
@@ -234,6 +239,7 @@ def _facts(job: AttackJob, x: torch.Tensor, y: torch.Tensor, outcome: Outcome) -
         "backward": outcome.backward,
         "seconds": outcome.seconds,
         "warnings": list(outcome.warnings),
+        "audits": [asdict(audit) for audit in outcome.audits],
         "cosine": feature_cosines(job.original, job.judged, x, outcome.adv),
     }
     if job.images.kind == "masks":

@@ -25,7 +25,7 @@ def knowledge_of(trial: Trial) -> str:
 
 def judged_by_autoattack(record: Record) -> bool:
     """Whether AutoAttack's attacks at full length attacked in the white box, on all survivors or a sample."""
-    return is_autoattack(t for t in record.attacks() if knows_all(t.attacker))
+    return is_autoattack((t for t in record.attacks() if knows_all(t.attacker)), record.audits)
 
 
 def attacker_levels(record: Record) -> list[Table]:

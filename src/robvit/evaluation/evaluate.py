@@ -10,7 +10,8 @@ from collections.abc import Set
 from pathlib import Path
 
 from robvit.attacks import ATTACKS
-from robvit.attacks.compute import PROBED, settle
+from robvit.attacks.compute import settle
+from robvit.attacks.cost import probed
 from robvit.attacks.precision import check_precision
 from robvit.backbones.trained_on import fitting
 from robvit.errors import InputError, check_batch
@@ -52,6 +53,7 @@ def evaluate(
     public: Data | None = None,
     batch: int = 32,
     precision: str = "auto",
+    compiler: str | None = None,
     log: Log = silent,
     progress: Advance = silent,
     command: str = "",
@@ -68,13 +70,14 @@ def evaluate(
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
-    audit: at most so many survivors for the audited attacks, fewer than the protocol wants, which the record
-        then says with the bound that follows.
+    audit: so many survivors for the audited attacks in place of the protocol's number; the record says so,
+        with the bound that follows, weaker if they are fewer.
     public: the images of attackers who learn; the data's training part if left out. Those that the model's
         tokens were learned from are never among them.
     batch: images in one pass.
     precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
         what is fastest on this device and keeps to it in the folder `out`.
+    compiler: compiles the attacked model first, "inductor", say; pays on a GPU.
     log: takes a forecast of the cost in words, before the work starts.
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
@@ -100,7 +103,7 @@ def evaluate(
     with kept_in(out) as folder, whole(progress) as advance:
         device = processes().device
         net = fitted(classifier.net, images).to(device)
-        x = images.take(range(min(PROBED, batch, len(images)))).tensors()[0].to(device)
+        x = images.take(range(probed(min(batch, len(images)), device.type))).tensors()[0].to(device)
         work = plan.total.work if rules.attacks else 0  # without attacks nothing is searched for
         wanted = "fp32" if classifier.black_box else precision  # its own affair
         compute = settle(net, x, wanted=wanted, passes=work, keep=folder / "compute.json")
@@ -114,6 +117,7 @@ def evaluate(
             learned,
             batch=batch,
             precision=compute.precision,
+            compiler=compiler,
             keeps=out is not None,
             progress=advance,
             log=log,
@@ -132,12 +136,10 @@ def evaluate(
             trials=trials,
             metrics=runner.metrics,
             audits=runner.audits,
-            protocol={
-                **rules.model_dump(mode="json"),
-                "digest": rules.digest(),
-                "batch": batch,
-                **compute.rules(),
-            },
+            protocol=rules.model_dump(mode="json")
+            | {"digest": rules.digest(), "batch": batch}
+            | ({} if compiler is None else {"compiler": compiler})
+            | compute.rules(),
             machine=compute.machine(),
             command=command,
         )

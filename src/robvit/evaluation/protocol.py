@@ -190,17 +190,17 @@ class Protocol(Strict):
         if any(entry.attacker != WHITE_BOX for entry in self.attacks):
             raise InputError("an audit bounds what a white-box attacker can do; leave other attackers out")
 
-    def with_audit(self, most: int | None) -> Protocol:
-        """The same with at most so many survivors tried by the audited attacks; None for all it wants."""
-        if most is None:
+    def with_audit(self, size: int | None) -> Protocol:
+        """The same with so many survivors tried by the audited attacks; None for as many as it wants."""
+        if size is None:
             return self
         if not any(entry.audited for entry in self.attacks):
             raise InputError(
                 f"audit is for protocols with audited attacks, {self.name} has none; leave it out"
             )
-        if most < 1:
-            raise InputError(f"audit must be 1 or more, got {most}")
-        return self.model_copy(update={"audit": min(most, self.audit)})
+        if size < 1:
+            raise InputError(f"audit must be 1 or more, got {size}")
+        return self.model_copy(update={"audit": size})
 
     @property
     def needs_tokens(self) -> bool:

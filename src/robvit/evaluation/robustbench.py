@@ -39,7 +39,8 @@ def model_info(record: Record) -> dict[str, Any]:
     names = {t.attack for t in attacks}
     # The screening before an audit only breaks more; a bound above zero is not AutoAttack's own accuracy.
     own = {NAME, *PARTS, *([SCREENING] if record.audits else [])}
-    if names <= own and is_autoattack(attacks) and not any(audit.bound for audit in record.audits):
+    whole = is_autoattack(attacks, record.audits) and not any(audit.bound for audit in record.audits)
+    if names <= own and whole:
         found["autoattack_acc"] = found["reported"]
     count, rules = len(clean.correct), record.protocol.get("name", "")
     about = f"Judged by robvit's {rules} on {count} images (digest {record.data['digest'][:12]})."

@@ -25,7 +25,7 @@ from robvit.evaluation.protocol import NO_TOKENS, RANDOM_TOKENS, Attack, Protoco
 from robvit.evaluation.subset import learned_settings
 from robvit.evaluation.token_surrogates import AttackerContext, Surrogate, random_tokens
 from robvit.evaluation.trials import spread
-from robvit.progress import Advance, Log, part_of, silent
+from robvit.progress import Advance, Log, Whole, part_of, silent
 from robvit.record import Trial
 
 
@@ -33,7 +33,7 @@ from robvit.record import Trial
 class Turn:
     """One attack of a protocol with one seed on one surrogate; `name` is its folder's, `label` for people.
 
-    `passes` are the forward passes of one image that stays correct.
+    `cost` are the passes of one image that stays correct.
     """
 
     entry: Attack
@@ -43,7 +43,7 @@ class Turn:
     label: str
     scenario: str
     progress: Advance
-    passes: int = 0
+    cost: Passes
 
 
 @dataclass
@@ -63,8 +63,9 @@ class Runner:
     public: Callable[[int], ImageDataset]
     batch: int = 32
     precision: str = "fp32"
+    compiler: str | None = None
     keeps: bool = True
-    progress: Advance = silent
+    progress: Whole = field(default_factory=Whole)
     log: Log = silent
     metrics: dict[str, float] = field(default_factory=dict)
     audits: list[Audit] = field(default_factory=list)
@@ -116,11 +117,18 @@ class Runner:
         if found.switched:
             self.log(str(found))
             rest = set(left) if sample.doubt else set(left) - set(chosen)
-            for turn in turns:
-                # The forecast did not count on these, so they move no bar.
-                more = replace(turn, name=f"{turn.name}-rest", progress=part_of(self.progress, 0, turn.label))
-                self._attack(more, so_far, [i for i in sorted(rest) if so_far[-1].correct[i]])
+            self._attack_rest(turns, so_far, sorted(rest))
         self.audits.append(found)
+
+    def _attack_rest(self, turns: list[Turn], so_far: list[Trial], rest: list[int]) -> None:
+        """The audited attacks on what the sample left out, which no forecast counted on."""
+        costs = [self._share(turn.cost) for turn in turns]
+        unit = self.progress.extended(len(rest) * sum(costs))
+        for turn, cost in zip(turns, costs, strict=True):
+            advance = part_of(self.progress, unit * cost, turn.label)
+            alive = [i for i in rest if so_far[-1].correct[i]]
+            self._attack(replace(turn, name=f"{turn.name}-rest", progress=advance), so_far, alive)
+            advance(len(rest) - len(alive))  # those that fell to an attack before
 
     def _turns(self) -> Iterator[Turn]:
         """Every attack with every seed on each of its attacker's surrogates, who learn before their first."""
@@ -137,8 +145,8 @@ class Runner:
                     label = entry.attack + (f" on {surrogate.label}" if surrogate.label else "")
                     advance = self._part(self.plan.attacks[number], count, f"{turn} {label}")
                     name = f"{number + 1:02d}-{entry.attack}-{seed}-{place}"
-                    passes = self.plan.attacks[number].forward // max(count, 1)
-                    yield Turn(entry, seed, surrogate, name, label, scenario, advance, passes)
+                    cost = Passes(*(passes // max(count, 1) for passes in self.plan.attacks[number]))
+                    yield Turn(entry, seed, surrogate, name, label, scenario, advance, cost)
 
     def _controls(self, turn: Turn, done: Shards) -> list[Trial]:
         """The same images before the model without tokens and with random ones."""
@@ -199,6 +207,7 @@ class Runner:
             "images": self.images,
             "batch": self.batch,
             "precision": self.precision,
+            "compiler": self.compiler,
         }
         return AttackJob(attack, **{**plain, **changes})
 
@@ -219,7 +228,7 @@ class Runner:
             identity="+".join(filter(None, (turn.surrogate.identity, self.classifier.identity))),
             images=self.images.take(alive),
             original=self.original,
-            passes=turn.passes,
+            passes=turn.cost.forward,
         )
 
     def _trial(self, done: Shards, turn: Turn, **fields: Any) -> Trial:
@@ -257,7 +266,11 @@ class Runner:
 
     def _part(self, passes: Passes, count: int, label: str) -> Advance:
         """The progress of a part of the plan in which `count` images are attacked or looked at."""
-        return part_of(self.progress, passes.work / max(self.plan.total.work, 1) / max(count, 1), label)
+        return part_of(self.progress, self._share(passes) / max(count, 1), label)
+
+    def _share(self, passes: Passes) -> float:
+        """So many passes as a share of the plan."""
+        return passes.work / max(self.plan.total.work, 1)
 
     def _note_cosines(self, what: str, done: Shards) -> None:
         if done.job.original is None or not len(done.job.images):

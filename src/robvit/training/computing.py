@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from robvit.attacks.compute import PROBED, Compute, settle
+from robvit.attacks.compute import Compute, settle
+from robvit.attacks.cost import probed
 from robvit.attacks.precision import DTYPES, PLAIN, fused_layers, plain_attention
 from robvit.data import ImageDataset
 from robvit.processes import processes
 from robvit.training.recipe import Recipe
 
 CHOICE = "compute.json"
-WANTED = {"no": "fp32"}  # a recipe's word for it
+WANTED = {"no": "fp32"}  # the former word of recipes
 
 
 def settled(
@@ -27,7 +28,8 @@ def settled(
 
     What the folder of a run says is kept: a training that is resumed continues as it began.
     """
-    few = torch.stack([images[i][0] for i in range(min(PROBED, len(images)))])
+    count = probed(min(recipe.batch, len(images)), processes().device.type)
+    few = torch.stack([images[i][0] for i in range(count)])
     size = getattr(model, "input_size", few.shape[-2:])
     if tuple(few.shape[-2:]) != tuple(size):
         few = F.interpolate(few, tuple(size))

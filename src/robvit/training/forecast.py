@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Cost:
 def forecast(job: Job) -> dict[str, str]:
     """Parameters, operations, time and memory, in words; the model takes steps that nobody keeps."""
     recipe = job.recipe
+    if isinstance(job.model, nn.Module):  # its own weights are what is trained later
+        job = replace(job, model=copy.deepcopy(job.model))
     model, splits = prepare(job)
     costs = [_cost(module, splits, one) for module, one in _trainings(job, model, splits)]
     most = max(costs, key=lambda cost: cost.passes)

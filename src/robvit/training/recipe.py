@@ -29,9 +29,10 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 ASCENT = "ascent"  # the inner attack that is none of the library's
-# YAML reads a bare no as false.
+# What was called no is fp32; YAML reads a bare no as false.
 Precision = Annotated[
-    Literal["auto", "no", "bf16", "fp16"], BeforeValidator(lambda v: "no" if v is False else v)
+    Literal["auto", "no", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain"],
+    BeforeValidator(lambda v: "no" if v is False else v),
 ]
 Trades = Annotated[tuple[Number, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))]
 

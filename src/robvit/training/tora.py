@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from robvit.attacks import run
+from robvit.attacks.compute import Compute
 from robvit.backbones.model import Model
 from robvit.backbones.trained_on import TrainedOn
 from robvit.data import ImageDataset
@@ -115,6 +116,7 @@ class AdapterTrainer:
         self.settings, self.phases = settings_of(recipe), phases_of(recipe)
         self.log, self.progress = log, progress
         self.runs: dict[str, RunState] = {}
+        self.computes: dict[str, Compute] = {}
 
     def run(self) -> Adapters:
         """Adapters for all trade-offs of the recipe, kept in `out` as adapters.safetensors."""
@@ -167,7 +169,7 @@ class AdapterTrainer:
             log=self.log,
             progress=share,
         )
-        self.runs[phase.name] = fit.run()
+        self.runs[phase.name], self.computes[phase.name] = fit.run(), fit.compute
 
 
 def take_over(adapters: Adapters, apart: list[Adapters], *, fusion: bool, shared: bool = False) -> None:
@@ -215,8 +217,8 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
     opened, splits = prepare(job)
     model = backbone_of(opened)
     recipe, wanted = job.recipe, settings_of(job.recipe)
-    adapters, runs = train_adapters(model, splits, recipe, out, log=log, progress=progress)
-    twin = adapted(model, adapters)
+    trainer = AdapterTrainer(model, splits, recipe, out, log=log, progress=progress)
+    twin = adapted(model, trainer.run())
     threat = Threat(recipe.inner.norm, recipe.inner.eps)
     rows, trials = list[list[Any]](), list[Trial]()
     for trade in wanted.trades:
@@ -225,7 +227,8 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
         trials += found
         rows.append([f"{trade:g}", *(100 * sum(t.correct) / len(t.correct) for t in found)])
     note = f"attacked by PGD of {recipe.judge_steps} steps within {threat}"
-    held = splits.validation
+    held, runs, computes = splits.validation, trainer.runs, trainer.computes
+    doubts = dict.fromkeys(note for compute in computes.values() for note in compute.notes())
     return Record(
         kind="train",
         model={
@@ -233,12 +236,14 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
             "tuning": wanted.tuning,
             "recipe": recipe.model_dump(mode="json"),
             "adapters": ADAPTERS,
+            "compute": {name: compute.rules() for name, compute in computes.items()},
         },
         data=held.facts() | {"part": "held out of the training part", "learned from": len(splits.train)},
         trials=trials,
         tables=[Table("By trade-off", ["trade-off", "clean", "attacked"], rows, note)],
         curves=[Curve(name, "step", "loss", {"loss": _line(run.history)}) for name, run in runs.items()],
-        notes=["The last weights count; none are chosen. The test set was not touched."],
+        notes=["The last weights count; none are chosen. The test set was not touched.", *doubts],
+        machine=next(iter(computes.values())).machine(),
     )
 
 

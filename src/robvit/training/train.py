@@ -148,7 +148,11 @@ def _record(job: Job, fit: Fit, model: nn.Module) -> Record:
             Curve("training", "epoch", "loss", {"loss": _points(epochs, state.history["loss"])}),
         ],
         findings=findings,
-        notes=["The checkpoint was chosen on held-out training images; the test set was not touched."],
+        notes=[
+            "The checkpoint was chosen on held-out training images; the test set was not touched.",
+            *fit.compute.notes(),
+        ],
+        machine=fit.compute.machine(),
     )
 
 
