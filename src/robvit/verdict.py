@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 from robvit.statistics import Spread, mcnemar, over_seeds, paired_interval, paired_means
@@ -59,6 +59,11 @@ class Claim:
 
     def __str__(self) -> str:
         return f"{self.text}: {self.wording}; {self.evidence}."
+
+    def differences(self) -> list[float]:
+        """Of each image, where means were compared: what the first is above the second, over the seeds."""
+        rows = _differences(self.first_values, self.second_values)
+        return [fmean(column) for column in zip(*rows, strict=True)]
 
     @property
     def effect(self) -> str:
@@ -160,8 +165,8 @@ def claim_of_parts(parts: Sequence[Claim]) -> Claim:
     """The same claim of trainings with other seeds, taken together."""
     text, paper = parts[0].text, parts[0].paper
     if parts[0].first_values:
-        values = ([row for part in parts for row in getattr(part, side)] for side in VALUES)
-        return _claim_of_values(text, *values, paper)
+        one, other = ([row for part in parts for row in getattr(part, side)] for side in VALUES)
+        return _claim_of_values(text, one, other, paper)
     first, second = (
         [[mark == "1" for mark in row] for part in parts for row in getattr(part, side)]
         for side in ("first", "second")
@@ -222,13 +227,10 @@ def _claim_of_spread(
     )
 
 
-def _differences(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
-) -> list[list[float]]:
+def _differences(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> list[list[float]]:
     """What the first values are above the second, a row a seed and a column an image."""
     return [
-        [a - b for a, b in zip(one, other, strict=True)]
-        for one, other in zip(first, second, strict=True)
+        [a - b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True)
     ]
 
 
