@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -162,17 +163,31 @@ def restore(studies: list[Study]) -> None:
 
 def status(studies: list[Study]) -> str:
     """A line a study, and what is left in all."""
-    busy = running_now()
+    busy, factor = running_now(), usual_factor(studies)
     wide = max(len(study.name) for study in studies) + 2
     lines, minutes = [f"{'study':<{wide}}{'state':<10}{'minutes':>9}   estimate"], 0.0
     for study in studies:
         spent, done = study.seconds()[0] / 60, study.is_done()
         begun = "running" if study.name in busy else "begun" if spent else ""
         state = "done" if done else begun or ("no data" if study.lacks_data() else "left")
-        minutes += 0 if done else max(study.minutes - spent, 1)
+        # Of a study that runs the processor time is not known yet; it is the clock's at least.
+        minutes += 0 if done else max(factor * study.minutes - max(study.seconds()) / 60, 1)
         lines.append(f"{study.name:<{wide}}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
-    return "\n".join([*lines, f"{done} of {len(studies)} done, about {minutes / 60:.1f} hours left"])
+    left = (
+        f"about {minutes / 60:.1f} processor hours left, at {factor:.1f} times the estimates as usual so far"
+    )
+    return "\n".join([*lines, f"{done} of {len(studies)} done, {left}"])
+
+
+def usual_factor(studies: list[Study]) -> float:
+    """How many processor minutes done studies took for each minute of their estimates: the median, or 1."""
+    taken = [
+        json.loads((study.result / "about.json").read_text("utf-8"))["cpu_seconds"] / 60 / study.minutes
+        for study in studies
+        if study.is_done()
+    ]
+    return median(taken) if taken else 1.0
 
 
 def running_now() -> set[str]:

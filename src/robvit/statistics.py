@@ -104,6 +104,18 @@ def over_seeds(differences: Sequence[Sequence[float]], unit: float = 100.0) -> S
     return Spread(mean, max(-unit, mean - wide), min(unit, mean + wide), p)
 
 
+def paired_means(differences: Sequence[float], unit: float) -> Spread:
+    """The mean of differences, one an image, with Student's interval; `unit` is the largest there can be."""
+    mean, deviation, low, high = mean_interval(differences)
+    count = len(differences)
+    if count < 2:  # a single one has no spread, and bounds nothing
+        return Spread(mean, -unit, unit, 1.0)
+    if deviation == 0:  # no spread at all: any difference is certain
+        return Spread(mean, mean, mean, 0.0 if mean else 1.0)
+    p = max(0.0, 2 * (1 - t_share(abs(mean) / deviation * math.sqrt(count), count - 1)))
+    return Spread(mean, max(-unit, low), min(unit, high), p)
+
+
 def student_quantile(share: float, freedom: int) -> float:
     """How far from zero Student's t stays with this chance, to either side."""
     return math.tan(math.pi / 2 * _crossing(lambda angle: share - _student(angle, freedom))) * math.sqrt(

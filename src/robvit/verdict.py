@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
-from statistics import NormalDist
+from statistics import NormalDist, fmean
+from typing import Any
 
-from robvit.statistics import mcnemar, over_seeds, paired_interval
+from robvit.statistics import Spread, mcnemar, over_seeds, paired_interval, paired_means
 
 Z = NormalDist().inv_cdf(0.975)
+VALUES = ("first_values", "second_values")
 SURE = 0.05  # a difference counts if chance alone makes it less often
 DIFFERING = 0.2  # the share of images that two models judge differently, for the power of a comparison
+APART = 200.0  # points between two values at most: cosines go from -100 to 100
 POWER = 1.96 + 0.84  # standard errors at which a test at 5 % finds a difference with a chance of 80 %
 
 
@@ -33,7 +36,8 @@ class Claim:
     `low` and `high` bound the 95 % interval. `smallest` is the least difference that so many images can
     tell, None if they can tell none. With several `seeds`, of trainings, the interval is over those too, and
     `only_first` and `only_second` count their images together. `first` and `second` are what was compared: a
-    text for each seed, 1 for an image of which the outcome is true and 0 for another.
+    text for each seed, 1 for an image of which the outcome is true and 0 for another. Where means were
+    compared, `first_values` and `second_values` hold each image's, a list for each seed.
     """
 
     text: str
@@ -50,9 +54,16 @@ class Claim:
     seeds: int = 1
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
+    first_values: list[list[float]] = field(default_factory=list)
+    second_values: list[list[float]] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.text}: {self.wording}; {self.evidence}."
+
+    def differences(self) -> list[float]:
+        """Of each image, where means were compared: what the first is above the second, over the seeds."""
+        rows = _differences(self.first_values, self.second_values)
+        return [fmean(column) for column in zip(*rows, strict=True)]
 
     @property
     def effect(self) -> str:
@@ -93,7 +104,8 @@ class Claim:
     @property
     def evidence(self) -> str:
         """The numbers behind the verdict, for reading."""
-        test = "McNemar p" if self.seeds == 1 else f"over {self.seeds} seeds, p"
+        one = "Student's p" if self.first_values else "McNemar p"
+        test = one if self.seeds == 1 else f"over {self.seeds} seeds, p"
         least = "no difference" if self.smallest is None else f"none below {self.smallest:.1f} points"
         power = "" if self.power is None else f", and the paper's effect with a chance of {self.power:.0%}"
         return (
@@ -128,42 +140,38 @@ def claim_of(text: str, first: Sequence[bool], second: Sequence[bool], paper: fl
     )
 
 
+def claim_of_means(
+    text: str, first: Sequence[float], second: Sequence[float], paper: float | None = None
+) -> Claim:
+    """As `claim_of` for values in points, one an image: that the mean of the first is above the second's.
+
+    A cosine has a hundred points.
+    """
+    return _claim_of_values(text, [first], [second], paper)
+
+
 def claim_over_seeds(
     text: str, first: Sequence[Sequence[bool]], second: Sequence[Sequence[bool]], paper: float | None = None
 ) -> Claim:
     """As `claim_of` for outcomes of trainings with several seeds, a row a seed, on the same images."""
     if len(first) == 1:
         return claim_of(text, first[0], second[0], paper)
-    differences = [
-        [100.0 * (a - b) for a, b in zip(one, other, strict=True)]
-        for one, other in zip(first, second, strict=True)
-    ]
-    spread = over_seeds(differences)
-    return Claim(
-        text=text,
-        paper=paper,
-        images=len(differences[0]),
-        only_first=sum(d > 0 for row in differences for d in row),
-        only_second=sum(d < 0 for row in differences for d in row),
-        difference=spread.mean,
-        low=spread.low,
-        high=spread.high,
-        p=spread.p,
-        smallest=(spread.high - spread.low) / 2,
-        verdict=_verdict(spread.mean, spread.p, paper),
-        seeds=len(differences),
-        first=[_packed(row) for row in first],
-        second=[_packed(row) for row in second],
-    )
+    differences = _differences(*([[100.0 * one for one in row] for row in side] for side in (first, second)))
+    compared = {"first": [_packed(row) for row in first], "second": [_packed(row) for row in second]}
+    return _claim_of_spread(text, paper, differences, over_seeds(differences), compared)
 
 
 def claim_of_parts(parts: Sequence[Claim]) -> Claim:
     """The same claim of trainings with other seeds, taken together."""
+    text, paper = parts[0].text, parts[0].paper
+    if parts[0].first_values:
+        one, other = ([row for part in parts for row in getattr(part, side)] for side in VALUES)
+        return _claim_of_values(text, one, other, paper)
     first, second = (
         [[mark == "1" for mark in row] for part in parts for row in getattr(part, side)]
         for side in ("first", "second")
     )
-    return claim_over_seeds(parts[0].text, first, second, parts[0].paper)
+    return claim_over_seeds(text, first, second, paper)
 
 
 def smallest_difference(images: int) -> float | None:
@@ -182,6 +190,48 @@ def power_of(images: int) -> str:
         f"{images} images can tell no difference below {least:.1f} points; where one image in five comes out "
         f"differently, {min(likely, 100):.1f} points are told four times in five"
     )
+
+
+def _claim_of_values(
+    text: str, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], paper: float | None
+) -> Claim:
+    """A claim of means, a row a seed."""
+    differences = _differences(first, second)
+    several = len(differences) > 1
+    spread = over_seeds(differences, APART) if several else paired_means(differences[0], APART)
+    kept = ([[round(value, 4) for value in row] for row in side] for side in (first, second))
+    return _claim_of_spread(text, paper, differences, spread, dict(zip(VALUES, kept, strict=True)))
+
+
+def _claim_of_spread(
+    text: str,
+    paper: float | None,
+    differences: Sequence[Sequence[float]],
+    spread: Spread,
+    compared: Mapping[str, Any],
+) -> Claim:
+    return Claim(
+        text=text,
+        paper=paper,
+        images=len(differences[0]),
+        only_first=sum(d > 0 for row in differences for d in row),
+        only_second=sum(d < 0 for row in differences for d in row),
+        difference=spread.mean,
+        low=spread.low,
+        high=spread.high,
+        p=spread.p,
+        smallest=(spread.high - spread.low) / 2,
+        verdict=_verdict(spread.mean, spread.p, paper),
+        seeds=len(differences),
+        **compared,
+    )
+
+
+def _differences(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What the first values are above the second, a row a seed and a column an image."""
+    return [
+        [a - b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True)
+    ]
 
 
 def _packed(outcomes: Sequence[bool]) -> str:

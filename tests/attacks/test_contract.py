@@ -204,6 +204,20 @@ def test_transfer_is_judged_by_the_victim_and_runs_to_the_end():
     assert result.forward == len(x) * (1 + 6 + 2), "a probe, the whole attack, and two looks at the victim"
 
 
+def test_a_victim_who_alone_judges_is_not_shown_what_it_gets_wrong_anyway():
+    model, victim, x = tiny(seed=0), tiny(seed=1), images()
+    y = labelled(victim, x)
+    wrong = torch.arange(len(x)) % 2 == 0
+    y[wrong] = (y[wrong] + 1) % 3
+    how = {"victim": victim, "steps": 5}
+    whole = run("pgd", model, x, y, Threat("linf", 0.2), **how)
+    result = run("pgd", model, x, y, Threat("linf", 0.2), leave_wrong=True, **how)
+    assert torch.equal(result.adv[wrong], x[wrong])
+    assert bool(result.success[wrong].all())
+    assert torch.equal(result.adv[~wrong], whole.adv[~wrong])  # the others, to the full objective
+    assert result.forward == whole.forward - 6 * int(wrong.sum())
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

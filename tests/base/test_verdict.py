@@ -9,7 +9,15 @@ import pytest
 from robvit.errors import InputError
 from robvit.record import Record
 from robvit.statistics import student_quantile
-from robvit.verdict import Verdict, claim_of, claim_over_seeds, power_of, smallest_difference
+from robvit.verdict import (
+    Verdict,
+    claim_of,
+    claim_of_means,
+    claim_of_parts,
+    claim_over_seeds,
+    power_of,
+    smallest_difference,
+)
 
 YES, NO = [True], [False]
 
@@ -105,3 +113,32 @@ def test_seeds_that_disagree_widen_the_interval_and_seeds_that_agree_do_not() ->
 )
 def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
     assert student_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-3)
+
+
+def test_means_of_values_are_compared_image_by_image() -> None:
+    first, second = [90.0, 80.0, 95.0, 85.0], [88.0, 77.0, 94.0, 81.0]  # 2, 3, 1 and 4 above
+    claim = claim_of_means("cosine", first, second, 84.0)
+    assert (claim.images, claim.only_first, claim.only_second) == (4, 4, 0)
+    assert claim.difference == pytest.approx(2.5)
+    half = student_quantile(0.95, 3) * (5 / 3) ** 0.5 / 2  # by hand: deviation of 1, 2, 3, 4 over root four
+    assert (claim.low, claim.high) == (pytest.approx(2.5 - half), pytest.approx(2.5 + half))
+    assert claim.p == pytest.approx(0.0305, abs=1e-3)  # t = 3.87 with three degrees of freedom
+    assert claim.verdict is Verdict.SEEN
+    assert "Student's p" in claim.evidence
+    assert claim_of_means("cosine", second, first).verdict is Verdict.OPPOSITE
+    even = claim_of_means("cosine", first, [91.0, 79.0, 96.0, 84.0])
+    assert even.wording == f"no effect larger than {even.bound:.1f} points"
+    assert claim_of_means("same", first, first).p == 1
+    assert claim_of_means("one above the other", [2.0, 3.0], [1.0, 2.0]).p == 0
+    single = claim_of_means("one image", [90.0], [10.0])
+    assert (single.low, single.high, single.verdict) == (-200, 200, Verdict.BOUNDED)
+
+
+def test_means_of_several_seeds_are_taken_together(tmp_path: Path) -> None:
+    parts = [claim_of_means("cosine", [90.0 + i, 80.0, 70.0], [50.0, 40.0, 30.0 + i]) for i in range(3)]
+    together = claim_of_parts(parts)
+    assert (together.seeds, together.images) == (3, 3)
+    assert together.difference == pytest.approx(40)
+    record = Record("study", {}, {"count": 3}, [], claims=[together])
+    record.save(tmp_path / "record.json")
+    assert Record.load(tmp_path / "record.json").claims == [together]

@@ -258,3 +258,15 @@ def test_pages_show_a_study_only_by_its_whole_name(
     (tmp_path / "docs" / "page.md").write_text("net: rob-table2-paper?\n")
     shown = {n: lab._pages_show(lab.Study(n, KEY, 1)) for n in ("rob-table2", "rob-table2-paper", "table2")}
     assert shown == {"rob-table2": False, "rob-table2-paper": True, "table2": False}
+
+
+def test_what_is_left_is_told_in_processor_hours_by_what_studies_took(lab: ModuleType) -> None:
+    done, rest, begun = (lab.Study(name, KEY, 60) for name in ("done", "rest", "begun"))
+    lab.WORK.mkdir()
+    assert "2.0 processor hours left, at 1.0 times" in lab.status([rest, begun])  # nothing to go by
+    done.result.mkdir(parents=True)
+    about = {"command": KEY, "cpu_seconds": 90 * 60, "seconds": 7 * 60}
+    (done.result / "about.json").write_text(json.dumps(about))
+    begun.clock.write_text(f"{30 * 60} {45 * 60}\n")
+    assert lab.usual_factor([done, rest]) == 1.5
+    assert "1 of 3 done, about 2.2 processor hours left, at 1.5 times" in lab.status([done, rest, begun])

@@ -16,6 +16,7 @@ from robvit.errors import InputError
 from robvit.record import Record, Table, Trial
 from robvit.statistics import fisher
 from robvit.studies.kept import agreement, read_kept
+from robvit.verdict import claim_of_means
 
 
 def record(right: int, count: int, scenario: str = "net") -> Record:
@@ -45,7 +46,20 @@ def test_figures_without_images_stand_side_by_side() -> None:
     kept, anew = (Record("study", {}, {"count": 4}, [], tables=[table]) for table in tables)
     found = agreement(kept, anew)
     assert found.table.rows == [["cosine, ours", "0.90", "0.80", None, "–"]]
-    assert "compare the figures by eye" in str(found)
+    assert str(found).startswith("Nothing was compared: neither record keeps what became of each image")
+
+
+def test_means_of_each_image_are_compared_where_they_are_kept() -> None:
+    def cosines(*gains: float) -> Record:
+        claim = claim_of_means("tokens over none", [50.0 + gain for gain in gains], [50.0] * len(gains))
+        return Record("study", {}, {"count": len(gains)}, [], claims=[claim])
+
+    kept = cosines(*range(20, 40))
+    same = agreement(kept, cosines(24, 29, 34, 31))
+    assert (same.compared, same.disagree) == (1, [])
+    assert same.table.rows[0][1] == "29.5 (26.7 to 32.3)"
+    assert agreement(kept, cosines(1, 2, 3, 4)).disagree == ["tokens over none"]
+    assert agreement(kept, cosines(30)).compared == 0  # a single image
 
 
 def test_the_command_is_the_kept_one_with_fewer_images(
@@ -95,6 +109,10 @@ def test_reproduce_check_makes_a_smaller_record_and_compares(tmp_path: Path) -> 
     done = runner.invoke(app, ["reproduce", "--check", "wrong", "--results", str(tmp_path)])
     assert done.exit_code == 1
     assert "They disagree in 1 of 1" in done.output
+    keep(tmp_path / "bare", replace(whole, trials=[]), command)
+    done = runner.invoke(app, ["reproduce", "--check", "bare", "--results", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "Nothing was compared" in done.output
 
 
 def test_fishers_test_agrees_with_known_tables() -> None:

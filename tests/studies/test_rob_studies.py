@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import robvit.studies.rob.tables as rob_tables
 from helpers.studies import check_tables
 from robvit.attention import watch
 from robvit.backbones import zoo
+from robvit.backbones.heads import SegmentationHead
 from robvit.budget import Budget
+from robvit.data import open_data
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import REFERENCE
 from robvit.defenses.tokens import RobustTokens
@@ -25,10 +27,11 @@ from robvit.evaluation.attackers import ATTACKERS
 from robvit.explanation.figures.activations import largest_activations
 from robvit.record import Record, Trial
 from robvit.studies import StudyContext
+from robvit.studies.rob.attackers import DrawnSet, _pool_claims
 from robvit.studies.rob.choices import STATED
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.figures import DIRECTIONS
-from robvit.studies.rob.segmentation import Masks
+from robvit.studies.rob.segmentation import Masks, Scenes, segmentation
 from robvit.threat import Threat
 from robvit.verdict import Verdict
 
@@ -79,8 +82,11 @@ def test_each_study_of_tokens_runs_on_the_bundled_model(
     if name == "rob-pool":
         again = robvit.reproduce(name, tokens=str(tmp_path / "out/pool.safetensors"), **QUICK, **settings)
         assert again.tables[0].rows == record.tables[0].rows
+    if name not in ("rob-fig6", "rob-leak"):  # every comparison ends in a verdict
+        assert record.claims
+        assert record.tables[1].title == "Claims, pair by pair"
     if "scenes" in settings:
-        assert record.claims[-1].text.startswith("images whose mIoU tokens raise")
+        assert any(claim.text.startswith("images whose mIoU tokens raise") for claim in record.claims)
         assert "4 images can tell no difference at all" in capsys.readouterr().err  # before anything runs
 
 
@@ -93,7 +99,7 @@ def test_every_scale_sets_what_is_not_set(scale: str, tmp_path: Path) -> None:
     assert attacks == {"pgd" if scale == "paper" else "pgd_reference"}
     bounds = {t.threat.psnr for t in record.trials if t.threat is not None}
     assert bounds == {40.0 if scale == "paper" else None}
-    assert f"Scale {scale}: 16 images, 2 steps of 8" in record.tables[0].note
+    assert f"Scale {scale}; 10 tokens learned from 16 images in 2 steps of 8" in record.tables[0].note
     assert (tmp_path / "hardened-head.safetensors").is_file()
 
 
@@ -170,6 +176,9 @@ def test_a_table_says_what_its_trials_say(tmp_path: Path, monkeypatch: pytest.Mo
     judged = [100 * sum(t.correct) / 8 for t in record.trials if t.scenario == "deep tokens"]
     assert [other[0], *other[3:]] == ["deep tokens", *judged]
     assert record.claims[-1].text == "deep tokens over no tokens, PGD-2"
+    (claim,) = (c for c in record.claims if c.text.startswith("cosine x 100: tokens over random tokens"))
+    hardened, control = (rows["cosine with the original features"][place] for place in (2, 1))
+    assert claim.difference == pytest.approx(100 * (hardened - control), abs=1e-3)
     scenarios = {t.scenario for t in record.trials}
     assert {"random tokens", "tokens", "tokens, attacker knows them"} <= scenarios
 
@@ -279,3 +288,84 @@ def test_segmentation_without_masks_is_refused(tmp_path: Path) -> None:
             segmentation_data="sample",
             scenes=2,
         )
+
+
+def test_a_record_tells_how_the_tokens_of_a_file_were_learned(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini")
+    recipe = TokenEffort(steps=7, batch=3, inner_steps=5, eps=2 / 255).recipe(count=4)
+    own = RobustTokens(
+        torch.randn(2, 4, model.width),
+        model.fingerprint(),
+        settings=asdict(replace(recipe, layers=(0, 2))),
+        layers=(0, 2),
+        origin="seed",
+        learned_from=("a.png", "b.png"),
+    )
+    own.save(tmp_path / "tokens.safetensors")
+    paper = TokenEffort().changed({"scale": "paper"})
+    assert paper.told(RobustTokens.load(tmp_path / "tokens.safetensors")) == (
+        "Scale paper; 4 tokens before blocks 0, 2 learned from 2 images in 7 steps of 3 at rate 0.001 "
+        "against feature of 5 steps within linf 2/255 in pixels."
+    )
+    foreign = replace(own, settings={"imported": "dinov2_small.pt"})
+    assert "tokens of dinov2_small.pt, which does not say how they were learned" in paper.told(foreign)
+    assert "1600 images in 200 steps of 8" in str(paper)  # what it learns itself
+    assert "8/255 in pixels, images kept at 40 dB" in str(paper)
+
+
+@pytest.mark.slow
+def test_other_tokens_stand_in_tables_1_and_4_too(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini")
+    for name in ("own", "other"):
+        tokens = RobustTokens(torch.randn(1, 2, model.width), model.fingerprint())
+        tokens.save(tmp_path / f"{name}.safetensors")
+    files: dict[str, Any] = {
+        "tokens": str(tmp_path / "own.safetensors"),
+        "published": str(tmp_path / "other.safetensors"),
+    }
+    common: dict[str, Any] = {"head": 40, "images": 4} | QUICK | files
+    first = robvit.reproduce("rob-table1", scenes=4, **common)
+    assert first.tables[-1].columns == ["", "clean accuracy, %"]
+    short = {"attack_steps": 2, "targets": 2, "queries": 5}
+    fourth = robvit.reproduce("rob-table4", **short, **common)
+    assert fourth.tables[-1].columns == ["", "clean accuracy, %", "attacked, %"]
+    for record in (first, fourth):
+        assert [row[0] for row in record.tables[-1].rows] == ["published tokens"]
+        assert record.claims[-1].text.startswith("published tokens over no tokens")
+        assert "Scale small; tokens of a file" in record.tables[0].note
+
+
+@pytest.mark.slow
+def test_heads_and_attacked_masks_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = robvit.load("robvit-mini")
+    tokens = RobustTokens(torch.randn(1, 2, model.width), model.fingerprint())
+    context, scenes = StudyContext(out=tmp_path), Scenes("shapes", 4, 4)
+    attempt = TokenEffort().mask_attack(2)
+    before = segmentation(context, model, tokens, scenes, attempt)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("made before")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentationHead, "fit", refuse)
+        patch.setattr("robvit.evaluation.attack_shards.run", refuse)
+        again = segmentation(context, model, tokens, scenes, attempt)
+    assert (again.clean, again.attacked, again.each) == (before.clean, before.attacked, before.each)
+    assert torch.equal(again.first["tokens, attacked"], before.first["tokens, attacked"])
+    fitted = (tmp_path / "segmentation-head.safetensors").read_bytes()
+    segmentation(context, model, tokens, Scenes("shapes", 6, 4), None)  # from other images: another head
+    assert (tmp_path / "segmentation-head.safetensors").read_bytes() != fitted
+
+
+def test_what_scenes_can_tell_is_said_for_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    there = len(open_data("shapes", split="test"))
+    assert Scenes("shapes", 4, there + 40).counted().judged == there
+    assert f"{there} images can tell" in capsys.readouterr().err
+
+
+def test_a_pool_is_compared_with_a_set_that_always_answers() -> None:
+    none, one = DrawnSet([90.0] * 9, [90.0] * 9), DrawnSet([50.0, 60.0] * 5, [0.0] * 10)
+    every = DrawnSet([10.0, 0.0] * 5, [20.0] * 10)
+    claims = _pool_claims({"none": none, "one": one, "every": every})
+    assert [claim.verdict for claim in claims] == [Verdict.BOUNDED, Verdict.SEEN, Verdict.SEEN]
+    assert claims[2].difference == pytest.approx(5)  # beside a single set that its attacker has

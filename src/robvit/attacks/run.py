@@ -57,6 +57,7 @@ def run(
     threat: Threat,
     *,
     victim: Model | None = None,
+    leave_wrong: bool = False,
     target: Target | None = None,
     batch: int = 128,
     eight_bit: bool = False,
@@ -78,6 +79,7 @@ def run(
     threat: the norm and the budget that every image must keep.
     victim: another model that judges (transfer); then every image is attacked to the attack's full
         objective, whatever `model` thinks of it.
+    leave_wrong: with a victim, leave what it misclassifies from the start as it is, where nobody else judges.
     target: makes the attack a targeted one while y stay labels: "random", "least-likely", "most-likely", a
         class, or one for each image (`choose_targets`); success is then to be classified as the target.
     batch: images in one pass.
@@ -130,15 +132,14 @@ def run(
             alike = torch.zeros_like(before)
             if target is not None:
                 alike = _given(aim) == _given(labels)  # there is nothing to attack
-            rows = (~alike if transfer else ~before & ~alike).nonzero()[:, 0]
+            everyone = transfer and not leave_wrong
+            rows = (~alike if everyone else ~before & ~alike).nonzero()[:, 0]
             adv, claimed, memory = some.detach().clone(), torch.zeros_like(before), models.memory
             craft = partial(_craft, function, threat, settings, some, aim)
             if len(rows):
                 with audits_inside() as told:
                     made = craft(search, rows)
-                    if (
-                        models.low and search.nan_seen
-                    ):  # full precision alone says whether the model is broken
+                    if models.low and search.nan_seen:  # full precision says whether the model is broken
                         names.add(PrecisionUnsound.__name__)
                         made, memory = craft(models.own, rows), None
                 audits += [replace(one, successes=rows[one.successes].tolist()) for one in told]

@@ -140,7 +140,7 @@ def _check(name: str, results: Path, images: int | None, out: Path | None) -> No
         found = agreement(kept.record, Record.load(folder / "record.json"))
     show_table(found.table)
     typer.echo(str(found))
-    raise typer.Exit(bool(found.disagree))
+    raise typer.Exit(1 if found.disagree else 0 if found.compared else 2)
 
 
 def _list() -> None:

@@ -54,13 +54,13 @@ LISTS, SUMS = ("correct", "predicted", "distance"), ("forward", "backward", "sec
 class AttackJob:
     """What is done to every image, and all that its result depends on.
 
-    With a `victim`, images are made on `model` and judged on the victim (transfer). `identity` names
-    weights and everything else that decides the models' outputs. The attack "clean" leaves images as
-    they are and has no threat. With a `source`, images are not made but taken from the shards of
-    another job. With an `original`, the cosine of the judged model's features with its is measured. With a
-    `target`, "random" say, the attack aims at a class. Without `rounded`, images stay floats, and none are
-    kept. `passes`, if known, are the forward passes of an image that stays correct: by them progress moves
-    inside a batch.
+    With a `victim`, images are made on `model` and judged on the victim (transfer); with `leave_wrong`, those
+    that it gets wrong from the start are left, where nobody else judges. `identity` names weights and
+    everything else that decides the models' outputs. The attack "clean" leaves images as they are and has no
+    threat. With a `source`, images are not made but taken from the shards of another job. With an `original`,
+    the cosine of the judged model's features with its is measured. With a `target`, "random" say, the attack
+    aims at a class. Without `rounded`, images stay floats, and none are kept. `passes`, if known, are the
+    forward passes of an image that stays correct: by them progress moves inside a batch.
     """
 
     attack: str
@@ -70,6 +70,7 @@ class AttackJob:
     identity: str
     images: ImageDataset
     victim: nn.Module | None = None
+    leave_wrong: bool = False
     batch: int = 32
     precision: str = "fp32"
     compiler: str | None = None
@@ -112,6 +113,7 @@ class AttackJob:
         """What `attacks.run` takes beside the images: whom to fool, how to compute, the settings."""
         return {
             "victim": self.victim,
+            "leave_wrong": self.leave_wrong,
             "target": self.target,
             "eight_bit": self.rounded,
             "precision": self.precision,
@@ -123,6 +125,7 @@ class AttackJob:
         """All that decides the result, by name."""
         unusual = {} if self.target is None else {"target": self.target}
         unusual |= {} if self.rounded else {"rounded": False}
+        unusual |= {"leave_wrong": True} if self.leave_wrong else {}
         return unusual | {
             "format": "shards-6",
             "source": None if self.source is None else key_of(_held_facts(self.source)),

@@ -86,7 +86,7 @@ class Runner:
                 audited.append(turn)
                 continue
             done = self._attack(turn, so_far, self._alive(so_far[-1]))
-            if ATTACKERS.info(turn.entry.attacker).controls:
+            if self._has_controls(turn):
                 controls += self._controls(turn, done)
         if audited:
             self._audit(audited, so_far, done)
@@ -225,6 +225,7 @@ class Runner:
             settings=settings,
             model=self.judged if surrogate is None else fitted(surrogate, self.images),
             victim=None if surrogate is None else self.judged,
+            leave_wrong=surrogate is not None and not self._has_controls(turn),
             identity="+".join(filter(None, (turn.surrogate.identity, self.classifier.identity))),
             images=self.images.take(alive),
             original=self.original,
@@ -234,6 +235,10 @@ class Runner:
     def _trial(self, done: Shards, turn: Turn, **fields: Any) -> Trial:
         given = {"attacker": turn.entry.attacker, "surrogate": turn.surrogate.label, **fields}
         return done.trial(self.out if self.keeps else None, **given)
+
+    def _has_controls(self, turn: Turn) -> bool:
+        """Whether other models see the same images too."""
+        return bool(self.protocol.controls) and ATTACKERS.info(turn.entry.attacker).controls
 
     def _alive(self, before: Trial) -> list[int]:
         """The images an attack sees: all, or those on which none before it succeeded."""

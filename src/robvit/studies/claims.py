@@ -23,7 +23,8 @@ COLUMNS = [
 def claims_table(claims: Sequence[Claim], title: str = "Claims, pair by pair") -> Table:
     """Every claim with its evidence; too few images tell nothing, and it says so.
 
-    p is McNemar's for one seed, Student's and the normal one's together for several.
+    p is McNemar's for one seed, or Student's where means are compared; Student's and the normal one's
+    together for several seeds.
     """
     rows: list[list[Any]] = []
     for claim in claims:

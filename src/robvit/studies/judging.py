@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from robvit.attacks import ATTACKS
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.evaluation.attack_shards import AttackJob, run_job
+from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.statistics import interval, over_seeds
@@ -82,7 +81,7 @@ def judge(
         whole = attempt.settings.get("version") == "audited"
         job = _job(attempt, model, identity, images, len(images) if whole else batch)
         label = f"{scenario}, {attempt.attack}" + (f", {attempt.threat}" if attempt.threat else "")
-        trials.append(replace(_run(context, job, label), scenario=scenario))
+        trials.append(replace(_run(context, job, label).trial(context.out), scenario=scenario))
     return trials
 
 
@@ -97,22 +96,47 @@ def judge_transfer(
     identity: str = "",
     batch: int = BATCH,
 ) -> list[Trial]:
-    """Attack a surrogate once, to the full objective; then a clean and an attacked trial of each model.
+    """A clean and an attacked trial of each model under `transferred` images.
 
-    `judged` maps scenarios to models. Every attacked trial costs what making the images did. `identity` names
-    what decides the surrogate's outputs, where it is no `Model`.
+    Every attacked trial costs what making the images did.
     """
-    victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
-    job = replace(_job(attempt, surrogate, identity, images, batch), victim=victim)
-    folder, made = _folder(context, job), _run(context, job, label)
-    cost = {name: getattr(made, name) for name in ("forward", "backward", "seconds", "warnings")}
+    made, shown = transferred(
+        context, surrogate, judged, images, attempt, label=label, identity=identity, batch=batch
+    )
+    of_all = made.trial(context.out)
+    cost = {name: getattr(of_all, name) for name in ("forward", "backward", "seconds", "warnings")}
     trials = []
     for scenario, model in judged.items():
         trials += judge(context, model, images, [CLEAN], scenario=scenario, batch=batch)
-        other = replace(job, model=model, victim=None, identity=model.identity(), source=folder)
-        attacked = _run(context, other, f"{label}, {scenario}")
-        trials.append(replace(attacked, **cost, scenario=scenario))
+        trials.append(replace(shown[scenario].trial(context.out), **cost, scenario=scenario))
     return trials
+
+
+def transferred(
+    context: StudyContext,
+    surrogate: nn.Module,
+    judged: Mapping[str, Model],
+    images: ImageDataset,
+    attempt: Attempt,
+    *,
+    label: str,
+    identity: str = "",
+    batch: int = BATCH,
+) -> tuple[Shards, dict[str, Shards]]:
+    """Attack a surrogate once, to the full objective; the images, and what each model makes of them.
+
+    `judged` maps scenarios to models; a single one is not shown what it gets wrong from the start. `identity`
+    names what decides the surrogate's outputs, where it is no `Model`.
+    """
+    victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
+    job = replace(_job(attempt, surrogate, identity, images, batch), victim=victim)
+    if len(judged) == 1:  # whose own answers then decide which images are attacked
+        job = replace(job, leave_wrong=True, identity=f"{job.identity}+{victim.identity()}")
+    made, shown = _run(context, job, label), dict[str, Shards]()
+    for scenario, model in judged.items():
+        other = replace(job, model=model, victim=None, identity=model.identity(), source=made.folder)
+        shown[scenario] = _run(context, other, f"{label}, {scenario}")
+    return made, shown
 
 
 def worst_of(first: Trial, second: Trial) -> Trial:
@@ -163,10 +187,6 @@ def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset
     )
 
 
-def _folder(context: StudyContext, job: AttackJob) -> Path:
-    return context.out / "shards" / job.key()[:16]
-
-
-def _run(context: StudyContext, job: AttackJob, label: str) -> Trial:
+def _run(context: StudyContext, job: AttackJob, label: str) -> Shards:
     with progress(label, total=len(job.images)) as advance:
-        return run_job(job, _folder(context, job), advance).trial(context.out)
+        return run_job(job, context.out / "shards" / job.key()[:16], advance)

@@ -8,14 +8,14 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from robvit.errors import InputError
 from robvit.record import Record, Table, Trial
-from robvit.statistics import fisher, holm
+from robvit.statistics import fisher, holm, mean_interval, welch
 from robvit.studies.judging import with_interval
 
 SURE = 0.05  # beyond this chance, all comparisons of a record together, two runs do not disagree
@@ -101,27 +101,47 @@ class Agreement:
 
     def __str__(self) -> str:
         if not self.compared:
-            return "Nothing was judged image by image, so there are no intervals: compare the figures by eye."
+            return (
+                "Nothing was compared: neither record keeps what became of each image, so there are no "
+                "intervals; make the kept record anew (`make lab`), or compare the figures above by eye."
+            )
         if self.disagree:
             return f"They disagree in {len(self.disagree)} of {self.compared}: {'; '.join(self.disagree)}."
         return f"They agree within intervals in all {self.compared} comparisons."
 
 
 def agreement(kept: Record, anew: Record) -> Agreement:
-    """Every share of both records by Fisher's exact test, corrected for how many there are."""
-    pairs = list(_pairs(kept, anew))
-    chances = holm([fisher(sum(a), len(a), sum(b), len(b)) for _, a, b in pairs])
-    rows: list[list[Any]] = []
-    disagree = []
-    for (what, first, second), p in zip(pairs, chances, strict=True):
-        if p < SURE:
-            disagree.append(what)
-        verdict = "no" if p < SURE else "yes"
-        rows.append([what, with_interval(first), with_interval(second), f"{p:.2g}", verdict])
+    """Every share of both records by Fisher's exact test, every mean by Welch's, corrected for all of it."""
+    shares, means = list(_pairs(kept, anew)), list(_means(kept, anew))
+    cells = [[what, with_interval(first), with_interval(second)] for what, first, second in shares]
+    cells += [[what, _mean_cell(first), _mean_cell(second)] for what, first, second in means]
+    chances = [fisher(sum(a), len(a), sum(b), len(b)) for _, a, b in shares]
+    chances = holm([*chances, *(welch(a, b)[-1] for _, a, b in means)])
+    verdicts = ["no" if p < SURE else "yes" for p in chances]
+    found = zip(cells, chances, verdicts, strict=True)
+    rows: list[list[Any]] = [[*row, f"{p:.2g}", verdict] for row, p, verdict in found]
+    disagree = [row[0] for row in rows if row[-1] == "no"]
     rows += [[what, Table.cell(a), Table.cell(b), None, "–"] for what, a, b in _metrics(kept, anew)]
     columns = ["what", f"kept, {kept.data['count']} images", f"anew, {anew.data['count']}", "p", "agrees"]
-    note = "Shares in per cent with 95 % intervals; p is Fisher's, after Holm's correction."
-    return Agreement(Table("The kept record and one made anew", columns, rows, note), disagree, len(pairs))
+    note = (
+        "Shares in per cent and means in points, with 95 % intervals; p is Fisher's or Welch's, after Holm's "
+        "correction."
+    )
+    return Agreement(Table("The kept record and one made anew", columns, rows, note), disagree, len(cells))
+
+
+def _mean_cell(values: Sequence[float]) -> str:
+    mean, _, low, high = mean_interval(values)
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _means(kept: Record, anew: Record) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each image's differences of the claims on means that both records have."""
+    others = {claim.text: claim for claim in anew.claims}
+    for claim in kept.claims:
+        first, second = claim.differences(), others[claim.text].differences() if claim.text in others else []
+        if min(len(first), len(second)) > 1:  # a single value has no spread
+            yield claim.text, first, second
 
 
 def _pairs(kept: Record, anew: Record) -> Iterator[tuple[str, list[bool], list[bool]]]:

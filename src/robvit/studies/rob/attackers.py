@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
@@ -22,7 +22,7 @@ from robvit.studies.judging import Attempt, judge_transfer, per_cent, point, wit
 from robvit.studies.rob.common import PAPER, learn_tokens, tokens_for
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import BATCH, HeadSource, TokenBench, token_bench
-from robvit.verdict import Claim, Verdict, claim_of
+from robvit.verdict import Claim, Verdict, claim_of, claim_of_means
 
 EFFORT = TokenEffort()
 BARE, HARDENED = "no tokens, attacker has none", "tokens, attacker has none"
@@ -71,7 +71,9 @@ def attacker(
     record = context.record(at.model, at.judged, trials=trials)
     rows: list[list[Any]] = [[t.scenario, with_interval(t.correct)] for t in trials]
     guess = f"before blocks {list(layers)}" if layers else "where the real ones are"
-    note = f"{attempt.title} within {attempt.threat}; the attacker's tokens are {guess}. {effort}"
+    note = (
+        f"{attempt.title} within {attempt.threat}; the attacker's tokens are {guess}. {effort.told(secret)}"
+    )
     record.tables = [Table("What is left by the attacker's effort", ["attacker", "accuracy, %"], rows, note)]
     record.curves = [
         Curve(f"Accuracy left by the attacker's {axis}", axis, "accuracy, %", {axis: line}, note)
@@ -113,7 +115,7 @@ def pool(
         "has one of the sets": (models[0], ""),
         "has all sets": (LogitEnsemble(models), "+".join(model.identity() for model in models)),
     }
-    rows, trials = list[list[Any]](), list[Trial]()
+    rows, trials, found = list[list[Any]](), list[Trial](), dict[str, DrawnSet]()
     for name, (surrogate, identity) in surrogates.items():
         victims = {f"{name}, set {i}": model for i, model in enumerate(models, start=1)}
         judged = judge_transfer(
@@ -122,15 +124,36 @@ def pool(
         trials += judged
         attacked = [t.correct for t in judged if t.attack != "clean"]
         shares = [100 * sum(image) / len(drawn) for image in zip(*attacked, strict=True)]
+        found[name] = DrawnSet(shares, [100.0 * right for right in attacked[0]])
         low, high = (min(max(v, 0.0), 100.0) for v in mean_interval(shares)[2:])
         ever = [all(image) for image in zip(*attacked, strict=True)]
         middle = sum(shares) / len(shares)
         rows.append([name, f"{middle:.1f} ({low:.1f} to {high:.1f})", with_interval(ever)])
     record = context.record(at.model, at.judged, trials=trials)
     columns = ["attacker", "left when one set is drawn, %", "left if the attacker may ask until one falls, %"]
-    note = f"{len(drawn)} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {effort}"
-    record.tables = [Table("A pool of token sets", columns, rows, note)]
+    learned = effort.told(next(iter(drawn)))
+    note = f"{len(drawn)} sets; {attempt.title} within {attempt.threat}, 95 % intervals. {learned}"
+    record.claims = _pool_claims(found)
+    record.tables = [Table("A pool of token sets", columns, rows, note), claims_table(record.claims)]
     return record
+
+
+class DrawnSet(NamedTuple):
+    """What is left of each image, in points: over the draw of a set, and if the first always answers."""
+
+    drawn: list[float]
+    first: list[float]
+
+
+def _pool_claims(found: dict[str, DrawnSet]) -> list[Claim]:
+    """That drawing a set leaves more than always the same one, whose attacker has it too if any is known."""
+    none, one, every = found.values()
+    against = "a drawn set over always the first"
+    return [
+        claim_of_means(f"{against}, attacker has neither", none.drawn, none.first),
+        claim_of_means(f"{against}, attacker has the first", one.drawn, one.first),
+        claim_of_means(f"{against}, attacker has all there are", every.drawn, one.first),
+    ]
 
 
 def _learned_pool(context: StudyContext, effort: TokenEffort, at: TokenBench, sets: int) -> TokenPool:

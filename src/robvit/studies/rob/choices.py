@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
@@ -10,8 +11,9 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import REFERENCE
 from robvit.errors import InputError
 from robvit.record import Record, Table
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study
-from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosines, open_tokens
+from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosine_claim, cosines, open_tokens
 from robvit.studies.rob.effort import PAPER_SCALE, REFERENCE_SCALE, TokenEffort
 from robvit.threat import Threat
 
@@ -51,22 +53,39 @@ def choices(
     images = context.dataset("sample", None, model.input_size[0], context.count(32))
     part = images.take(range(min(few, len(images))))
     regular, with_tokens = PUBLISHED["table2"].row("dinov2-small")[:2]
-    rows: list[list[object]] = [
-        ["paper, Table 2", 50_000, regular, with_tokens, None],
-        _row(whole, model, hardened, images, *CHANGES.get(whole, PUBLISHED_CHOICES)),
-        _row("published choices", model, hardened, part, *PUBLISHED_CHOICES),
+    all_of_them = _measured(whole, model, hardened, images, *CHANGES.get(whole, PUBLISHED_CHOICES))
+    found = [
+        _measured(name, model, hardened, part, *change)
+        for name, change in {"published choices": PUBLISHED_CHOICES, **CHANGES}.items()
     ]
-    rows += [_row(name, model, hardened, part, *change) for name, change in CHANGES.items()]
     other = context.load("dinov2-small", pos_embed="timm", img_size=size)
     moved = other.replace(tokens=open_tokens(tokens, other))
-    rows.insert(-1, _row("positions interpolated by timm", other, moved, part, *PUBLISHED_CHOICES))
+    found.insert(-1, _measured("positions interpolated by timm", other, moved, part, *PUBLISHED_CHOICES))
+    rows: list[list[object]] = [["paper, Table 2", 50_000, regular, with_tokens, None]]
+    rows += [one.row() for one in (all_of_them, *found)]
+    gain = PUBLISHED["table2"].step("dinov2-small", "cosine", "cosine, tokens")
+    text = f"tokens over no tokens, each with its own features, {whole}"
+    claims = [cosine_claim(text, all_of_them.own, all_of_them.bare, gain)]
+    claims += [cosine_claim(f"{c.name} over {found[0].name}, tokens", c.own, found[0].own) for c in found[1:]]
     table = Table("Mean feature cosine under the feature attack", COLUMNS, rows, NOTE)
-    return context.record(model, images, tables=[table])
+    return context.record(model, images, tables=[table, claims_table(claims)], claims=claims)
 
 
-def _row(
+class Measured(NamedTuple):
+    """Each image's cosines under one attack: without tokens; with them, to their own and the original's."""
+
+    name: str
+    bare: list[float]
+    own: list[float]
+    original: list[float]
+
+    def row(self) -> list[object]:
+        return [self.name, len(self.bare), mean(self.bare), mean(self.own), mean(self.original)]
+
+
+def _measured(
     name: str, model: Model, hardened: Model, images: ImageDataset, attack: AttackSetting, axis: int
-) -> list[object]:
+) -> Measured:
     pairs = attack_features(model, images, attack, name)
     bare, strong = (cosines(model, judged, pairs, axis) for judged in (model, hardened))
-    return [name, len(images), mean(bare["own"]), mean(strong["own"]), mean(strong["original"])]
+    return Measured(name, bare["own"], strong["own"], strong["original"])

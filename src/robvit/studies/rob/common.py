@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.defenses.attack_cache import AttackCache, AttackSetting
@@ -16,15 +18,19 @@ from robvit.defenses.token_training import TrainedTokens, train_tokens
 from robvit.defenses.tokens import RobustTokens, import_published
 from robvit.errors import InputError
 from robvit.evaluation.token_surrogates import random_tokens
+from robvit.files import parse_json, read_text, write_json
 from robvit.progress import progress
+from robvit.resuming import key_of, versions
 from robvit.studies.common import StudyContext
 from robvit.studies.published import read_published
 from robvit.studies.rob.effort import TokenEffort
+from robvit.verdict import Claim, claim_of_means
 
 PUBLISHED = read_published("rob")
 PAPER = PUBLISHED.paper
 BACKBONE = "dinov2-small"
 
+Head = TypeVar("Head", bound=FeatureHead)
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # clean and attacked images (B 3 H W), batch by batch
 
 
@@ -83,6 +89,30 @@ def open_tokens(path: str, model: Model) -> RobustTokens:
     return import_published(file, model) if file.suffix == ".pt" else RobustTokens.load(file)
 
 
+def fit_head(
+    context: StudyContext, kind: type[Head], model: Model, images: ImageDataset, name: str, *, batch: int
+) -> Head:
+    """A head that learned from these images, kept in the study's folder, so that it is fitted once."""
+    file, mark = context.out / f"{name}.safetensors", context.out / f"{name}.key.json"
+    facts = [kind.kind, model.identity(), images.digest(), images.pixels(), images.resize, batch, versions()]
+    if (
+        file.exists()
+        and mark.exists()
+        and parse_json(read_text(mark, "a key"), mark, "a key") == key_of(facts)
+    ):
+        kept = load_head(file)
+        assert isinstance(kept, kind)
+        return kept
+    with progress(f"a {name.replace('-', ' ')}", total=len(images)) as advance:
+        head = kind.fit(
+            model, images.batches(batch), len(images.classes), names=images.classes, progress=advance
+        )
+    assert isinstance(head, kind)
+    head.save(file)
+    write_json(mark, key_of(facts))  # last: a head without it is fitted again
+    return head
+
+
 def random_like(tokens: RobustTokens) -> RobustTokens:
     """The control: random tokens with the mean length of these, in the same layers."""
     return RobustTokens(random_tokens(tokens.values), tokens.fingerprint, layers=tokens.layers)
@@ -120,3 +150,11 @@ def cosines(original: Model, judged: Model, pairs: Pairs, axis: int = -1) -> dic
         for name, a, b in (("original", moved, public), ("own", moved, own), ("clean", own, public)):
             values[name] += F.cosine_similarity(a, b, dim=axis).mean(1).tolist()
     return values
+
+
+def cosine_claim(
+    text: str, first: Sequence[float], second: Sequence[float], paper: float | None = None
+) -> Claim:
+    """That the first cosines are above the second in the mean, image by image; a cosine has 100 points."""
+    one, other = ([100 * value for value in side] for side in (first, second))
+    return claim_of_means(f"cosine x 100: {text}", one, other, None if paper is None else 100 * paper)

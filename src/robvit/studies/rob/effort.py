@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from robvit.attacks import ATTACKS
 from robvit.attacks.published_code import STD
 from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
+from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.studies.common import Effort
 from robvit.studies.judging import Attempt
@@ -102,12 +104,40 @@ class TokenEffort(Effort):
         return {"mse": self.mse} if self.mse else {}
 
     def __str__(self) -> str:
-        where = "in normalised space (about a quarter of it in pixels)" if self.published else "in pixels"
-        kept = f", images kept at {self.psnr:g} dB" if self.psnr and not self.published else ""
+        return f"Scale {self.scale}; tokens {_learned(self.recipe(), self.learn)}."
+
+    def told(self, *sets: RobustTokens) -> str:
+        """The scale, and how these tokens were learned, which a file may tell otherwise than the scale."""
+        return "; ".join([f"Scale {self.scale}", *dict.fromkeys(map(learned, sets))]) + "."
+
+
+def learned(tokens: RobustTokens) -> str:
+    """How tokens were learned, by what they say of themselves."""
+    if "attack" not in tokens.settings:
         return (
-            f"Scale {self.scale}: {self.learn} images, {self.steps} steps of {self.batch}, attacked in "
-            f"{self.inner_steps} steps within L-inf {255 * self.eps:g}/255 {where}{kept}."
+            f"tokens of {tokens.settings.get('imported', 'a file')}, which does not say how they were learned"
         )
+    where = "" if tokens.layers == (0,) else f" before blocks {', '.join(map(str, tokens.layers))}"
+    how = _learned(TokenRecipe.from_settings(tokens.settings), len(tokens.learned_from))
+    return f"{tokens.count} tokens{where} {how}"
+
+
+def _learned(recipe: TokenRecipe, images: int) -> str:
+    attacks = " and ".join(attack_told(attack) for attack in recipe.attacks)
+    sees = ", which sees the tokens" if recipe.adaptive else ""
+    return (
+        f"learned from {images or 'unnamed'} images in {recipe.steps} steps of {recipe.batch} at rate "
+        f"{recipe.lr:g} against {attacks}{sees}"
+    )
+
+
+def attack_told(attack: AttackSetting) -> str:
+    """An attack on features with its steps and its budget."""
+    published = attack.name == "feature_reference"
+    where = "in normalised space (about a quarter of it in pixels)" if published else "in pixels"
+    psnr = {**ATTACKS.info(attack.name).defaults, **attack.settings}.get("psnr")
+    kept = f", images kept at {psnr:g} dB" if psnr and not published else ""
+    return f"{attack.name} of {attack.steps} steps within {attack.threat} {where}{kept}"
 
 
 # What a scale changes in the small one.

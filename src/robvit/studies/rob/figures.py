@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from robvit.explanation.figures.activations import largest_activations
 from robvit.record import Curve, Record, Table
 from robvit.statistics import mean_interval
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.rob.common import (
     PAPER,
     PUBLISHED,
     attack_features,
     backbone,
+    cosine_claim,
+    cosines,
     images_for,
     learn_tokens,
     tokens_for,
 )
-from robvit.studies.rob.effort import TokenEffort
+from robvit.studies.rob.effort import TokenEffort, attack_told
 
+LEARNED_FROM = "on the images learned from"
 LAST = 20  # steps whose mean stands for the end of a training
 EFFORT = TokenEffort()
 
@@ -43,11 +48,14 @@ def token_counts(
     effort = replace(effort, learn=context.learned(effort.learn))
     model = backbone(context, effort)
     images, _ = images_for(context, effort, model, learn=effort.learn, judged=1)
-    lines, rows = {}, []
+    lines, rows, ends = {}, [], dict[int, list[float]]()
     for count in counts:
         recipe = effort.recipe(count=count, seed=context.seed)
-        history = learn_tokens(context, model, images, recipe, f"tokens-{count}").history
-        sums = [clean + attacked for clean, attacked in history]
+        training = learn_tokens(context, model, images, recipe, f"tokens-{count}")
+        sums = [clean + attacked for clean, attacked in training.history]
+        pairs = attack_features(model, images, recipe.attack, "the attacked images of the training")
+        found = cosines(model, model.replace(tokens=training.tokens), pairs, recipe.axis)
+        ends[count] = [sum(both) for both in zip(found["clean"], found["original"], strict=True)]
         lines[f"{count} tokens"] = _curve(sums)
         known = model.name in PUBLISHED["fig4"].columns
         paper = PUBLISHED["fig4"].cell(str(count), model.name) if known else None
@@ -56,7 +64,12 @@ def token_counts(
     note = f"The paper: 1600 ImageNet images of 224x224, 200 steps. {effort}"
     record.curves = [Curve("Both cosines while tokens are learned", "step", "sum of both cosines", lines)]
     columns = ["tokens", f"sum of both cosines, mean of the last {LAST} steps", "published run"]
+    record.claims = [
+        cosine_claim(f"{more} tokens over {fewer}, both cosines, {LEARNED_FROM}", ends[more], ends[fewer])
+        for fewer, more in pairwise(counts)
+    ]
     record.tables = [Table("Fig. 4: how many tokens", columns, rows, note)]
+    record.tables += [claims_table(record.claims)] if record.claims else []
     return record
 
 
@@ -68,7 +81,8 @@ def both_terms(context: StudyContext, effort: TokenEffort, *, count: int = 10) -
     effort = replace(effort, learn=context.learned(effort.learn))
     model = backbone(context, effort)
     images, _ = images_for(context, effort, model, learn=effort.learn, judged=1)
-    training = learn_tokens(context, model, images, effort.recipe(count=count, seed=context.seed))
+    recipe = effort.recipe(count=count, seed=context.seed)
+    training = learn_tokens(context, model, images, recipe)
     clean, attacked = ([step[side] for step in training.history] for side in (0, 1))
     record = context.record(model, images)
     lines = {"clean": _curve(clean), "attacked": _curve(attacked)}
@@ -80,7 +94,18 @@ def both_terms(context: StudyContext, effort: TokenEffort, *, count: int = 10) -
         ["attacked, first steps", mean(attacked[:5])],
         [f"attacked, last {LAST}", mean(attacked[-LAST:])],
     ]
-    record.tables = [Table("Fig. 5: both terms", ["term", "cosine"], rows)]
+    pairs = attack_features(model, images, recipe.attack, "the attacked images of the training")
+    bare, ends = (
+        cosines(model, m, pairs, recipe.axis) for m in (model, model.replace(tokens=training.tokens))
+    )
+    record.claims = [
+        cosine_claim(f"attacked, tokens over no tokens, {LEARNED_FROM}", ends["original"], bare["original"]),
+        cosine_claim(
+            f"clean, what tokens cost: none over tokens, {LEARNED_FROM}", bare["clean"], ends["clean"]
+        ),
+    ]
+    table = Table("Fig. 5: both terms", ["term", "cosine"], rows, effort.told(training.tokens))
+    record.tables = [table, claims_table(record.claims)]
     return record
 
 
@@ -137,6 +162,6 @@ def activations(context: StudyContext, effort: TokenEffort, *, tokens: str = "")
         "attacks set it",
         "the paper, ViT-L",
     ]
-    note = f"The paper: tokens bridge the gap. {effort}"
+    note = f"The paper: tokens bridge the gap. Attacked by {attack_told(attack)}. {effort.told(values)}"
     record.tables = [Table("Fig. 6: gaps between clean and attacked activations", columns, rows, note)]
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from robvit.defenses.tokens import RobustTokens
 from robvit.evaluation.protocol import CONTROLS
 from robvit.record import Record, Table, Trial
 from robvit.studies.claims import claims_table
@@ -12,7 +13,7 @@ from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
 from robvit.studies.rob.common import PAPER
 from robvit.studies.rob.effort import TokenEffort
-from robvit.studies.rob.variants import INSIDER, HeadSource, judge_attacked, prepare_variants
+from robvit.studies.rob.variants import INSIDER, HeadSource, TokenFiles, judge_attacked, prepare_variants
 from robvit.verdict import claim_of
 
 ROWS = (*CONTROLS, "tokens", INSIDER)
@@ -41,10 +42,11 @@ def orthogonal(
     """
     attempt = effort.class_attack(attack_steps, context.seed)
     found: dict[str, dict[str, Trial]] = {}
-    trials, rows = list[Trial](), list[list[Any]]()
+    trials, rows, sets = list[Trial](), list[list[Any]](), list[RobustTokens]()
     for name, file in ((standard, tokens), (robust, robust_tokens)):
         at = replace(context, model=name, out=context.out / name)
-        variants = prepare_variants(at, effort, HeadSource(head), tokens=file, images=64)
+        variants = prepare_variants(at, effort, HeadSource(head), TokenFiles(file), images=64)
+        sets.append(variants.tokens)
         judged = judge_attacked(at, variants, attempt)
         clean = {t.scenario: t for t in judged if t.kind == "clean"}
         attacked = {t.scenario: t for t in judged if t.kind == "attack"}
@@ -62,7 +64,7 @@ def orthogonal(
     ]
     record = context.record(variants.model, variants.judged, trials=trials, claims=claims)
     columns = ["backbone and tokens", "clean, %", f"{attempt.title} within {attempt.threat}, %"]
-    note = f"Attacked without tokens unless the attacker knows them; 95 % intervals. {effort}"
+    note = f"Attacked without tokens unless the attacker knows them; 95 % intervals. {effort.told(*sets)}"
     title = "Tokens on a robust backbone"
     record.tables = [Table(title, columns, rows, note), claims_table(claims)]
     return record

@@ -7,18 +7,20 @@ from statistics import stdev
 from typing import Any
 
 from robvit.record import Record, Table
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.rob.common import (
     PAPER,
     PUBLISHED,
     attack_features,
     backbone,
+    cosine_claim,
     cosines,
     images_for,
     learn_tokens,
     open_tokens,
 )
-from robvit.studies.rob.effort import TokenEffort
+from robvit.studies.rob.effort import TokenEffort, attack_told
 
 NOTE = (
     "Means and standard deviations over batches, as the paper's; ours of training images by the last batches."
@@ -52,17 +54,21 @@ def table3(context: StudyContext, effort: TokenEffort, *, tokens: str = "", last
             ["regular, training images", *_spread(training.baselines, effort.batch), before, spread[0]],
             [f"tokens, last {len(attacked)} training batches", *_spread(attacked, 1), after, spread[1]],
         ]
-    pairs = attack_features(
-        model, judged, effort.feature_attack(effort.inner_steps), "attacking other images"
-    )
+    attack = effort.feature_attack(effort.inner_steps)
+    pairs = attack_features(model, judged, attack, "attacking other images")
     bare, hardened = (cosines(model, m, pairs, effort.axis) for m in (model, model.replace(tokens=values)))
     rows += [
         ["regular, other images", *_spread(bare["own"], effort.batch), None, None],
         ["tokens, other images", *_spread(hardened["original"], effort.batch), None, None],
     ]
     columns = ["", "ours", "± ours", "paper", "± paper"]
-    table = Table(f"Table 3: feature cosine, {model.name}", columns, rows, f"{NOTE} {effort}")
-    return context.record(model, judged, tables=[table])
+    note = f"{NOTE} Attacked by {attack_told(attack)}. {effort.told(values)}"
+    table = Table(f"Table 3: feature cosine, {model.name}", columns, rows, note)
+    gain = PUBLISHED[known].step(model.name, "cosine", "cosine, tokens")
+    claims = [
+        cosine_claim("tokens over no tokens, other images", hardened["original"], bare["original"], gain)
+    ]
+    return context.record(model, judged, tables=[table, claims_table(claims)], claims=claims)
 
 
 def _spread(values: Sequence[float], batch: int) -> tuple[float, float | None]:

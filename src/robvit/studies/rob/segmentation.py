@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from PIL import Image
 
-from robvit.attacks import run
 from robvit.backbones.heads import SegmentationHead
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset, open_data
@@ -17,17 +16,19 @@ from robvit.drawing.grid import Grid, Row, Tile, draw_grid
 from robvit.drawing.images import coloured_mask, photo, save_png
 from robvit.errors import DataError
 from robvit.evaluation.masks import image_miou, pixel_counts, score_of
-from robvit.progress import progress
+from robvit.evaluation.shards import read_images
 from robvit.record import Record, Table
 from robvit.studies.claims import claims_table
-from robvit.studies.common import StudyContext, mean, study
-from robvit.studies.judging import Attempt
-from robvit.studies.rob.common import PAPER, backbone, images_for, random_like, tokens_for
+from robvit.studies.common import StudyContext, mean, study, told
+from robvit.studies.judging import Attempt, transferred
+from robvit.studies.rob.common import PAPER, backbone, fit_head, images_for, random_like, tokens_for
 from robvit.studies.rob.effort import TokenEffort
 from robvit.studies.rob.variants import PUBLISHED_REGULAR
 from robvit.verdict import Claim, claim_of
 
-PANELS = 4  # images whose masks are shown
+BATCH = 8
+PANELS = 4  # images whose masks are shown, of the first batch
+Counts = dict[tuple[str, str], list[torch.Tensor]]  # of pixels by variant and kind, batch by batch
 COLUMNS = (
     "truth",
     "clean",
@@ -47,15 +48,20 @@ class Scenes:
     learn: int
     judged: int
 
+    def counted(self) -> Scenes:
+        """The same with no more judged than there are: what those can tell is said before anything runs."""
+        judged = open_data(self.data, split="test", limit=self.judged)
+        if judged.kind != "masks":
+            raise DataError(
+                f"segmentation needs images with masks, {self.data} has {judged.kind}; name a set such as "
+                "shapes or camvid:FOLDER (`robvit data list`)"
+            )
+        return replace(self, judged=told(len(judged)))
+
     def open(self, size: int) -> tuple[ImageDataset, ImageDataset]:
         """Those a head learns from and those that are judged."""
         limits = (("train", self.learn), ("test", self.judged))
         learn, judged = (open_data(self.data, split=part, size=size, limit=limit) for part, limit in limits)
-        if learn.kind != "masks":
-            raise DataError(
-                f"segmentation needs images with masks, {self.data} has {learn.kind}; name a set such as "
-                "shapes or camvid:FOLDER (`robvit data list`)"
-            )
         return learn, judged
 
 
@@ -80,7 +86,13 @@ class Masks:
 
 
 def segmentation(
-    model: Model, tokens: RobustTokens, scenes: Scenes, attempt: Attempt | None, *, per_image: bool = False
+    context: StudyContext,
+    model: Model,
+    tokens: RobustTokens,
+    scenes: Scenes,
+    attempt: Attempt | None,
+    *,
+    per_image: bool = False,
 ) -> Masks:
     """Dataset-level mIoU of linear heads; without an attack, on clean images only.
 
@@ -88,48 +100,69 @@ def segmentation(
     under attack is the mean of each image's mIoU (`per_image`).
     """
     learn, judged = scenes.open(model.input_size[0])
-    heads = [
-        SegmentationHead.fit(m, list(learn.batches(16)), len(learn.classes), names=learn.classes)
-        for m in (model, model.replace(tokens=tokens))
-    ]
-    variants: dict[str, tuple[RobustTokens | None, int]] = {
-        "no tokens": (None, 0),
-        "random tokens": (random_like(tokens), 0),
-        "tokens": (tokens, 0),
-        "tokens, head on hardened features": (tokens, 1),
-        PUBLISHED_REGULAR: (None, 1),
-    }
-    surrogates = [model.replace(tokens=None, head=head) for head in heads]
-    victims = {
-        name: (model.replace(tokens=some, head=heads[which]), which)
-        for name, (some, which) in variants.items()
+    learners = {"segmentation-head": model, "hardened-segmentation-head": model.replace(tokens=tokens)}
+    public, hardened = (
+        fit_head(context, SegmentationHead, learner, learn, name, batch=16)
+        for name, learner in learners.items()
+    )
+    variants = {
+        "no tokens": model.replace(tokens=None, head=public),
+        "random tokens": model.replace(tokens=random_like(tokens), head=public),
+        "tokens": model.replace(tokens=tokens, head=public),
+        "tokens, head on hardened features": model.replace(tokens=tokens, head=hardened),
+        PUBLISHED_REGULAR: model.replace(tokens=None, head=hardened),
     }
     masks = Masks(classes=len(learn.classes))
-    counts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
-    with progress("segmentation", total=len(judged)) as advance:
-        for x, y in judged.batches(8):
-            adv = [x] * 2 if attempt is None else [_attack(s, x, y, attempt) for s in surrogates]
-            for name, (victim, which) in victims.items():
-                for kind, images in (("clean", x), ("attacked", adv[which])):
-                    with torch.no_grad():
-                        output = victim(images)
-                    counts[name, kind].append(pixel_counts(output.argmax(1), y, masks.classes))
-                    masks.first.setdefault(f"{name}, {kind}", output.argmax(1)[:PANELS])
-            for name, some in (("truth", y), ("clean", x), ("adversarial", adv[0])):
-                masks.first.setdefault(name, some[:PANELS])
-            advance(len(x))
-    for (name, kind), each in counts.items():
-        own = masks.each[name, kind] = image_miou(torch.cat(each)).tolist()
-        whole = kind == "clean" or not per_image
-        getattr(masks, kind)[name] = score_of(each, masks.classes).miou if whole else mean(own)
+    for surrogate in (variants["no tokens"], variants[PUBLISHED_REGULAR]):
+        mine = {name: victim for name, victim in variants.items() if victim.head is surrogate.head}
+        counts, adv = _counts(context, surrogate, mine, judged, attempt)
+        for (name, kind), each in counts.items():
+            own = masks.each[name, kind] = image_miou(torch.cat(each)).tolist()
+            whole = kind == "clean" or not per_image
+            getattr(masks, kind)[name] = score_of(each, masks.classes).miou if whole else mean(own)
+        masks.first = masks.first or _first(mine, judged, adv)
     return masks
 
 
-def _attack(model: Model, x: torch.Tensor, y: torch.Tensor, attempt: Attempt) -> torch.Tensor:
-    assert attempt.threat is not None
-    # Naming the victim makes the attack run to its full objective.
-    settings = dict(attempt.settings)
-    return run(attempt.attack, model, x, y, attempt.threat, victim=model, eight_bit=True, **settings).adv
+def _counts(
+    context: StudyContext,
+    surrogate: Model,
+    victims: dict[str, Model],
+    images: ImageDataset,
+    attempt: Attempt | None,
+) -> tuple[Counts, torch.Tensor | None]:
+    """What each victim makes of images, clean and attacked on the surrogate; and the first attacked ones."""
+    counts: Counts = defaultdict(list)
+    if attempt is None:
+        for name, victim in victims.items():
+            for x, y in images.batches(BATCH):
+                with torch.no_grad():
+                    found = pixel_counts(victim(x).argmax(1), y, len(images.classes))
+                counts[name, "clean"].append(found)
+        return counts, None
+    made, shown = transferred(
+        context, surrogate, victims, images, attempt, label="attacking masks", batch=BATCH
+    )
+    for name, shards in shown.items():
+        for shard in shards:
+            for kind, some in (("clean", shard.clean_counts), ("attacked", shard.counts)):
+                assert some is not None
+                counts[name, kind].append(some)
+    return counts, read_images(made.folder, 0)[:PANELS]
+
+
+@torch.no_grad()
+def _first(
+    victims: dict[str, Model], images: ImageDataset, adv: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """The first images and what becomes of their masks, for the panels."""
+    x, y = images.take(range(min(PANELS, len(images)))).tensors()
+    found = {"truth": y, "clean": x} | ({} if adv is None else {"adversarial": adv})
+    for name, victim in victims.items():
+        found[f"{name}, clean"] = victim(x).argmax(1)
+        if adv is not None:
+            found[f"{name}, attacked"] = victim(adv).argmax(1)
+    return found
 
 
 @study(
@@ -148,17 +181,17 @@ def panels(
     scenes: int = 64,
 ) -> Record:
     """Masks with and without tokens on clean and on attacked images; panels.png shows the first ones."""
-    views = Scenes(segmentation_data, scenes, context.count(16))
+    views = Scenes(segmentation_data, scenes, context.images or 16).counted()
     model = backbone(context, effort)
     learn, _ = images_for(context, effort, model, learn=1 if tokens else effort.learn, judged=1)
     values = tokens_for(context, effort, model, learn, tokens)
-    masks = segmentation(model, values, views, effort.mask_attack(attack_steps), per_image=effort.published)
+    attempt = effort.mask_attack(attack_steps)
+    masks = segmentation(context, model, values, views, attempt, per_image=effort.published)
     save_png(_panels(masks), context.out / "panels.png")
     rows = [[name, 100 * masks.clean[name], 100 * masks.attacked[name]] for name in masks.clean]
     attacked = "mean of each image's mIoU" if effort.published else "dataset-level too"
-    table = Table(
-        "Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows, f"Attacked: {attacked}."
-    )
+    note = f"Attacked: {attacked}, {attempt.title} within {attempt.threat}. {effort.told(values)}"
+    table = Table("Fig. 3: dataset-level mIoU, %", ["model", "clean", "attacked"], rows, note)
     judged = open_data(segmentation_data, split="test", limit=views.judged)
     claims = [masks.claim("clean"), masks.claim("attacked")]
     return context.record(model, judged, tables=[table, claims_table(claims)], claims=claims)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 from robvit.backbones.heads import LinearHead, load_head
 from robvit.backbones.model import Model
@@ -10,12 +13,18 @@ from robvit.data import ImageDataset
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError
 from robvit.evaluation.protocol import CONTROLS
-from robvit.progress import progress
-from robvit.record import Trial
+from robvit.record import Table, Trial
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import CLEAN, Attempt, judge, judge_transfer, per_cent
-from robvit.studies.rob.common import backbone, images_for, random_like, tokens_for
-from robvit.studies.rob.effort import SMALL, TokenEffort
+from robvit.studies.rob.common import (
+    backbone,
+    fit_head,
+    images_for,
+    open_tokens,
+    random_like,
+    tokens_for,
+)
+from robvit.studies.rob.effort import SMALL, TokenEffort, learned
 from robvit.verdict import Claim, claim_of
 
 BATCH = 16
@@ -72,6 +81,20 @@ class HeadSource:
 
 
 @dataclass(frozen=True)
+class TokenFiles:
+    """Files of tokens: those that a study is about, which are learned without one, and others beside them."""
+
+    own: str = ""
+    published: str = ""
+    deep: str = ""
+
+    def others(self, model: Model) -> dict[str, RobustTokens]:
+        """The others by name, as far as they are given."""
+        given = {"published tokens": self.published, "deep tokens": self.deep}
+        return {name: open_tokens(path, model) for name, path in given.items() if path}
+
+
+@dataclass(frozen=True)
 class TokenBench:
     """A backbone with a head on its un-hardened features, images to learn from, and others that judge."""
 
@@ -95,14 +118,15 @@ def token_bench(context: StudyContext, effort: TokenEffort, heads: HeadSource, i
 
 
 def prepare_variants(
-    context: StudyContext, effort: TokenEffort, heads: HeadSource, *, tokens: str, images: int
+    context: StudyContext, effort: TokenEffort, heads: HeadSource, tokens: TokenFiles, *, images: int
 ) -> TokenVariants:
     """Learn tokens, or open the given ones, and fit both heads or open them; they are kept beside."""
     at = token_bench(context, effort, heads, images)
-    values = tokens_for(context, effort, at.model, at.learn, tokens)
+    others = tokens.others(at.model)  # a file that cannot be opened is told before anything is learned
+    values = tokens_for(context, effort, at.model, at.learn, tokens.own)
     mine = at.learn.take(range(min(heads.count(effort), len(at.learn))))
     hardened = _head(context, at.model.replace(tokens=values), mine, heads.hardened, "hardened-head")
-    return TokenVariants(at.model, values, at.head, hardened, at.judged)
+    return TokenVariants(at.model, values, at.head, hardened, at.judged, others)
 
 
 def _head(context: StudyContext, model: Model, images: ImageDataset, path: str, name: str) -> LinearHead:
@@ -113,12 +137,7 @@ def _head(context: StudyContext, model: Model, images: ImageDataset, path: str, 
             raise InputError(f"{path} must hold a linear head, got {type(opened).__name__}")
         opened.check(model)
         return opened
-    with progress(f"a linear {name.replace('-', ' ')}", total=len(images)) as advance:
-        head = LinearHead.fit(
-            model, images.batches(32), len(images.classes), names=images.classes, progress=advance
-        )
-    head.save(context.out / f"{name}.safetensors")
-    return head
+    return fit_head(context, LinearHead, model, images, name, batch=32)
 
 
 def judge_clean(context: StudyContext, variants: TokenVariants) -> list[Trial]:
@@ -141,9 +160,8 @@ def judge_attacked(context: StudyContext, variants: TokenVariants, attempt: Atte
         surrogate = variants.variant(None, head)
         label = f"{attempt.attack}: {name}"
         trials += judge_transfer(context, surrogate, judged, x, attempt, label=label, batch=BATCH)
-    insider = models["tokens"]
-    label = f"{attempt.attack}: insider"
-    trials += judge_transfer(context, insider, {INSIDER: insider}, x, attempt, label=label, batch=BATCH)
+    # This attacker has the very model, so each image is attacked until it falls and no further.
+    trials += judge(context, models["tokens"], x, [CLEAN, attempt], scenario=INSIDER, batch=BATCH)
     return _with_controls(trials)
 
 
@@ -161,10 +179,36 @@ def token_claims(trials: list[Trial], what: str, paper: float | None, clean: boo
     ]
 
 
-def other_claim(trials: list[Trial], name: str, what: str) -> Claim:
+def other_claims(
+    trials: list[Trial], variants: TokenVariants, what: str, *, clean: bool = False
+) -> list[Claim]:
     """That the model with other tokens is ahead of the bare one."""
-    hardened, bare = (_trial(trials, scenario, False).correct for scenario in (name, CONTROLS[0]))
-    return claim_of(f"{name} over no tokens, {what}", hardened, bare)
+    bare = _trial(trials, CONTROLS[0], clean).correct
+    return [
+        claim_of(f"{name} over no tokens, {what}", _trial(trials, name, clean).correct, bare)
+        for name in variants.others
+    ]
+
+
+def other_tokens(
+    number: int,
+    variants: TokenVariants,
+    trials: list[Trial],
+    beside: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> list[Table]:
+    """A table of other tokens on the same images, if there are any.
+
+    `beside` are further columns, each with the value of every variant.
+    """
+    if not variants.others:
+        return []
+    columns = {title: [values[name] for name in variants.others] for title, values in beside.items()}
+    for kind, title in (("clean", "clean accuracy, %"), ("attack", "attacked, %")):
+        found = [t for name in variants.others for t in trials if (t.scenario, t.kind) == (name, kind)]
+        columns |= {title: [per_cent(trial) for trial in found]} if found else {}
+    rows: list[list[Any]] = [list(row) for row in zip(variants.others, *columns.values(), strict=True)]
+    note = "; ".join(f"{name}: {learned(tokens)}" for name, tokens in variants.others.items())
+    return [Table(f"Table {number}, other tokens on the same images", ["", *columns], rows, f"{note}.")]
 
 
 def insider_note(trials: list[Trial]) -> str:
