@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from robvit.errors import InputError
 from robvit.record import Record
 from robvit.statistics import student_quantile
-from robvit.verdict import Verdict, claim_of, claim_over_seeds, power_of, smallest_difference
+from robvit.verdict import (
+    Verdict,
+    claim_of,
+    claim_of_parts,
+    claim_over_seeds,
+    power_of,
+    seen_together,
+    smallest_difference,
+)
 
 YES, NO = [True], [False]
 
@@ -105,3 +114,20 @@ def test_seeds_that_disagree_widen_the_interval_and_seeds_that_agree_do_not() ->
 )
 def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
     assert student_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-3)
+
+
+def test_a_void_claim_tells_nothing_and_counts_only_where_all_are_void() -> None:
+    ahead = [claim_of("a", [True] * 9, [False] * (9 - n) + [True] * n) for n in (0, 1)]
+    void = replace(ahead[0], verdict=Verdict.VOID)
+    assert void.wording == "void: nothing sets the two sides apart"
+    assert claim_of_parts([void, ahead[1]]) == ahead[1]
+    assert claim_of_parts([*ahead, void]) == claim_of_parts(ahead)
+    assert claim_of_parts([void, void]).verdict is Verdict.VOID
+
+
+def test_claims_that_are_tested_together_need_more() -> None:
+    sure, just = (claim_of("a", [True] * 30, [False] * n + [True] * (30 - n)) for n in (12, 6))
+    nothing, opposite = claim_of("a", [True] * 30, [True] * 30), claim_of("a", [False] * 30, [True] * 30)
+    assert just.verdict is Verdict.SEEN
+    assert seen_together([just]) == [True]
+    assert seen_together([sure, just, nothing, opposite]) == [True, False, False, False]

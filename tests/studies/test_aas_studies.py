@@ -11,19 +11,24 @@ from typing import Any
 import pytest
 import yaml
 
+import robvit
 import robvit.studies.aas.common as shared
 from robvit.attacks.scales import Scales
+from robvit.attention import keep_scales
+from robvit.data import open_data
 from robvit.measuring.comparison import Comparison
 from robvit.record import Trial
 from robvit.studies import STUDIES, reproduce
 from robvit.studies.aas.common import PUBLISHED
 from robvit.studies.aas.figures import short_name
+from robvit.studies.aas.judged_training import JudgedTraining
 from robvit.studies.aas.tables import LITERAL, movement
+from robvit.studies.aas.training import ahead
 from robvit.studies.aas.training_effort import AasTrainingEffort, is_scaled, paper_row, scaled_recipe
 from robvit.studies.common import StudyContext
 from robvit.threat import Threat
 from robvit.training.recipe import load_recipe, names
-from robvit.verdict import Verdict
+from robvit.verdict import Claim, Verdict
 
 QUICK: dict[str, dict[str, Any]] = {
     "aas-table1": {"steps": 1, "tried": (1.0, 0.1)},
@@ -138,15 +143,17 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
         f"{n}: AAS over the control" for n in ("pgd-at", "aas-pgd-at")
     ]
     assert [claim.paper for claim in broken] == [4.88, 0.34]
-    assert first.text == "aas-pgd-at over pgd-at, AutoAttack"
-    assert second.text == "aas-pgd-at over pgd-at, PGD and AAS"
+    short = "AutoAttack (2 steps, 1 targets, 2 queries)"
+    assert first.text == f"aas-pgd-at over pgd-at, {short}"
+    assert second.text == "aas-pgd-at over pgd-at, PGD-2 and AAS"
     assert (first.paper, first.seeds) == (3.47, 2)
     names = [f"{name}, seed {seed}" for name in ("pgd-at", "aas-pgd-at") for seed in (0, 1)]
     assert record.scenarios() == names
     assert record.model["name"] == "robvit-mini, aas-pgd-at"  # not where its weights lay
-    short = "AutoAttack (2 steps, 1 targets, 2 queries) %"
-    assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", short]
+    columns = ["clean %", "PGD-2 %", "and AAS %", f"{short} %"]
+    assert record.tables[0].columns[1:5] == columns
     by_seed = next(table for table in record.tables if table.title == "Seed by seed")
+    assert by_seed.columns == ["training", "seed", *columns]
     assert [row[:2] for row in by_seed.rows][-1] == ["aas-pgd-at", "1"]
     assert [row[0] for row in record.tables[-1].rows] == names  # how the scales moved
     variants = {trial.variant for trial in record.trials if trial.control}
@@ -162,6 +169,25 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     again = reproduce("aas-fig5ab", images=4, out=tmp_path / "fig5ab", between=[2], **small)
     assert again.tables[0].rows[0][1:] == record.tables[0].rows[1][1:5]
     assert again.curves[0].lines["clean"] == [[2.0, again.tables[0].rows[0][1]]]
+
+
+def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> None:
+    def judged(scales: list[float], right: int) -> JudgedTraining:
+        model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)
+        keep_scales(model, scales)
+        trial = Trial("pgd", None, {}, [n < right for n in range(9)], [0] * 9, [0.0] * 9)
+        return JudgedTraining("", model, images, Comparison(trial, trial, trial, trial, [], None), trial)
+
+    def claim(*scales: list[float]) -> Claim:
+        ours, theirs = {}, {}
+        for seed, values in enumerate(scales):
+            ours[seed], theirs[seed] = judged(values, 9), judged([1.0] * 4, 0)
+        return ahead("AAS-AT helps", ours, theirs, lambda one: one.autoattack.correct)
+
+    moved, still = [1.0, 0.2, 1.0, 1.0], [1.0] * 4
+    assert claim(moved).verdict is Verdict.SEEN
+    assert claim(still).verdict is Verdict.VOID
+    assert claim(still, moved) == claim(moved)  # the seed that tells nothing is left out
 
 
 def test_recipes_belong_to_rows_of_the_paper() -> None:
@@ -186,10 +212,11 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
         "pgd-at", **AasTrainingEffort(learn=0, epochs=0, inner_steps=0).changes("pgd-at", 2, 0)
     )
     assert (own.pretrained, own.warmup, own.validation) == (False, 1, 2000)
-    assert changed.digest() == own.digest()
+    assert changed.validate_every > own.epochs  # one validation, at the end: the last weights count
+    assert load_recipe("pgd-at", validate_every=changed.validate_every).digest() == changed.digest()
     short = load_recipe("aas-pgd-at", **AasTrainingEffort(epochs=8).changes("aas-pgd-at", 2, 0))
     assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 100, 8)
-    assert (short.loss_settings["every"], short.inner.steps, short.validate_every) == (2, 2, 1.6)
+    assert (short.loss_settings["every"], short.inner.steps) == (2, 2)
     papers = AasTrainingEffort(steps=0, queries=0)  # the others are 0 already
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
 
