@@ -201,9 +201,11 @@ def test_recipes_belong_to_rows_of_the_paper() -> None:
     assert not is_scaled("aas-paper-mart")
     rows = PUBLISHED["table5"].rows
     for name in names():
-        if name.startswith(("aas-paper", "vit-cifar", "aas-vit")):
+        if name.startswith("aas-paper"):
             clean, *_, autoattack = rows[paper_row(name)]
             assert load_recipe(name).expects.startswith(f"{clean:.2f} % clean, {autoattack:.2f} %"), name
+    for name in ("vit-cifar", "aas-vit-cifar"):  # 40 epochs, where the paper's rows took 110
+        assert load_recipe(name).expects.startswith("nothing is published"), name
 
 
 def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation() -> None:
