@@ -14,7 +14,7 @@ from robvit.loading import load
 from robvit.measuring.comparison import Comparison, compare_scaling
 from robvit.progress import progress
 from robvit.record import Trial
-from robvit.studies.aas.common import Unsearched
+from robvit.studies.aas.controls import Unsearched
 from robvit.studies.aas.training_effort import AasTrainingEffort
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import judge, per_cent, worst_of

@@ -17,8 +17,8 @@ from robvit.training.recipe import load_recipe
 
 MODEL = "robvit-mini"
 HELD_OUT = 250  # images at most that a short training spares to tell how it ended
-# Epochs between validations: only the end is judged, and the last weights count. The best of several could be from
-# before the first move of the scales, where AAS-AT is the training without it, bit for bit.
+# Epochs between validations: only the end is judged, and the last weights count. The best of several could
+# be from before the first move of the scales, where AAS-AT is the training without it, bit for bit.
 LAST = 10_000
 OWN = "aas-paper-"  # how the recipes of the paper's own trainings begin
 
