@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from statistics import NormalDist, fmean
 from typing import Any
 
-from robvit.statistics import Spread, mcnemar, over_seeds, paired_interval, paired_means
+from robvit.statistics import Spread, holm, mcnemar, over_seeds, paired_interval, paired_means
 
 Z = NormalDist().inv_cdf(0.975)
 VALUES = ("first_values", "second_values")
@@ -21,11 +21,15 @@ POWER = 1.96 + 0.84  # standard errors at which a test at 5 % finds a difference
 
 
 class Verdict(StrEnum):
-    """What became of a claim: the first two are beyond chance, the third bounds what may be there."""
+    """What became of a claim: the first two are beyond chance, the third bounds what may be there.
+
+    A claim is void where nothing sets the two sides apart, such as a training beside itself.
+    """
 
     SEEN = "seen"
     OPPOSITE = "opposite"
     BOUNDED = "no effect larger than"
+    VOID = "void"
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Claim:
     @property
     def wording(self) -> str:
         """The verdict for reading: where an effect lies that is seen, or how large one may be that is not."""
+        if self.verdict is Verdict.VOID:
+            return f"{self.verdict}: nothing sets the two sides apart"
         if self.verdict is not Verdict.BOUNDED:
             return f"{self.verdict}: {self.effect}"
         told = f"{self.verdict} {self.bound:.1f} points"
@@ -162,16 +168,24 @@ def claim_over_seeds(
 
 
 def claim_of_parts(parts: Sequence[Claim]) -> Claim:
-    """The same claim of trainings with other seeds, taken together."""
+    """The same claim of trainings with other seeds, taken together; void ones count where all are."""
     text, paper = parts[0].text, parts[0].paper
     if parts[0].first_values:
         one, other = ([row for part in parts for row in getattr(part, side)] for side in VALUES)
         return _claim_of_values(text, one, other, paper)
+    told = [part for part in parts if part.verdict is not Verdict.VOID]
     first, second = (
-        [[mark == "1" for mark in row] for part in parts for row in getattr(part, side)]
+        [[mark == "1" for mark in row] for part in told or parts for row in getattr(part, side)]
         for side in ("first", "second")
     )
-    return claim_over_seeds(text, first, second, paper)
+    claim = claim_over_seeds(text, first, second, paper)
+    return claim if told else replace(claim, verdict=Verdict.VOID)
+
+
+def seen_together(claims: Sequence[Claim]) -> list[bool]:
+    """Which claims are seen when all are tested together (Holm's correction)."""
+    chances = holm([claim.p for claim in claims])
+    return [c.verdict is Verdict.SEEN and p < SURE for c, p in zip(claims, chances, strict=True)]
 
 
 def smallest_difference(images: int) -> float | None:

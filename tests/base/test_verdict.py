@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from robvit.verdict import (
     claim_of_parts,
     claim_over_seeds,
     power_of,
+    seen_together,
     smallest_difference,
 )
 
@@ -142,3 +144,20 @@ def test_means_of_several_seeds_are_taken_together(tmp_path: Path) -> None:
     record = Record("study", {}, {"count": 3}, [], claims=[together])
     record.save(tmp_path / "record.json")
     assert Record.load(tmp_path / "record.json").claims == [together]
+
+
+def test_a_void_claim_tells_nothing_and_counts_only_where_all_are_void() -> None:
+    ahead = [claim_of("a", [True] * 9, [False] * (9 - n) + [True] * n) for n in (0, 1)]
+    void = replace(ahead[0], verdict=Verdict.VOID)
+    assert void.wording == "void: nothing sets the two sides apart"
+    assert claim_of_parts([void, ahead[1]]) == ahead[1]
+    assert claim_of_parts([*ahead, void]) == claim_of_parts(ahead)
+    assert claim_of_parts([void, void]).verdict is Verdict.VOID
+
+
+def test_claims_that_are_tested_together_need_more() -> None:
+    sure, just = (claim_of("a", [True] * 30, [False] * n + [True] * (30 - n)) for n in (12, 6))
+    nothing, opposite = claim_of("a", [True] * 30, [True] * 30), claim_of("a", [False] * 30, [True] * 30)
+    assert just.verdict is Verdict.SEEN
+    assert seen_together([just]) == [True]
+    assert seen_together([sure, just, nothing, opposite]) == [True, False, False, False]

@@ -51,7 +51,7 @@ from robvit.backbones.huggingface import write_transformers
 from robvit.cli import app
 from robvit.evaluation import protocol
 from robvit.studies import STUDIES
-from robvit.studies.aas import common as aas_common
+from robvit.studies.aas import controls as aas_controls
 from robvit.training import finetune_plan
 from robvit.training.losses import LOSSES
 from robvit.training.recipe import make_recipe
@@ -384,7 +384,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROBVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(aas_common, "CHOOSE", 2)  # images on which studies of AAS choose a factor
+    monkeypatch.setattr(aas_controls, "CHOOSE", 2)  # images on which studies of AAS choose a factor
     monkeypatch.setattr("robvit.training.forecast.FEW", 2)  # images on which a forecast is measured
     for figure, name in (("landscape", "POINTS"), ("accumulation", "STEPS")):
         monkeypatch.setattr(f"robvit.explanation.figures.{figure}.{name}", 4)  # its passes through the model

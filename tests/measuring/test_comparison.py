@@ -116,21 +116,21 @@ def test_scales_are_fitted_once_on_training_images_and_controls_stand_beside_the
 ) -> None:
     model = robvit.load("robvit-mini-robust")
     images, train = open_data("sample", limit=6), open_data("sample", split="train", limit=6)
-    others = {"random scales": [0.3, 1.0, 1e-7, 0.6]}
+    others = {"random scales": [[0.3, 1.0, 1e-7, 0.6]], "two": [[0.5] * 4, [0.1] * 4]}
     given: dict[str, Any] = {"settings": {"steps": 2}, "train": train, "others": others, "batch": 4}
     found = compare_scaling(model, images, LINF, memory=tmp_path, **given)
     expected = find_scales(model, train.batches(4), seed=0)
     assert found.searches == [expected]
     assert set(found.scales) == {expected.values}
     assert found.scaled.forward > expected.forward  # the search is in the cost
-    named = [("clean", ""), ("pgd", ""), ("aas", ""), ("pgd", "same cost"), ("aas", "random scales")]
+    named = [("clean", ""), ("pgd", ""), ("aas", ""), ("pgd", "same cost")]
+    drawn = ["random scales", "two, draw 1", "two, draw 2"]
+    named += [("aas", f"{name}, after plain") for name in drawn]
     assert [(trial.attack, trial.variant) for trial in found.trials] == named
-    control = found.others["random scales"]
-    assert control.control
-    assert found.beside_plain(control) == [
-        a and b for a, b in zip(found.plain.correct, control.correct, strict=True)
-    ]
-    assert found.claim("over random", over="random scales").text == "over random"
+    assert all(trial.control for draws in found.others.values() for trial in draws)
+    claim = found.claim("over random", over="random scales")
+    assert (claim.text, claim.seeds) == ("over random", 1)
+    assert found.claim("over two", over="two").seeds == 2
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     again = compare_scaling(model, images, LINF, memory=tmp_path, **given)
     assert again == found
@@ -148,6 +148,61 @@ def test_verdicts_need_more_than_chance() -> None:
     assert says(no, yes) is Verdict.SEEN
     assert says(yes, no) is Verdict.OPPOSITE
     assert says(no[:3] + yes, yes + yes[:3]) is Verdict.BOUNDED
+
+
+def test_controls_go_on_with_what_the_plain_attack_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacked: list[tuple[str, list[int]]] = []
+
+    def tracked(name: str, model: Any, x: torch.Tensor, y: torch.Tensor, *rest: Any, **given: Any) -> Any:
+        outcome = run(name, model, x, y, *rest, **given)
+        attacked.append((name, x.flatten(1).sum(1).tolist()))
+        return outcome
+
+    monkeypatch.setattr("robvit.measuring.batches.run", tracked)
+    model, images = robvit.load("robvit-mini-robust"), open_data("sample", limit=12)
+    way, others = ScalingMethod(scales=[0.5] * 4), {"random": [[0.3] * 4, [0.6] * 4]}
+    given: dict[str, Any] = {"settings": {"steps": 2}, "method": way, "others": others}
+    found = compare_scaling(model, images, LINF, **given)
+    plain, scaled, *controls = attacked
+    assert len(scaled[1]) == len(plain[1]) == sum(found.clean.correct)
+    assert [len(x) for _, x in controls] == [sum(found.plain.correct)] * 3
+    assert sum(found.plain.correct) < sum(found.clean.correct)
+    for trial in (found.control, *found.others["random"]):
+        assert not any(c and not p for c, p in zip(trial.correct, found.plain.correct, strict=True))
+        assert trial.forward > found.plain.forward  # the plain attack is in the cost
+
+
+def test_several_draws_widen_the_interval_where_they_differ() -> None:
+    plain = Trial("pgd", None, {}, [True] * 60, [], [])
+    few, many = (replace(plain, correct=[n >= broken for n in range(60)]) for broken in (5, 25))
+    ours = Comparison(plain, plain, replace(plain, correct=[n >= 15 for n in range(60)]), plain, [], None)
+    one, alike, apart = (
+        replace(ours, others={"random": draws}).claim(over="random")
+        for draws in ([few], [few] * 3, [few, many, few])
+    )
+    assert one.verdict is alike.verdict is Verdict.SEEN
+    assert apart.verdict is Verdict.BOUNDED
+    assert apart.high - apart.low > alike.high - alike.low
+
+
+def test_the_cost_of_a_search_is_shared_out_among_as_many_images_as_there_are_up_to_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("robvit.measuring.comparison.SHARED", 2)
+    lengths: dict[int, set[float]] = {}
+    model, train = robvit.load("robvit-mini"), open_data("sample", split="train", limit=4)
+    for count in (1, 2, 4):
+
+        def noted(base: str, settings: Any, threat: Any, passes: float, count: int = count) -> Any:
+            lengths.setdefault(count, set()).add(passes)
+            return control_of(base, settings, threat, passes)
+
+        monkeypatch.setattr("robvit.measuring.comparison.control_of", noted)
+        x, _ = open_data("sample", limit=count).tensors()
+        images = few(x, model(x).argmax(1))
+        compare_scaling(model, images, Threat("linf", 0.0), settings={"steps": 1}, train=train)
+    assert lengths[2] == lengths[4]  # the same control, which comparisons can share
+    assert min(lengths[1]) > max(lengths[2])  # one image bears all of it
 
 
 def test_a_model_that_is_always_wrong_has_nothing_to_break() -> None:

@@ -11,19 +11,25 @@ from typing import Any
 import pytest
 import yaml
 
-import robvit.studies.aas.common as shared
+import robvit
+import robvit.studies.aas.controls as controls
 from robvit.attacks.scales import Scales
+from robvit.attention import keep_scales
+from robvit.data import open_data
+from robvit.errors import InputError
 from robvit.measuring.comparison import Comparison
 from robvit.record import Trial
 from robvit.studies import STUDIES, reproduce
-from robvit.studies.aas.common import PUBLISHED
+from robvit.studies.aas.common import PUBLISHED, ScalingEffort, tally
 from robvit.studies.aas.figures import short_name
+from robvit.studies.aas.judged_training import JudgedTraining
 from robvit.studies.aas.tables import LITERAL, movement
+from robvit.studies.aas.training import ahead
 from robvit.studies.aas.training_effort import AasTrainingEffort, is_scaled, paper_row, scaled_recipe
 from robvit.studies.common import StudyContext
 from robvit.threat import Threat
 from robvit.training.recipe import load_recipe, names
-from robvit.verdict import Verdict
+from robvit.verdict import Claim, Verdict, claim_of
 
 QUICK: dict[str, dict[str, Any]] = {
     "aas-table1": {"steps": 1, "tried": (1.0, 0.1)},
@@ -40,7 +46,7 @@ SLOW = ("aas-table2", "aas-search", "aas-fig3", "aas-fig4")
 
 @pytest.fixture(autouse=True)
 def few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "FACTORS", (1.0, 0.1))
+    monkeypatch.setattr(controls, "FACTORS", (1.0, 0.1))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in QUICK])
@@ -53,7 +59,7 @@ def test_a_study_runs_and_tells_its_judgement(name: str, tmp_path: Path) -> None
         assert len(record.curves) == 4
         assert "one-hot" in record.notes[1]
         return
-    assert any("paper's effect is seen in" in note for note in record.notes)
+    assert any("paper's effect is seen in 0 of" in note and "Holm" in note for note in record.notes)
     scenarios = [
         name for name in record.scenarios() if (name != "1" or record.tables[0].columns[0] != "factor")
     ]
@@ -95,7 +101,9 @@ def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_j
     assert any(note.startswith("fp32: underflow begins from x3000") for note in record.notes)
     assert [claim.text for claim in record.claims][2] == "fp32, x1: AAS, over random scales"
     variants = {trial.variant for trial in record.trials if trial.control}
-    assert {"sharpening undone", "random scales", "one factor", "same cost"} <= variants
+    draws = {f"random scales, draw {n}, after plain" for n in (1, 2, 3)}
+    after_plain = {"sharpening undone, after plain", "one factor, after plain"}
+    assert draws | after_plain | {"same cost"} <= variants
     moved = [table.title for table in record.tables if table.title.startswith("How the scales moved")]
     assert moved == ["How the scales moved, fp32", "How the scales moved, fp16"]
     whole = {t.scenario: t.correct for t in record.trials if t.attack == "clean"}
@@ -138,19 +146,21 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
         f"{n}: AAS over the control" for n in ("pgd-at", "aas-pgd-at")
     ]
     assert [claim.paper for claim in broken] == [4.88, 0.34]
-    assert first.text == "aas-pgd-at over pgd-at, AutoAttack"
-    assert second.text == "aas-pgd-at over pgd-at, PGD and AAS"
+    short = "AutoAttack (2 steps, 1 targets, 2 queries)"
+    assert first.text == f"aas-pgd-at over pgd-at, {short}"
+    assert second.text == "aas-pgd-at over pgd-at, PGD-2 and AAS"
     assert (first.paper, first.seeds) == (3.47, 2)
     names = [f"{name}, seed {seed}" for name in ("pgd-at", "aas-pgd-at") for seed in (0, 1)]
     assert record.scenarios() == names
     assert record.model["name"] == "robvit-mini, aas-pgd-at"  # not where its weights lay
-    short = "AutoAttack (2 steps, 1 targets, 2 queries) %"
-    assert record.tables[0].columns[1:5] == ["clean %", "PGD-2 %", "and AAS %", short]
+    columns = ["clean %", "PGD-2 %", "and AAS %", f"{short} %"]
+    assert record.tables[0].columns[1:5] == columns
     by_seed = next(table for table in record.tables if table.title == "Seed by seed")
+    assert by_seed.columns == ["training", "seed", *columns]
     assert [row[:2] for row in by_seed.rows][-1] == ["aas-pgd-at", "1"]
     assert [row[0] for row in record.tables[-1].rows] == names  # how the scales moved
     variants = {trial.variant for trial in record.trials if trial.control}
-    assert {"random scales", "one factor", "same cost"} <= variants
+    assert {"random scales, after plain", "one factor, after plain", "same cost"} <= variants
     kept = {path.name for path in (tmp_path / "table5").glob("*.safetensors")}
     assert kept == {f"{name.replace(', ', '-').replace(' ', '-')}.safetensors" for name in names}
 
@@ -164,6 +174,25 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     assert again.curves[0].lines["clean"] == [[2.0, again.tables[0].rows[0][1]]]
 
 
+def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> None:
+    def judged(scales: list[float], right: int) -> JudgedTraining:
+        model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)
+        keep_scales(model, scales)
+        trial = Trial("pgd", None, {}, [n < right for n in range(9)], [0] * 9, [0.0] * 9)
+        return JudgedTraining("", model, images, Comparison(trial, trial, trial, trial, [], None), trial)
+
+    def claim(*scales: list[float]) -> Claim:
+        ours, theirs = {}, {}
+        for seed, values in enumerate(scales):
+            ours[seed], theirs[seed] = judged(values, 9), judged([1.0] * 4, 0)
+        return ahead("AAS-AT helps", ours, theirs, lambda one: one.autoattack.correct)
+
+    moved, still = [1.0, 0.2, 1.0, 1.0], [1.0] * 4
+    assert claim(moved).verdict is Verdict.SEEN
+    assert claim(still).verdict is Verdict.VOID
+    assert claim(still, moved) == claim(moved)  # the seed that tells nothing is left out
+
+
 def test_recipes_belong_to_rows_of_the_paper() -> None:
     assert scaled_recipe("trades") == "aas-trades"
     assert scaled_recipe("aas-paper-trades-awp") == "aas-paper-trades-awp-aas"
@@ -175,9 +204,11 @@ def test_recipes_belong_to_rows_of_the_paper() -> None:
     assert not is_scaled("aas-paper-mart")
     rows = PUBLISHED["table5"].rows
     for name in names():
-        if name.startswith(("aas-paper", "vit-cifar", "aas-vit")):
+        if name.startswith("aas-paper"):
             clean, *_, autoattack = rows[paper_row(name)]
             assert load_recipe(name).expects.startswith(f"{clean:.2f} % clean, {autoattack:.2f} %"), name
+    for name in ("vit-cifar", "aas-vit-cifar"):  # 40 epochs, where the paper's rows took 110
+        assert load_recipe(name).expects.startswith("nothing is published"), name
 
 
 def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation() -> None:
@@ -186,10 +217,11 @@ def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation()
         "pgd-at", **AasTrainingEffort(learn=0, epochs=0, inner_steps=0).changes("pgd-at", 2, 0)
     )
     assert (own.pretrained, own.warmup, own.validation) == (False, 1, 2000)
-    assert changed.digest() == own.digest()
+    assert changed.validate_every > own.epochs  # one validation, at the end: the last weights count
+    assert load_recipe("pgd-at", validate_every=changed.validate_every).digest() == changed.digest()
     short = load_recipe("aas-pgd-at", **AasTrainingEffort(epochs=8).changes("aas-pgd-at", 2, 0))
     assert (short.pretrained, short.warmup, short.validation, short.epochs) == (True, 1, 100, 8)
-    assert (short.loss_settings["every"], short.inner.steps, short.validate_every) == (2, 2, 1.6)
+    assert (short.loss_settings["every"], short.inner.steps) == (2, 2)
     papers = AasTrainingEffort(steps=0, queries=0)  # the others are 0 already
     assert papers.columns() == ["clean %", "PGD-100 %", "and AAS %", "AutoAttack %"]
 
@@ -299,6 +331,24 @@ def test_the_page_shows_every_result_of_the_queue() -> None:
     shown = {name for block in blocks for name in yaml.safe_load(block).values()}
     kept = {line["name"] for line in queue if line["name"].startswith("aas-") and line.get("record", True)}
     assert shown == kept
+
+
+def test_a_tally_counts_what_is_seen_when_all_claims_are_tested_together() -> None:
+    just, sure, nothing = (claim_of("", [True] * 40, [False] * n + [True] * (40 - n)) for n in (6, 20, 0))
+    assert "seen in 1 of 2 comparisons, over random scales in 0 of 2, " in tally([sure, just], [nothing] * 2)
+    assert "seen in 1 of 1 comparisons, over random scales in 0 of 0, " in tally([just], [])
+
+
+def test_random_scales_are_drawn_several_times_and_no_less_than_once() -> None:
+    model, learn = robvit.load("robvit-mini"), open_data("sample", split="train", limit=2)
+    unsearched = controls.Unsearched(model, learn, Threat("linf", 0.01), 1, 0, Path(), draws=3)
+    unsearched.__dict__["best_factor"] = 0.1  # chosen before
+    found = unsearched.controls(2)
+    assert found["one factor"] == [[0.1, 0.1, 1.0, 1.0]]
+    assert len({tuple(draw) for draw in found["random scales"]}) == 3
+    assert all(draw[2:] == [1.0, 1.0] for draw in found["random scales"])
+    with pytest.raises(InputError, match="once or more, got draws=0"):
+        ScalingEffort(draws=0)
 
 
 def test_every_table_and_figure_has_a_study() -> None:

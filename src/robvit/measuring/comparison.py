@@ -1,9 +1,9 @@
 """Does scaling attention make an attack stronger? Judged on the unscaled model, at equal cost, pair by pair.
 
 The same images are seen by the plain attack; by the attack crafted on the scaled model, beside the plain
-one; and by controls: the plain attack with the passes of both, and the attack at other scales, such as
-random ones, beside the plain one. What the scaled model itself says of any image is a diagnostic and
-decides nothing.
+one; and by controls, which go on with what the plain attack leaves: the plain attack with the passes of both,
+and the attack at other scales, such as random ones. What the scaled model itself says of any image is a
+diagnostic and decides nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from robvit.measuring.batches import BatchRunner
 from robvit.progress import Advance, silent
 from robvit.record import Trial
 from robvit.threat import Threat
-from robvit.verdict import Claim, claim_of
+from robvit.verdict import Claim, claim_over_seeds
 
 LOOKS = 2  # passes of every run besides the attack's: one look before, one after
+# Images among which a search for scales is shared out at most: so comparisons on more have the same controls.
+SHARED = 1000
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Comparison:
 
     `own` holds the scaled model's accuracy on untouched images and on those crafted on it, where one
     set of scales was used for a batch. `searches` are those that found the scales: one where they were fitted
-    on training images, one a batch otherwise. `others` are controls at other scales, by name.
+    on training images, one a batch otherwise. `others` are controls at other scales, by name, a trial for
+    each draw; they and `control` include what the plain attack breaks.
     """
 
     clean: Trial
@@ -65,20 +68,17 @@ class Comparison:
     scales: list[tuple[float, ...]]
     own: tuple[float, float] | None
     searches: list[Scales] = field(default_factory=list)
-    others: dict[str, Trial] = field(default_factory=dict)
+    others: dict[str, list[Trial]] = field(default_factory=dict)
 
     @property
     def trials(self) -> list[Trial]:
-        return [self.clean, self.plain, self.scaled, self.control, *self.others.values()]
+        others = [trial for draws in self.others.values() for trial in draws]
+        return [self.clean, self.plain, self.scaled, self.control, *others]
 
     @property
     def both(self) -> list[bool]:
         """Which images stay correct under the plain and the scaled attack."""
-        return self.beside_plain(self.scaled)
-
-    def beside_plain(self, trial: Trial) -> list[bool]:
-        """Which images stay correct under the plain attack and another."""
-        return [a and b for a, b in zip(self.plain.correct, trial.correct, strict=True)]
+        return [a and b for a, b in zip(self.plain.correct, self.scaled.correct, strict=True)]
 
     def claim(
         self,
@@ -90,12 +90,12 @@ class Comparison:
         """The paper's effect, tested: plain and scaled together break more than the control, image by image.
 
         `paper` is the gain in points that was published; `over` names another control than the plain attack
-        at equal cost, one of `others`, which then stands beside the plain attack too.
+        at equal cost, one of `others`; the interval is over its draws too.
         """
-        control = self.beside_plain(self.others[over]) if over else self.control.correct
-        arms = (self.both, control)
-        ours, control = ([not correct for correct in arm] for arm in arms)
-        return claim_of(text, ours, control, paper)
+        controls = self.others[over] if over else [self.control]
+        broken = [[not correct for correct in trial.correct] for trial in controls]
+        ours = [[not correct for correct in self.both]] * len(broken)
+        return claim_over_seeds(text, ours, broken, paper)
 
 
 def compare_scaling(
@@ -107,7 +107,7 @@ def compare_scaling(
     settings: dict[str, Any] | None = None,
     method: ScalingMethod | None = None,
     train: ImageDataset | None = None,
-    others: Mapping[str, Sequence[float]] | None = None,
+    others: Mapping[str, Sequence[Sequence[float]]] | None = None,
     batch: int = 64,
     seed: int = 0,
     memory: Path | None = None,
@@ -123,7 +123,7 @@ def compare_scaling(
         settings: those of the base attack.
         method: how scales come about; fitted on the training images if left out.
         train: images on which scales are fitted, in batches over which they are carried.
-        others: scales of more controls, by name, such as random ones.
+        others: scales of more controls, by name, such as random ones, a set for each draw.
         batch: images attacked at once.
         seed: decides every random draw.
         memory: a folder for what became of every batch, which other comparisons and a second run share.
@@ -139,7 +139,7 @@ def compare_scaling(
         search = method.found(model, train.batches(batch), seed)
         method = replace(method, scales=search.values)
     # What one search for all images cost is shared out among them: the control gets its passes too.
-    share = (search.forward + search.backward) / len(images) if search else 0.0
+    share = (search.forward + search.backward) / min(len(images), SHARED) if search else 0.0
     runner = BatchRunner(model, threat, base, dict(settings or {}), seed, memory)
     arms = _Arms(runner, method, dict(others or {}), share)
     for x, y in images.batches(batch):
@@ -155,9 +155,15 @@ class _Arms:
     """The trials of all arms, batch by batch; attacks see the images that the model gets right."""
 
     def __init__(
-        self, runner: BatchRunner, method: ScalingMethod, others: dict[str, Sequence[float]], share: float
+        self,
+        runner: BatchRunner,
+        method: ScalingMethod,
+        others: dict[str, Sequence[Sequence[float]]],
+        share: float,
     ) -> None:
-        self.runner, self.method, self.others, self.share = runner, method, others, share
+        self.runner, self.method, self.share = runner, method, share
+        self.others = {name: _labelled(name, draws) for name, draws in others.items()}
+        self.drawn = {label: one for draws in self.others.values() for label, one in draws.items()}
         base, settings = runner.base, runner.settings
         empty = Trial(base, runner.threat.budget, settings, [], [], [])
         scaled: dict[str, Any] = {
@@ -171,9 +177,9 @@ class _Arms:
             "scaled": [replace(empty, **scaled)],
             "control": [replace(empty, variant="same cost", control=True)],
         }
-        for name in others:
+        for label in self.drawn:
             other = {**scaled, "settings": {"base": base, **settings}}
-            self.parts[name] = [replace(empty, **other, variant=name, control=True)]
+            self.parts[label] = [replace(empty, **other, variant=f"{label}, after plain", control=True)]
         self.searches: list[Scales] = []
         self.scales: list[tuple[float, ...]] = []
         self.own: list[tuple[int, int, int]] = []
@@ -189,14 +195,15 @@ class _Arms:
     def _attack(self, x: torch.Tensor, y: torch.Tensor) -> None:
         runner = self.runner
         plain, scaled = runner.plain(x, y), self._scaled(x, y)
-        control, alive = plain, [i for i, correct in enumerate(plain.correct) if correct]
-        if alive:
+        arms = {name: plain for name in self.parts if name != "clean"} | {"scaled": scaled}
+        if alive := [i for i, correct in enumerate(plain.correct) if correct]:
+            left = x[alive], y[alive]
             passes = (scaled.forward + scaled.backward) / len(x) - LOOKS + self.share
             name, settings = control_of(runner.base, runner.settings, runner.threat, passes)
-            again = runner.run(name, x[alive], y[alive], settings, runner.seed + 1)
-            control = replace(spread(again, alive, plain), **_costs(plain, again))
-        arms = {"plain": plain, "scaled": scaled, "control": control}
-        arms |= {name: runner.at(x, y, scales).trial for name, scales in self.others.items()}
+            after = {"control": runner.run(name, *left, settings, runner.seed + 1)}
+            after |= {label: runner.at(*left, scales).trial for label, scales in self.drawn.items()}
+            for name, trial in after.items():
+                arms[name] = replace(spread(trial, alive, plain), **_costs(plain, trial))
         for name, trial in arms.items():
             self.parts[name].append(trial)
 
@@ -204,17 +211,18 @@ class _Arms:
         """All batches as one; images that the model gets wrong keep what it made of them."""
         clean = joined(self.parts["clean"])
         alive = [i for i, correct in enumerate(clean.correct) if correct]
-        plain, scaled, control, *others = (
-            replace(spread(joined(parts), alive, clean), skipped=[])
+        whole = {
+            name: replace(spread(joined(parts), alive, clean), skipped=[])
             for name, parts in self.parts.items()
             if name != "clean"
-        )
+        }
         own = None
         if self.own:
             count, correct, adv_correct = (sum(column) for column in zip(*self.own, strict=True))
             own = (correct / count, adv_correct / count)
-        named = dict(zip(self.others, others, strict=True))
-        return Comparison(clean, plain, scaled, control, self.scales, own, self.searches, named)
+        others = {name: [whole[label] for label in draws] for name, draws in self.others.items()}
+        arms = (whole[name] for name in ("plain", "scaled", "control"))
+        return Comparison(clean, *arms, self.scales, own, self.searches, others)
 
     def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> Trial:
         """The attack crafted on the scaled model, the search for its scales in the cost."""
@@ -231,6 +239,11 @@ class _Arms:
         self.scales.append(tuple(values))
         self.own.append(own)
         return trial if search is None else _with_search(trial, search)
+
+
+def _labelled(name: str, draws: Sequence[Sequence[float]]) -> dict[str, Sequence[float]]:
+    """The scales of a control by the name of each draw, where there are several."""
+    return {name if len(draws) == 1 else f"{name}, draw {n}": one for n, one in enumerate(draws, 1)}
 
 
 def _with_search(trial: Trial, search: Scales) -> Trial:

@@ -14,7 +14,7 @@ from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
 from robvit.progress import progress
 from robvit.record import Trial
-from robvit.statistics import interval, over_seeds
+from robvit.statistics import over_seeds, share_of
 from robvit.studies.common import StudyContext
 from robvit.threat import Threat
 
@@ -160,22 +160,27 @@ def per_cent(trial: Trial) -> float:
 
 def with_interval(correct: Sequence[bool]) -> str:
     """A share in per cent with its 95 % interval, as a cell of a table."""
-    low, high = (100 * bound for bound in interval(sum(correct), len(correct)))
-    return f"{100 * sum(correct) / len(correct):.1f} ({low:.1f} to {high:.1f})"
+    return over_seeds_cell([correct])
 
 
 def over_seeds_cell(correct: Sequence[Sequence[bool]]) -> str:
     """As `with_interval` for trainings with several seeds, a row a seed: the mean, over seeds and images."""
+    mean, low, high = share_over_seeds(correct)
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def share_over_seeds(correct: Sequence[Sequence[bool]]) -> tuple[float, float, float]:
+    """A share in per cent with its 95 % interval, over images, and over seeds where there are several."""
     if len(correct) == 1:
-        return with_interval(correct[0])
+        share, low, high = (100 * value for value in share_of(correct[0]))
+        return share, low, high
     mean, low, high, _ = over_seeds([[100.0 * right for right in row] for row in correct])
-    return f"{mean:.1f} ({max(0.0, low):.1f} to {min(100.0, high):.1f})"
+    return mean, max(0.0, low), min(100.0, high)
 
 
-def point(at: float, correct: Sequence[bool]) -> list[float]:
-    """A point of a curve: a share in per cent over an axis, with its 95 % interval."""
-    bounds = [100 * bound for bound in interval(sum(correct), len(correct))]
-    return [at, 100 * sum(correct) / len(correct), *bounds]
+def point(at: float, *correct: Sequence[bool]) -> list[float]:
+    """A point of a curve: a share in per cent over an axis, with its 95 % interval; a row a seed."""
+    return [at, *share_over_seeds(correct)]
 
 
 def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset, batch: int) -> AttackJob:

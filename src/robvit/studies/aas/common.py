@@ -14,27 +14,25 @@ from typing import Any
 
 from torch import nn
 
-from robvit.attacks import find_scales
-from robvit.attacks.aas import FACTORS
 from robvit.attention import attention_layers
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
-from robvit.measuring.batches import BatchRunner
+from robvit.errors import InputError
 from robvit.measuring.comparison import Comparison, ScalingMethod, compare_scaling
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
+from robvit.studies.aas.controls import RANDOM, Unsearched
 from robvit.studies.claims import claims_table
 from robvit.studies.common import Effort, StudyContext
-from robvit.studies.judging import per_cent, point
+from robvit.studies.judging import per_cent, point, share_over_seeds
 from robvit.studies.published import PublishedTable, read_published
 from robvit.threat import Threat
-from robvit.verdict import Claim, Verdict
+from robvit.verdict import Claim, seen_together
 
 PUBLISHED = read_published("aas")
 PAPER = PUBLISHED.paper
 MODEL, IMAGES = "robvit-mini-robust", 64
 PAPER_STEPS = 100  # of the paper's attacks, but for PGD-20 and FGSM
-RANDOM, FACTOR = "random scales", "one factor"
 MOVED = "How the scales moved"  # the table's title
 
 
@@ -44,7 +42,7 @@ class ScalingEffort(Effort):
 
     `fit` is "train", as the paper's Algorithm 1, or "batch". A `lora` and a `head`, files, make the judged
     model of the one that is named. With `batches`, a folder, several studies share what became of a batch
-    under an attack that they have in common.
+    under an attack that they have in common. Scales that nobody searched for are drawn `draws` times.
     """
 
     learn: int = 256
@@ -56,9 +54,14 @@ class ScalingEffort(Effort):
     direction: str = "gradient"
     space: str = "linear"
     starts: int = 1
+    draws: int = 3
     lora: str = ""
     head: str = ""
     batches: str = ""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise InputError(f"random scales are drawn once or more, got draws={self.draws}")
 
     def method(self, **changes: Any) -> ScalingMethod:
         """How scales come about, with other settings of `find_scales` where given."""
@@ -75,50 +78,6 @@ def published_for(name: str, context: StudyContext) -> PublishedTable:
     spec = context.data if isinstance(context.data, str) else ""
     kind = spec.partition(":")[0]
     return PUBLISHED.tables.get(f"{name} {kind}") or PUBLISHED[name]
-
-
-@dataclass
-class Unsearched:
-    """Scales of a model that nobody searched for, chosen on images that are not judged; `memory` keeps what
-    became of them at each factor."""
-
-    model: nn.Module
-    learn: ImageDataset
-    threat: Threat
-    steps: int
-    seed: int
-    memory: Path
-    space: str = "linear"
-
-    @property
-    def depth(self) -> int:
-        return len(attention_layers(self.model))
-
-    def controls(self, blocks: int | None = None) -> dict[str, list[float]]:
-        """Random scales, as a search starts from, and one factor for all blocks, or for the first so many."""
-        count = self.depth if blocks is None else blocks
-        x, y = next(iter(self.learn.batches(1)))
-        seed = self.seed + 1  # others than those from which the search itself starts
-        drawn = find_scales(self.model, [(x, y)], steps=0, blocks=count, space=self.space, seed=seed)
-        one = [self.best_factor] * count + [1.0] * (self.depth - count)
-        return {RANDOM: list(drawn.values), FACTOR: one}
-
-    @cached_property
-    def best_factor(self) -> float:
-        """The factor other than 1 at which GAMA leaves the least accuracy."""
-        x, y = self.learn.take(range(min(CHOOSE, len(self.learn)))).tensors()
-        gama = {"steps": min(FACTOR_STEPS, self.steps)}
-        runner = BatchRunner(self.model, self.threat, "gama", gama, self.seed, self.memory)
-        left = {}
-        with progress("choosing one factor", total=len(FACTORS) - 1) as advance:
-            for factor in (f for f in FACTORS if f != 1):
-                given = {"base": "gama", "factors": factor, **gama}
-                left[factor] = sum(runner.run("aas_uniform", x, y, given, self.seed).correct)
-                advance()
-        return min(left, key=lambda f: left[f])
-
-
-CHOOSE, FACTOR_STEPS = 64, 20  # images on which one factor for all blocks is chosen, and GAMA's steps there
 
 
 @dataclass
@@ -150,9 +109,9 @@ class ScalingBench:
 
     def unsearched_of(self, model: nn.Module) -> Unsearched:
         """The control scales of another model than the bench's own."""
-        effort = self.effort
+        effort, seed = self.effort, self.context.seed
         return Unsearched(
-            model, self.learn, self.threat, effort.steps, self.context.seed, self.memory, effort.space
+            model, self.learn, self.threat, effort.steps, seed, self.memory, effort.space, effort.draws
         )
 
     def compare(
@@ -203,16 +162,22 @@ class ScalingBench:
         record = self.context.record(self.model, self.images, trials=trials, claims=[*claims, *over_random])
         title = "Does scaling break more than the control? Pair by pair"
         record.tables = [claims_table(record.claims, title), *searches_table(compared)]
-        record.notes = [tally(claims)]
+        record.notes = [tally(claims, over_random)]
         return record
 
     def note(self) -> str:
         return (
             f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; scales fitted on "
             f"{len(self.learn)} others ({self.effort.fit}). {RANDOM.capitalize()}, and one factor that GAMA "
-            "chose on those, stand beside plain as AAS does; the control is plain with as many passes as "
-            "plain and AAS together. The paper: ViT-B/16, CIFAR-10."
+            "chose on those, go on with what plain leaves; the control is plain with as many passes as "
+            f"plain and AAS together. {self._draws_note()} The paper: ViT-B/16, CIFAR-10."
         )
+
+    def _draws_note(self) -> str:
+        """What random scales can tell."""
+        if self.effort.draws == 1:
+            return "One draw of random scales can tell of that draw alone, not of what others would do."
+        return f"Figures of {RANDOM} are means of {self.effort.draws} draws, AAS is one search."
 
 
 def bench(context: StudyContext, effort: ScalingEffort, model: str | None = None) -> ScalingBench:
@@ -223,11 +188,15 @@ def bench(context: StudyContext, effort: ScalingEffort, model: str | None = None
     return ScalingBench(context, effort, network, judged, learn)
 
 
-def tally(claims: list[Claim]) -> str:
-    """In how many comparisons the paper's effect is there."""
-    seen = sum(claim.verdict is Verdict.SEEN for claim in claims)
-    where = f"{seen} of {len(claims)} comparisons"
-    return f"Against a control of the same cost the paper's effect is seen in {where}."
+def tally(claims: list[Claim], over_random: list[Claim]) -> str:
+    """In how many comparisons the paper's effect is there, when all are tested together."""
+    seen = seen_together([*claims, *over_random])
+    count, random = sum(seen[: len(claims)]), sum(seen[len(claims) :])
+    return (
+        f"Against a control of the same cost the paper's effect is seen in {count} of {len(claims)} "
+        f"comparisons, over {RANDOM} in {random} of {len(over_random)}, after Holm's correction over all of "
+        "these; verdicts in tables are each its own."
+    )
 
 
 def furthest_move(comparison: Comparison) -> float:
@@ -248,12 +217,17 @@ def searches_table(compared: Mapping[str, Comparison], what: str = "") -> list[T
     return [Table(f"{MOVED}{what}", columns, rows, note)] if rows else []
 
 
-def arms(comparison: Comparison) -> dict[str, list[bool]]:
-    """Which images are still classified rightly under what, by name; controls stand beside plain too."""
-    found = {"plain": comparison.plain.correct, "AAS": comparison.scaled.correct}
-    found["plain and AAS"] = comparison.both
-    found |= {f"plain and {n}": comparison.beside_plain(t) for n, t in comparison.others.items()}
-    return found | {"control": comparison.control.correct}
+def arms(comparison: Comparison) -> dict[str, list[list[bool]]]:
+    """Which images are still classified rightly under what, by name, a row a draw of scales."""
+    found = {"plain": [comparison.plain.correct], "AAS": [comparison.scaled.correct]}
+    found["plain and AAS"] = [comparison.both]
+    found |= {f"plain and {n}": [t.correct for t in draws] for n, draws in comparison.others.items()}
+    return found | {"control": [comparison.control.correct]}
+
+
+def left(comparison: Comparison) -> dict[str, float]:
+    """What each of the `arms` leaves, in per cent, the mean over draws."""
+    return {name: share_over_seeds(rows)[0] for name, rows in arms(comparison).items()}
 
 
 def arm_columns(comparison: Comparison) -> list[str]:
@@ -263,8 +237,7 @@ def arm_columns(comparison: Comparison) -> list[str]:
 
 def shares(comparison: Comparison) -> list[float]:
     """The clean accuracy, and what each of the `arms` leaves, in per cent."""
-    left = [100 * sum(correct) / len(correct) for correct in arms(comparison).values()]
-    return [per_cent(comparison.clean), *left]
+    return [per_cent(comparison.clean), *left(comparison).values()]
 
 
 def scaled_model(comparison: Comparison) -> list[float | None]:
@@ -278,8 +251,8 @@ def over_axis(title: str, axis: str, compared: Mapping[int, Comparison]) -> tupl
     """Accuracy left over an axis, as a table and as lines with their intervals."""
     lines: dict[str, list[list[float]]] = {}
     for at, comparison in compared.items():
-        for name, correct in arms(comparison).items():
-            lines.setdefault(name, []).append(point(at, correct))
-    rows: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in compared.items()]
+        for name, rows in arms(comparison).items():
+            lines.setdefault(name, []).append(point(at, *rows))
+    cells: list[list[Any]] = [[f"{at:g}", *shares(one)] for at, one in compared.items()]
     columns = arm_columns(next(iter(compared.values())))
-    return Table(title, [axis, *columns], rows), Curve(title, axis, "accuracy left, %", lines)
+    return Table(title, [axis, *columns], cells), Curve(title, axis, "accuracy left, %", lines)

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from robvit.attention import attention_layers, kept_scales
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.trials import spread
@@ -13,7 +14,7 @@ from robvit.loading import load
 from robvit.measuring.comparison import Comparison, compare_scaling
 from robvit.progress import progress
 from robvit.record import Trial
-from robvit.studies.aas.common import Unsearched
+from robvit.studies.aas.controls import Unsearched
 from robvit.studies.aas.training_effort import AasTrainingEffort
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import judge, per_cent, worst_of
@@ -25,13 +26,19 @@ IMAGES, FIT = 64, 256
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A model trained by a recipe, judged as it ships."""
+    """A model trained by a recipe, judged with its last weights."""
 
     recipe: str
     model: Model
     images: ImageDataset
     comparison: Comparison
     autoattack: Trial
+
+    @property
+    def scales(self) -> list[float]:
+        """The scales that are a part of the model, block by block; 1 where it has none."""
+        scales = kept_scales(self.model)
+        return [1.0] * len(attention_layers(self.model)) if scales is None else scales.tolist()
 
     def accuracies(self) -> list[float]:
         """Clean, under PGD, under PGD and AAS, and under AutoAttack as well, in per cent."""

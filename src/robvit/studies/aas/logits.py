@@ -21,7 +21,8 @@ from robvit.measuring.comparison import Comparison, control_of
 from robvit.progress import progress
 from robvit.record import Record, Table, Trial
 from robvit.resuming import key_of
-from robvit.studies.aas.common import CHOOSE, FACTOR, PAPER, RANDOM, ScalingEffort, bench, searches_table
+from robvit.studies.aas.common import PAPER, ScalingEffort, bench, left, searches_table
+from robvit.studies.aas.controls import CHOOSE, FACTOR, RANDOM
 from robvit.studies.aas.tables import ATTACKS
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
@@ -127,12 +128,12 @@ def _trained(context: StudyContext, effort: LogitEffort, classes: int) -> Model:
 def _best(model: Model, learn: ImageDataset, threat: Threat, effort: LogitEffort, seed: int) -> float:
     """The factor for the logits at which PGD leaves the least accuracy, on images that are not judged."""
     x, y = learn.take(range(min(CHOOSE, len(learn)))).tensors()
-    left = {
+    found = {
         f: run("pgd", ScaledLogits(model, f), x, y, threat, victim=model, steps=effort.steps, seed=seed)
         for f in FACTORS
         if f != 1
     }
-    return min(left, key=lambda f: left[f].robust_accuracy)
+    return min(found, key=lambda f: found[f].robust_accuracy)
 
 
 def _logit_trials(
@@ -180,6 +181,6 @@ def _cnn_cells(trials: Mapping[str, Trial]) -> list[float]:
 
 
 def _vit_cells(found: Comparison) -> list[float]:
-    others = (found.beside_plain(found.others[name]) for name in (FACTOR, RANDOM))
-    shares = [100 * sum(correct) / len(correct) for correct in (*others, found.both)]
-    return [per_cent(found.clean), per_cent(found.plain), *shares, per_cent(found.control)]
+    names = ("plain", f"plain and {FACTOR}", f"plain and {RANDOM}", "plain and AAS", "control")
+    shares = left(found)
+    return [per_cent(found.clean), *(shares[name] for name in names)]

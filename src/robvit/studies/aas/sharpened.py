@@ -21,7 +21,6 @@ from robvit.registry import unknown
 from robvit.studies.aas.common import (
     EFFORT,
     PAPER,
-    RANDOM,
     ScalingBench,
     ScalingEffort,
     arm_columns,
@@ -29,10 +28,11 @@ from robvit.studies.aas.common import (
     searches_table,
     shares,
 )
+from robvit.studies.aas.controls import RANDOM
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import attack_title, point
-from robvit.verdict import Claim, Verdict, claim_of
+from robvit.verdict import Claim, claim_of, seen_together
 
 SHARPNESS = (1.0, 3.0, 10.0, 20.0, 50.0, 100.0, 150.0)
 WATCHED = 32  # images on which underflow is counted
@@ -112,7 +112,7 @@ def _sharpened(at: ScalingBench, sharpness: float, precision: str) -> Sharpened:
             settings={"steps": at.effort.steps},
             method=at.effort.method(),
             train=at.learn,
-            others={UNDONE: [1 / sharpness] * depth, **at.unsearched_of(model).controls()},
+            others={UNDONE: [[1 / sharpness] * depth], **at.unsearched_of(model).controls()},
             batch=at.effort.batch,
             seed=at.context.seed,
             memory=at.memory,
@@ -164,13 +164,15 @@ def _trials(one: Sharpened, precision: str) -> list[Trial]:
 
 def _where(found: list[Sharpened]) -> str:
     """From which sharpness on each part of the claim holds."""
+    seen = seen_together([one.lost() for one in found] + [one.won() for one in found])
     marks = {
         "underflow begins": [one.one_hot > BEGINS for one in found],
-        "plain PGD loses images": [one.lost().verdict is Verdict.SEEN for one in found],
-        "AAS wins images back": [one.won().verdict is Verdict.SEEN for one in found],
+        "plain PGD loses images": seen[: len(found)],
+        "AAS wins images back": seen[len(found) :],
     }
     parts = []
     for text, holds in marks.items():
         first = next((one.sharpness for one, held in zip(found, holds, strict=True) if held), None)
         parts.append(f"{text} {'nowhere' if first is None else f'from x{first:g}'}")
-    return ", ".join(parts) + f"; up to x{found[-1].sharpness:g} were tried."
+    tried = f"up to x{found[-1].sharpness:g} were tried, with Holm's correction over these claims"
+    return f"{', '.join(parts)}; {tried}."

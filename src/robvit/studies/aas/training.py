@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from robvit.attention import kept_scales
 from robvit.record import Curve, Record, Table, Trial
 from robvit.studies.aas.common import PAPER, PUBLISHED, published_for, searches_table
-from robvit.studies.aas.judged_training import Seeds, train_and_judge
+from robvit.studies.aas.judged_training import JudgedTraining, Seeds, train_and_judge
 from robvit.studies.aas.training_effort import EFFORT, MODEL, AasTrainingEffort, paper_row, scaled_recipe
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study
 from robvit.studies.published import PublishedTable
-from robvit.verdict import Claim, claim_over_seeds
+from robvit.verdict import Claim, Verdict, claim_of, claim_of_parts
 
 
 @study(
@@ -40,7 +41,7 @@ def trainings(
         [name, *_means(seeds), *published.row(_row(seeds))] for name, seeds in judged.items()
     ]
     table = Table("Table 5: AAS-AT", columns, rows, effort.note(_text(gaps)))
-    return _record(context, table, judged, claims)
+    return _record(context, effort, table, judged, claims)
 
 
 @study("aas-table4", paper=PAPER, title="Table 4: AAS-AT on ImageNet-100", effort=EFFORT)
@@ -61,7 +62,7 @@ def larger(
         ours = _means(seeds)
         rows.append([name, ours[0], ours[-1], *published.row(_row(seeds))])
     table = Table("Table 4: AAS-AT", columns, rows, effort.note(_text(gaps)))
-    return _record(context, table, judged, claims)
+    return _record(context, effort, table, judged, claims)
 
 
 @study(
@@ -86,10 +87,10 @@ def gaps_between(
     table = Table("Fig. 5 (a, b)", columns, rows, effort.note(_text(between)))
     first, *others = judged
     claims = [
-        claim_over_seeds(f"every {n} over every {first}, PGD and AAS", _left(judged[n]), _left(judged[first]))
+        ahead(f"every {n} over every {first}, {effort.pgd.title} and AAS", judged[n], judged[first], _left)
         for n in others
     ]
-    record = _record(context, table, judged, claims)
+    record = _record(context, effort, table, judged, claims)
     record.curves = [Curve("Fig. 5 (a, b): gap", "epochs between moves", "accuracy, %", lines)]
     return record
 
@@ -124,11 +125,10 @@ def _pairs(
         for gap in gaps:
             name = gap_title(scaled, gap) if len(gaps) > 1 else scaled
             judged[name] = train_and_judge(context, effort, scaled, gap, name)
+            pair, text = (judged[name], judged[method]), f"{name} over {method}"
             gain = published.gain(_row(judged[name]), _row(judged[method]), "AutoAttack")
-            ours, theirs = ([one.autoattack.correct for one in judged[n].values()] for n in (name, method))
-            claims.append(claim_over_seeds(f"{name} over {method}, AutoAttack", ours, theirs, gain))
-            ours, theirs = (_left(judged[n]) for n in (name, method))
-            claims.append(claim_over_seeds(f"{name} over {method}, PGD and AAS", ours, theirs))
+            claims.append(ahead(f"{text}, {effort.autoattack.title}", *pair, _under_autoattack, gain))
+            claims.append(ahead(f"{text}, {effort.pgd.title} and AAS", *pair, _left))
     return judged, [*claims, *(_broken(name, seeds, published) for name, seeds in judged.items())]
 
 
@@ -137,23 +137,49 @@ def gap_title(recipe: str, gap: int) -> str:
     return f"{recipe}, every {gap}"
 
 
-def _left(seeds: Seeds) -> list[list[bool]]:
-    """What PGD and PGD with AAS leave, a row a seed."""
-    return [one.comparison.both for one in seeds.values()]
+def ahead(
+    text: str,
+    ours: Seeds,
+    theirs: Seeds,
+    outcomes: Callable[[JudgedTraining], list[bool]],
+    paper: float | None = None,
+) -> Claim:
+    """That one training is ahead of another, seed by seed.
+
+    A seed is void if both have the same scales, such as 1 throughout: then nothing of AAS-AT is compared.
+    """
+    parts = []
+    for seed, one in ours.items():
+        claim = claim_of(text, outcomes(one), outcomes(theirs[seed]), paper)
+        alike = one.scales == theirs[seed].scales
+        parts.append(replace(claim, verdict=Verdict.VOID) if alike else claim)
+    return claim_of_parts(parts)
+
+
+def _left(one: JudgedTraining) -> list[bool]:
+    """What PGD and PGD with AAS leave."""
+    return one.comparison.both
+
+
+def _under_autoattack(one: JudgedTraining) -> list[bool]:
+    return one.autoattack.correct
 
 
 def _broken(name: str, seeds: Seeds, published: PublishedTable) -> Claim:
     """That AAS breaks more of a training's images than PGD does at equal cost; the paper has the gain."""
     columns = ("PGD-100 with AAS", "PGD-100")  # Table 4 has neither
     gain = published.step(_row(seeds), *columns) if {*columns} <= {*published.columns} else None
-    ours, control = (
-        [[not correct for correct in row] for row in rows]
-        for rows in (_left(seeds), [one.comparison.control.correct for one in seeds.values()])
-    )
-    return claim_over_seeds(f"{name}: AAS over the control", ours, control, gain)
+    text = f"{name}: AAS over the control"
+    return claim_of_parts([one.comparison.claim(text, gain) for one in seeds.values()])
 
 
-def _record(context: StudyContext, table: Table, judged: Mapping[str, Seeds], claims: list[Claim]) -> Record:
+def _record(
+    context: StudyContext,
+    effort: AasTrainingEffort,
+    table: Table,
+    judged: Mapping[str, Seeds],
+    claims: list[Claim],
+) -> Record:
     """The record of all trainings; the last one with its first seed is quoted, the others are controls."""
     *_, last = judged
     trials: list[Trial] = []
@@ -165,25 +191,23 @@ def _record(context: StudyContext, table: Table, judged: Mapping[str, Seeds], cl
     first = next(iter(judged[last].values()))
     record = context.record(first.model, first.images, trials=trials, claims=claims)
     record.model["name"] = f"{context.model_name(MODEL)}, {last}"
-    record.tables = [table, *([claims_table(claims)] if claims else []), *_by_seed(judged)]
+    record.tables = [table, *([claims_table(claims)] if claims else []), *_by_seed(judged, effort)]
     compared = {}
     for name, seeds in judged.items():
         for seed, one in seeds.items():
             compared[f"{name}, seed {seed}"] = one.comparison
-            scales = kept_scales(one.model)
-            if scales is not None:
-                text = ", ".join(f"{s:.2g}" for s in scales.tolist())
+            if kept_scales(one.model) is not None:
+                text = ", ".join(f"{scale:.2g}" for scale in one.scales)
                 record.notes.append(f"{name}, seed {seed}, ships with scales {text}.")
     record.tables += searches_table(compared)
     return record
 
 
-def _by_seed(judged: Mapping[str, Seeds]) -> list[Table]:
+def _by_seed(judged: Mapping[str, Seeds], effort: AasTrainingEffort) -> list[Table]:
     """Every seed's own accuracies, where there are several."""
     rows: list[list[Any]] = [
         [name, str(seed), *one.accuracies()] for name, seeds in judged.items() for seed, one in seeds.items()
     ]
     if len(rows) == len(judged):
         return []
-    columns = ["training", "seed", "clean %", "PGD %", "and AAS %", "AutoAttack %"]
-    return [Table("Seed by seed", columns, rows)]
+    return [Table("Seed by seed", ["training", "seed", *effort.columns()], rows)]

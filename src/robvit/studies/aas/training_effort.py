@@ -16,7 +16,10 @@ from robvit.training.job import Job, job_of
 from robvit.training.recipe import load_recipe
 
 MODEL = "robvit-mini"
-HELD_OUT, CHECKPOINTS = 250, 5  # images at most on which a short training chooses among so many checkpoints
+HELD_OUT = 250  # images at most that a short training spares to tell how it ended
+# Epochs between validations: only the end is judged, and the last weights count. The best of several could
+# be from before the first move of the scales, where AAS-AT is the training without it, bit for bit.
+LAST = 10_000
 OWN = "aas-paper-"  # how the recipes of the paper's own trainings begin
 
 
@@ -62,10 +65,9 @@ class AasTrainingEffort(TrainingEffort):
 
     def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
         """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
-        changes: dict[str, Any] = {"seed": seed, "track": [], "inner.eps": self.eps}
+        changes: dict[str, Any] = {"seed": seed, "track": [], "inner.eps": self.eps, "validate_every": LAST}
         if self.epochs:  # a short training starts from trained weights
             changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
-            changes["validate_every"] = max(1, self.epochs / CHECKPOINTS)
         if self.learn:  # few images cannot spare as many as a recipe holds out
             changes["validation"] = min(HELD_OUT, max(1, self.learn // 10))
         if self.inner_steps:
@@ -98,9 +100,10 @@ class AasTrainingEffort(TrainingEffort):
         epochs = f"{self.epochs:g} epochs" if self.epochs else "the recipe's epochs"
         inner = f"{self.inner_steps} inner steps" if self.inner_steps else "the recipe's inner steps"
         return (
-            f"Judged as shipped, scales included. {self.learn or 'All'} images, {epochs}, {inner}, "
-            f"{self.threat}, scales moved every {every} epochs, a batch each time; AutoAttack on what is "
-            f"left. Seeds: {', '.join(map(str, self.seeds))}; cells are means over them."
+            f"The last weights of each training, scales included. {self.learn or 'All'} images, {epochs}, "
+            f"{inner}, {self.threat}, scales moved every {every} epochs, a batch each time; "
+            f"{self.autoattack.title} on what is left. Seeds: {', '.join(map(str, self.seeds))}; cells are "
+            "means over them."
         )
 
 
