@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import robvit
+from helpers.devices import Stopped, seen_devices
 from helpers.networks import small_net
 from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
@@ -18,6 +21,7 @@ from robvit.certification.adaptive import Answered, attacked, open_places
 from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
+from robvit.certification.patch_certificate import PatchCertificate
 from robvit.certification.patches import PatchDefense, defend_patches, open_defense
 from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
@@ -450,6 +454,27 @@ def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:
         TokenDropping(robvit.load("robvit-mini"))
     with pytest.raises(Unsupported, match="no plain ViT"):
         TokenDropping(robvit.load("xcit_nano_12_p16_224", pretrained=False))
+
+
+def test_model_and_images_go_to_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, wanted = seen_devices(monkeypatch), SimpleNamespace(device=torch.device("meta"))
+    monkeypatch.setattr("robvit.certification.certify.processes", lambda: wanted)
+    model = robvit.Model(plain_vit(), name="small")
+    with pytest.raises(Stopped):
+        certify(model, "sample", patch=5, limit=1)
+    with pytest.raises(Stopped):
+        PatchCertificate(model, [5], 3, maps=False).outcomes(robvit.open_data("sample", limit=1))
+    assert where == ["meta", "meta"]
+
+
+def test_a_head_judged_on_its_training_images_is_told(mini: robvit.Model) -> None:
+    images = robvit.open_data("sample", split="test", limit=4)
+    head = copy.deepcopy(mini.head)
+    assert isinstance(head, LinearHead)
+    head.learned_from = tuple(images.checksums()[:3])
+    record = certify(mini.replace(head=head), images, patch=5)
+    assert any("the head was trained on 3 of these 4 images" in note for note in record.notes)
+    assert not any("trained on" in note for note in certify(mini, images, patch=5).notes)
 
 
 @pytest.mark.slow
