@@ -13,9 +13,7 @@ from robvit.certification.windows import check_cover, cover, ranges, touched, wi
 from robvit.errors import BrokenCertificate, InputError
 
 
-def tokens_under(
-    row: int, column: int, patch: int, token: int | tuple[int, int], columns: int
-) -> set[int]:
+def tokens_under(row: int, column: int, patch: int, token: int | tuple[int, int], columns: int) -> set[int]:
     """The tokens whose pixels a patch overlaps, pixel by pixel."""
     high, wide = token if isinstance(token, tuple) else (token, token)
     return {

@@ -81,7 +81,9 @@ def attacked(
     noise = per_image_uniform(x, seed, "adaptive patch")
     allowed = open_places(defense.cover, safe, (x.shape[2], x.shape[3]), defense.dropping.token)
     goal = objective_of("cross_entropy", y[rows], targeted=False)
-    places = worst_places(soft, x[rows], goal, noise[rows], side, LOCATIONS, allowed[rows]) if len(rows) else []
+    places = (
+        worst_places(soft, x[rows], goal, noise[rows], side, LOCATIONS, allowed[rows]) if len(rows) else []
+    )
     for place in places:
         left = (label[rows] == y[rows]).nonzero()[:, 0]
         some = rows[left]

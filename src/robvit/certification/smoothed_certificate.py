@@ -48,8 +48,8 @@ class SmoothedCertificate:
             return (
                 f"Certified is a lower bound on a cosine, {within}: between the smoothed embedding of any "
                 f"image in the ball, the mean class embedding {smoothed}, and one fixed direction, that of "
-                f"the mean over {rules.select} sampled noisy copies of the clean image, which is not its exact "
-                f"mean's; {rules.samples} other copies certify. The network without noise has no certificate."
+                f"the mean over {rules.select} sampled noisy copies of the clean image, not its exact mean; "
+                f"{rules.samples} other copies certify. The network without noise has no certificate."
             )
         return (
             f"Certified is the label of the smoothed model, its mean answer {smoothed}, {within}; "

@@ -83,9 +83,9 @@ def certify_embedding(
 
     Both are with one direction, that of the mean embedding of `select` noisy copies of x, which were sampled
     and are not the exact mean. The second is a bound, with confidence 1 - alpha, for the exact mean embedding
-    of any image in the ball. `embed` gives (B D), which is normalised. A mean is no longer than 1, so that its product with a
-    direction, which is what the theorem bounds, is at most their cosine where it is positive; else nothing
-    is known: -1.
+    of any image in the ball. `embed` gives (B D), which is normalised. A mean is no longer than 1, so that
+    its product with a direction, which is what the theorem bounds, is at most their cosine where it is
+    positive; else nothing is known: -1.
     """
     mean = _mean_embedding(embed, x, rules, draws)
     direction = F.normalize(mean, dim=0)

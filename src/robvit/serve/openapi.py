@@ -47,7 +47,9 @@ def document(
     """
     secured: dict[str, Any] = {"security": [{"key": []}]} if key else {}
     paths: dict[str, Any] = {
-        "/predict": {"post": _of_image("Classify an image", _prediction(classes, defended), limits) | secured},
+        "/predict": {
+            "post": _of_image("Classify an image", _prediction(classes, defended), limits) | secured
+        },
         "/features": {"post": _of_image("Class and patch tokens of an image", _features(), limits) | secured},
         "/healthz": {"get": _probe("Whether the process works", "alive")},
         "/readyz": {"get": _probe("Whether a queue slot is free", "ready")},
