@@ -18,12 +18,13 @@ What stands between the two comments is written here and never by hand. A single
 its own tables: `table 2: rob-table2` shows the one whose title begins so, and `curve accuracy:
 rob-attacker` draws the curve whose title begins so, into docs/figures. The record of a doctor is shown by
 its findings. Several records below one label are one table: evaluations of a mapping are compared with the
-first of them, image by image, and so is retrieval by its first neighbours; of other records the table whose
-title begins with the label is put together; and a list is shown defence by defence, attacker by attacker. A
-record that is not there yet shows no figure, and the page says so, unless a question mark stands behind its
-name. Tables of other kinds say in a comment above what they are: figures of a paper (`published:`), counted
-by a file of the project (`counted:`), or `no measurement`. What studies took stands in a sentence as
-`<!-- minutes of NAME and OTHER -->12<!-- end -->`, and in a row's own words as {minutes of NAME}.
+first of them, image by image, and so are certificates, and retrieval by its first neighbours; of other
+records the table whose title begins with the label is put together; and a list is shown defence by defence,
+attacker by attacker. A record that is not there yet shows no figure, and the page says so, unless a question
+mark stands behind its name. Tables of other kinds say in a comment above what they are: figures of a paper
+(`published:`), counted by a file of the project (`counted:`), or `no measurement`. What studies took stands
+in a sentence as `<!-- minutes of NAME and OTHER -->12<!-- end -->`, and in a row's own words as {minutes of
+NAME}.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ DATA_NAMES = {
     "imagenet:{data}/imagenet_1k": "ImageNet",
     "folder:{data}/pets/images?test=0.25": "Oxford-IIIT Pet",
 }
+PAIRED = ("evaluate", "retrieval", "certify")  # records whose outcomes are compared image by image
 Part = TypeVar("Part", Table, Curve)
 
 
@@ -125,7 +127,7 @@ def _together(label: str, results: dict[str, KeptResult], defences: bool) -> lis
         table = defence_table(records)
         return [] if table is None else ["", *_markdown(table), "", table.note]
     untold = not any(_begins(record.tables, label) for record in records)
-    if all(record.kind in ("evaluate", "retrieval") and record.trials for record in records) and untold:
+    if all(record.kind in PAIRED and record.trials for record in records) and untold:
         return ["", *_markdown(_compared(results))]
     tables = {name: _one(result, label) for name, result in results.items()}
     first = next(iter(tables.values()))
@@ -221,7 +223,9 @@ def _accuracies(judged: dict[str, KeptResult]) -> Table:
         threat = result.record.headline().threat
         kept = "–" if clean is None else share(clean.correct)
         rows.append([label, threat, ", ".join(attacks), len(worst), kept, share(worst)])
-    return Table("", ["", "budget", "attacks", "images", "clean, %", "worst case, %"], rows)
+    proven = all(result.record.kind == "certify" for result in judged.values())
+    least = "certified, %" if proven else "worst case, %"
+    return Table("", ["", "budget", "attacks", "images", "clean, %", least], rows)
 
 
 def _findings(result: KeptResult) -> Table:

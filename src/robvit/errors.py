@@ -15,6 +15,7 @@
     |- Busy                another run is at work in the same folder
     |- Diverged            a training whose loss or gradient is no number any more
     |- BrokenAttack        an attack left its budget or returned something that is not an image
+    |- BrokenCertificate   windows that leave a place of the patch open
     |- BrokenExport        an exported file that does not give the model's answers (robvit.exporting.parity)
     |- NotInvariant        new tokens that change clean features too much (robvit.defenses.rotate)
     |- TimeLimit           a request to the app that took too long (robvit.app.session)
@@ -85,6 +86,10 @@ class Diverged(RobvitError):
 
 class BrokenAttack(RobvitError):
     """An attack left its budget or returned something that is not an image."""
+
+
+class BrokenCertificate(RobvitError):
+    """Windows that leave a place of the patch open, so that they prove nothing."""
 
 
 def check_images(x: torch.Tensor) -> None:

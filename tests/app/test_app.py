@@ -150,8 +150,12 @@ def test_a_certificate_is_drawn_where_tokens_have_pixels_of_their_own(
     assert found.certified == bool(defense.certify(x, label))
     assert found.image.shape == (32, 32, 3)
     assert "4×4 pixels" in draw.patch_map(found)
+    assert own.models["small"].uncertifiable == ""
     with pytest.raises(RobvitError, match="share pixels"):
         list(play.certificate(AttackRequest(cat, "robvit-mini")))
+    bare = Playground({"bare": PlaygroundModel("bare", model)})
+    with pytest.raises(RobvitError, match="give it a head"):
+        bare.certificate(AttackRequest(cat, "bare", attack="feature"))
 
 
 @pytest.mark.slow

@@ -128,6 +128,28 @@ def image(seed: int) -> tuple[np.ndarray, bytes]:
     return pixels, held.getvalue()
 
 
+def test_a_certificate_is_offered_where_there_is_one_and_else_the_page_says_why(address: str) -> None:
+    with Visitor(address, "careful") as visitor:
+        props = [component["props"] for component in visitor.config["components"]]
+        (button,) = (one for one in props if one.get("elem_id") == "certificate")
+        assert not button["interactive"]  # of robvit-mini, the first model
+        assert any(
+            "No patch certificate: the tokens of robvit-mini" in str(one.get("value")) for one in props
+        )
+        changed = [
+            visitor.ask("model", "change", [name])["output"]["data"] for name in ("plain", "robvit-mini")
+        ]
+        assert [one[2]["interactive"] for one in changed] == [True, False]
+        assert ["No patch certificate" in one[3] for one in changed] == [False, True]
+        drawn, refused = (
+            visitor.ask("certificate", "click", [None, name, "off", "pgd", 3, 2])
+            for name in ("plain", "robvit-mini")
+        )
+    assert "behind double masking" in drawn["output"]["data"][0]
+    assert not refused["success"]
+    assert "share pixels" in refused["output"]["error"]
+
+
 def test_twenty_visitors_at_once_get_their_own_images(address: str, play: Playground) -> None:
     got: dict[int, str] = {}
 

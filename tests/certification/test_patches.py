@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import robvit
+from helpers.devices import Stopped, seen_devices
 from helpers.networks import small_net
 from helpers.plain_vit import plain_vit
 from robvit.backbones.heads import LinearHead
-from robvit.certification.adaptive import attacked, open_places
+from robvit.certification.adaptive import Answered, attacked, open_places
 from robvit.certification.certify import certify
 from robvit.certification.dropping import TokenDropping
 from robvit.certification.head import fit_dropped_head
+from robvit.certification.patch_certificate import PatchCertificate
 from robvit.certification.patches import PatchDefense, defend_patches, open_defense
 from robvit.certification.windows import cover, patch_sides, window_counts
 from robvit.cli import app
 from robvit.cli.report import report
-from robvit.errors import InputError, Unsupported
+from robvit.errors import BrokenAttack, InputError, Unsupported
 from robvit.exporting import export
 from robvit.report.html import write_report
 
@@ -164,10 +169,29 @@ def test_the_attacker_of_the_defence_takes_labels_but_no_certified_one(
 ) -> None:
     defense, (x, y) = PatchDefense(mini, 5), images
     safe, clean = defense.safe_places(defense.asked(x), y), defense.classify(x).label
-    label = attacked(defense, x, y, clean, safe, steps=6, seed=0)
+    label, distance, forward, backward = attacked(defense, x, y, clean, safe, steps=6, seed=0)
     assert bool((label == y)[safe.all(1)].all())
     assert int((label == y).sum()) < int((clean == y).sum())
     assert torch.equal(label[clean != y], clean[clean != y])
+    assert torch.equal(distance > 0, clean == y)
+    assert float(distance.max()) <= 5
+    views, tried = len(Answered(defense).views), int((clean == y).sum())
+    assert (1 + 6) * views * tried <= backward <= (1 + 2 * 6) * views * tried
+    assert forward > backward  # the last point of every climb, and the rule, which judges it
+
+
+def test_a_patch_that_leaves_its_square_is_noticed(
+    mini: robvit.Model, images: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defense, (x, y) = PatchDefense(mini, 5), (images[0][:1], images[1][:1])
+
+    def cheat(model: object, x: torch.Tensor, *given: Any, **settings: Any) -> None:
+        given[2].adv.zero_()  # all of the image
+
+    monkeypatch.setattr("robvit.certification.adaptive.climb", cheat)
+    everywhere = torch.zeros(1, len(defense.cover.windows), dtype=torch.bool)
+    with pytest.raises(BrokenAttack, match="must stay within patch 5"):
+        attacked(defense, x, y, y, everywhere, steps=1, seed=0)
 
 
 def test_an_image_is_certified_where_every_window_is_safe(
@@ -253,6 +277,10 @@ def test_a_record_tells_what_the_defence_s_own_attacker_leaves(mini: robvit.Mode
     (row,) = table.rows  # of the larger side, whose windows serve both
     told = dict(zip(table.columns, row, strict=True))
     (attack,) = (one for one in record.trials if one.attack == "patch")
+    assert attack.settings == {"steps": 2, "locations": 2, "seed": 0}
+    assert max(attack.distance) <= 5
+    assert [one == 0 for one in attack.distance] == [place in attack.skipped for place in range(6)]
+    assert attack.forward > attack.backward > 0
     write_report(record, tmp_path / "report.html")
     assert "A lower bound: no attack within this budget" in (tmp_path / "report.html").read_text()
     assert told["patch, pixels"] == 5
@@ -285,7 +313,12 @@ def test_a_curve_over_sizes_holds_each_certificate_by_itself(
         assert [t.correct for t in trials] == [one.trials[-1].correct]
     (line, clean), table = record.curves[0].lines.values(), record.tables[0]
     assert [point[0] for point in line] == [row[0] for row in table.rows] == [4, 5, 10]
-    assert [100 * point[1] for point in line] == [row[5] for row in table.rows]
+    shares = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [100 * point[1] for point in line] == [row["certified, %"] for row in shares]
+    for row, point in zip(shares, clean, strict=True):
+        told = [row["clean, defended, %"], row["clean from"], row["clean to"]]
+        assert told == [100 * one for one in point[1:]]
+        assert row["disputed from"] <= row["disputed, %"] <= row["disputed to"]
     assert all(low <= share <= high for _, share, low, high in [*line, *clean])
     assert table.rows[0][1] == pytest.approx(100 * 16 / 1024)
     assert robvit.Record.load(tmp_path / "record.json").curves == record.curves
@@ -421,6 +454,27 @@ def test_what_cannot_be_certified_is_refused(mini: robvit.Model) -> None:
         TokenDropping(robvit.load("robvit-mini"))
     with pytest.raises(Unsupported, match="no plain ViT"):
         TokenDropping(robvit.load("xcit_nano_12_p16_224", pretrained=False))
+
+
+def test_model_and_images_go_to_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, wanted = seen_devices(monkeypatch), SimpleNamespace(device=torch.device("meta"))
+    monkeypatch.setattr("robvit.certification.certify.processes", lambda: wanted)
+    model = robvit.Model(plain_vit(), name="small")
+    with pytest.raises(Stopped):
+        certify(model, "sample", patch=5, limit=1)
+    with pytest.raises(Stopped):
+        PatchCertificate(model, [5], 3, maps=False).outcomes(robvit.open_data("sample", limit=1))
+    assert where == ["meta", "meta"]
+
+
+def test_a_head_judged_on_its_training_images_is_told(mini: robvit.Model) -> None:
+    images = robvit.open_data("sample", split="test", limit=4)
+    head = copy.deepcopy(mini.head)
+    assert isinstance(head, LinearHead)
+    head.learned_from = tuple(images.checksums()[:3])
+    record = certify(mini.replace(head=head), images, patch=5)
+    assert any("the head was trained on 3 of these 4 images" in note for note in record.notes)
+    assert not any("trained on" in note for note in certify(mini, images, patch=5).notes)
 
 
 @pytest.mark.slow

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import robvit
+from helpers.devices import Stopped, seen_devices
+from robvit.certification.smoothed_certificate import SmoothedCertificate
 from robvit.certification.smoothing import Smoothing, certify_embedding, certify_label, shifted
 from robvit.errors import InputError
 from robvit.record import Record
+from robvit.report.html import write_report
 from robvit.statistics import lowest_share
 
 
@@ -108,6 +111,33 @@ def test_a_record_holds_what_was_certified_and_a_table_of_it(tmp_path: Path) -> 
     assert row["images"] == 4
     assert row["mean certified cosine"] == record.metrics["mean certified cosine"] <= 1
     assert row["images with a bound, %"] == 100 * record.metrics["images with a bound"]
+    assert record.protocol["radius"] == 0.05
+    (curve,) = record.curves
+    for name, line in curve.lines.items():
+        values = [value for _, value in line]
+        assert len(values) == 4
+        assert row[f"mean {name}"] == pytest.approx(sum(values) / 4)
+        assert -1 <= row[f"{name}, from"] <= row[f"mean {name}"] <= row[f"{name}, to"] <= 1
+    assert "that of the mean over 100 sampled noisy copies of the clean image" in record.notes[0]
+    write_report(record, tmp_path / "report.html")
+
+
+def test_one_image_has_a_mean_and_no_interval() -> None:
+    asked = dict[str, Any](l2=0.05, samples=2, limit=1, embedding=True)
+    record = robvit.certify("robvit-mini", "sample", **asked)
+    assert "mean certified cosine" in record.metrics
+    assert not any("from" in name for name in record.metrics)
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+def test_noise_is_laid_on_images_where_the_model_is(embedding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = seen_devices(monkeypatch)
+    images = robvit.open_data("sample", limit=1)
+    model = robvit.load("robvit-mini").to("meta")
+    rules = Smoothing(samples=2)
+    with pytest.raises(Stopped):
+        SmoothedCertificate(model, 0.1, rules, embedding=embedding).outcomes(images)
+    assert where == ["meta"]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import pytest
 
 from robvit.certification.maps import safe_corners, unsafe_share
 from robvit.certification.windows import check_cover, cover, ranges, touched, window_counts
-from robvit.errors import InputError
+from robvit.errors import BrokenCertificate, InputError
 
 
-def tokens_under(row: int, column: int, patch: int, token: int, columns: int) -> set[int]:
+def tokens_under(row: int, column: int, patch: int, token: int | tuple[int, int], columns: int) -> set[int]:
     """The tokens whose pixels a patch overlaps, pixel by pixel."""
+    high, wide = token if isinstance(token, tuple) else (token, token)
     return {
-        (r // token) * columns + c // token
+        (r // high) * columns + c // wide
         for r in range(row, row + patch)
         for c in range(column, column + patch)
     }
@@ -49,6 +50,17 @@ def test_every_place_of_a_patch_is_inside_a_window(
             assert any(under <= window for window in found.windows)
 
 
+@pytest.mark.parametrize(("patch", "windows"), [(1, 2), (7, 3), (14, 3), (15, (4, 5)), (22, (1, 4))])
+def test_every_place_is_inside_a_window_where_image_and_tokens_are_not_square(
+    patch: int, windows: int | tuple[int, int]
+) -> None:
+    found = cover((112, 84), (14, 7), patch, windows)
+    assert found.grid == (8, 12)
+    for row, column in itertools.product(range(112 - patch + 1), range(84 - patch + 1)):
+        under = tokens_under(row, column, patch, (14, 7), 12)
+        assert any(under <= window for window in found.windows)
+
+
 def test_a_place_is_safe_inside_a_safe_window_and_a_pixel_as_the_patches_over_it() -> None:
     found = cover((32, 32), (4, 4), 6, 3)
     safe = [number % 2 == 0 for number in range(len(found.windows))]
@@ -78,9 +90,14 @@ def test_dinov2_at_112_pixels_has_the_windows_that_one_expects() -> None:
     assert len(found.kept(0)) == 55
 
 
-def test_a_gap_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="pixel 4 is not covered"):
+def test_a_gap_is_noticed_whether_or_not_python_asserts() -> None:
+    with pytest.raises(BrokenCertificate, match="pixel 4 is not covered"):
         check_cover([range(2), range(2, 4)], 16, 4, 5)
+
+
+def test_images_that_are_not_whole_tokens_are_refused_in_words() -> None:
+    with pytest.raises(InputError, match="whole tokens of 14x14 pixels, got 100x100; take an image size"):
+        cover((100, 100), (14, 14), 14, 3)
 
 
 def test_ranges_are_as_short_as_can_be() -> None:

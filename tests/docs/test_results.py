@@ -111,6 +111,19 @@ def test_several_records_are_one_table(fill: ModuleType, results: Path) -> None:
     assert "| attacker | knows | threat | no defence | tuned |" in defences
 
 
+@pytest.mark.usefixtures("results")
+def test_certificates_are_compared_image_by_image(fill: ModuleType, results: Path) -> None:
+    record = fill.read_kept("mine", results).record
+    proven = replace(record.trials[1], attack="certificate", threat=Budget("patch", 14))
+    keep(results / "proof", replace(record, kind="certify", trials=[record.trials[0], proven]))
+    compared = fill.filled(page("heads:", "  base: proof", "  other: proof"), PAGE)
+    assert "| certified, % | against base, points | p (McNemar, Holm) |" in compared
+    assert (
+        "| other | patch 14 | certificate | 4 | 75.0 (30.1 to 95.4) | 50.0 (15.0 to 85.0) | +0.0 ("
+        in compared
+    )
+
+
 def test_a_doctor_is_shown_by_its_findings_and_an_audit_by_its_bound(fill: ModuleType, results: Path) -> None:
     findings = [Finding("more_steps", "green", "all is well", title="More steps")]
     keep(results / "doctor", Record("doctor", {}, {}, [], findings=findings))

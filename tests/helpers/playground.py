@@ -1,4 +1,4 @@
-"""A playground on the bundled models alone, one of them with tokens of no use.
+"""A playground on the bundled models, one of them with tokens of no use; the server has a plain ViT too.
 
 Run as a script it serves: tests take Gradio into a process of its own, because it leaves event loops open.
 """
@@ -17,12 +17,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 import robvit
-from robvit.app.models import playground_models
+from robvit.app.models import PlaygroundModel, playground_models
 from robvit.app.request import AttackRequest, Result, Step
 from robvit.app.session import Limits, Playground
 from robvit.app.visitors import GRACE
+from robvit.data.cifar import CIFAR10_CLASSES
 
 RELEASE, BREAK = "release", "break"  # files by which a test speaks to its server
 LEFT = "a visitor left early"  # what the server says of it
@@ -92,6 +94,8 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     play = playground(folder, **settings["limits"])
+    net = VisionTransformer(img_size=32, patch_size=4, embed_dim=16, depth=1, num_heads=1, num_classes=10)
+    play.models["plain"] = PlaygroundModel("plain", robvit.Model(net).eval(), classes=list(CIFAR10_CLASSES))
     genuine = Playground.attack
 
     def attack(self: Playground, request: AttackRequest) -> Iterator[Step | Result]:

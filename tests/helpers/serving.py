@@ -77,6 +77,7 @@ class Slow:
 
     model = Model(small_net("vit"), name="slow")
     classes = ("no", "yes")
+    defended = False
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -38,6 +38,7 @@ def fits(value: Any, schema: dict[str, Any], whole: dict[str, Any]) -> bool:
         "array": list,
         "string": str,
         "integer": int,
+        "boolean": bool,
         "number": (int, float),
         "null": type(None),
     }

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import robvit
 from helpers.networks import small_net
-from helpers.plain_vit import plain_vit
+from helpers.plain_vit import ARCH, plain_vit, save_plain_vit
 from helpers.serving import Slow, ask, metric, png, served, until
 from robvit.backbones.model import Model
 from robvit.cli import app
@@ -34,6 +34,7 @@ from robvit.serve.batching import Batcher, Closed, QueueFull
 from robvit.serve.hosts import is_loopback
 from robvit.serve.predictor import Predictor, PreparedImage
 from robvit.serve.server import listen
+from robvit.serve.service import Service
 
 PNG = {"Content-Type": "image/png"}
 
@@ -54,15 +55,43 @@ def url(mini: Model) -> Iterator[str]:
         yield address
 
 
-def test_a_defence_around_the_model_gives_the_predictions(images: torch.Tensor) -> None:
-    model = Model(plain_vit(), name="small").eval()
-    defense = robvit.defend_patches(model, 5)
-    answers = Predictor(model, classify=defense)([PreparedImage(image) for image in images[:5]])
+@pytest.fixture(scope="module")
+def plain(images: torch.Tensor) -> Model:
+    """A plain ViT of random weights, less its mean answer, so that windows dispute some of the images."""
+    net: Any = plain_vit()
+    model = Model(net, name="small").eval()
+    with torch.no_grad():
+        net.head.bias -= model(images).mean(0)
+    return model
+
+
+def test_a_defence_around_the_model_gives_the_predictions(plain: Model, images: torch.Tensor) -> None:
+    defense = robvit.defend_patches(plain, 5)
+    predictor = Predictor(plain, defense=defense.logits_and_disputed)
+    answers = predictor([PreparedImage(image) for image in images[:5]])
     with torch.no_grad():
         expected = defense(images[:5])
-        assert not torch.equal(expected, model(images[:5]))
+        assert not torch.equal(expected, plain(images[:5]))
     logits = torch.stack([answer.logits for answer in answers if answer.logits is not None])
     torch.testing.assert_close(logits, expected)
+    assert [answer.disputed for answer in answers] == defense.classify(images[:5]).disputed.tolist()
+
+
+def test_a_defended_prediction_tells_over_http_whether_it_is_disputed(
+    plain: Model, url: str, images: torch.Tensor
+) -> None:
+    defense = robvit.defend_patches(plain, 5)
+    label, disputed = defense.classify(images)
+    some = [disputed.tolist().index(wanted) for wanted in (True, False)]
+    with served(Predictor(plain, defense=defense.logits_and_disputed)) as address:
+        for i in some:
+            said = json.loads(ask(f"{address}/predict", png(images[i]))[2])
+            assert (said["class"], said["disputed"]) == (int(label[i]), bool(disputed[i]))
+        assert "better abstain" in ask(f"{address}/docs")[2].decode()
+        told = json.loads(ask(f"{address}/openapi.json")[2])
+    answer = told["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]
+    assert set(answer["schema"]["required"]) == said.keys()
+    assert "disputed" not in json.loads(ask(f"{url}/predict", png(images[0]))[2])
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -382,6 +411,30 @@ def test_another_host_than_this_one_is_pointed_out(
     assert done.exit_code == 0, done.output
     assert ("warning: whoever can reach" in done.output) == warned
     assert len(served_at) == 1
+
+
+def test_the_command_serves_behind_double_masking(
+    images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Service] = []
+
+    def keep(service: Service, sock: Any) -> None:
+        made.append(service)
+        sock.close()
+
+    monkeypatch.setattr("robvit.serve.server.run", keep)
+    save_plain_vit(tmp_path / "plain.safetensors")
+    words = ["serve", str(tmp_path / "plain.safetensors"), "--arch", ARCH, "--port", "0"]
+    words += ["--patch", "5", "--windows", "1x4"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "defended against patches of 5 pixels a side" in done.output
+    predictor = made[0]._predictor
+    defense = robvit.defend_patches(predictor.model, 5, windows=(1, 4))
+    answers = predictor([PreparedImage(image) for image in images[:8]])
+    label, disputed = defense.classify(images[:8])
+    assert [int(one.logits.argmax()) for one in answers if one.logits is not None] == label.tolist()
+    assert [one.disputed for one in answers] == disputed.tolist()
 
 
 def test_loopback_is_what_only_this_machine_reaches() -> None:

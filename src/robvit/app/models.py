@@ -10,9 +10,10 @@ from robvit.backbones import zoo
 from robvit.backbones.download import on_disk
 from robvit.backbones.heads import FeatureHead, load_head
 from robvit.backbones.model import Model
+from robvit.certification.dropping import TokenDropping
 from robvit.data.cifar import CIFAR10_CLASSES
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError, WrongBackbone
+from robvit.errors import InputError, Unsupported, WrongBackbone
 from robvit.loading import load
 
 FOUNDATION, TUNED, BUNDLED = "dinov2-small", "dinov2-small-robust", ("robvit-mini", "robvit-mini-robust")
@@ -77,6 +78,17 @@ class PlaygroundModel:
             "on so small a network they hardly help"
         )
         return f"{self.name} {lacks}: {remedy}."
+
+    @property
+    def uncertifiable(self) -> str:
+        """Why no patch certificate can be had of it; nothing where one can."""
+        if not self.classes:
+            return f"{self.name} has no classes that a patch could change; give it a head"
+        try:
+            TokenDropping(self.undefended)
+        except Unsupported as error:
+            return str(error)
+        return ""
 
     def pair(self, tokens: str) -> tuple[Model, Model]:
         """The model that is attacked and the model that is judged."""

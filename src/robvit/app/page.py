@@ -96,10 +96,10 @@ def _lay_out(playground: Playground, images: list[InputImage]) -> Parts:
             with gr.Row():
                 attack = gr.Button("Attack", variant="primary", elem_id="attack")
                 sweep = gr.Button("ε sweep", elem_id="sweep")
-                certificate = gr.Button("Patch certificate", elem_id="certificate")
+                certificate = _certificate(first)
                 stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=60)
             controls = _controls(playground, first)
-            note = gr.Markdown(first.note)
+            note = gr.Markdown(_notes(first))
         with gr.Column(scale=3, min_width=300):
             result = gr.HTML(
                 "<p class='verdict'>Choose an image and press Attack.</p>", min_height=120, elem_id="result"
@@ -128,7 +128,7 @@ def _connect(playground: Playground, visitors: Visitors, images: list[InputImage
 
     def changed(name: str) -> tuple[Any, ...]:
         model = playground.models[name]
-        return _tokens(model), _attacks(model), model.note
+        return _tokens(model), _attacks(model), _certificate(model), _notes(model)
 
     def attacking(visit: gr.Request, *given: Any) -> Iterator[tuple[Any, ...]]:
         request = _request(*given)
@@ -154,7 +154,7 @@ def _connect(playground: Playground, visitors: Visitors, images: list[InputImage
     results = [parts.result, parts.curve, code, parts.script, parts.code]
     parts.thumbs.click(report_errors(choose), None, [image, parts.chosen], **light)
     parts.upload.upload(report_errors(take), parts.upload, [image, parts.chosen], **light)
-    model.change(report_errors(changed), model, [tokens, attack, parts.note], **light)
+    model.change(report_errors(changed), model, [tokens, attack, parts.certificate, parts.note], **light)
     parts.script.click(report_errors(show), code, parts.code, **light)
     running: list[Any] = [
         parts.attack.click(report_stream_errors(attacking), inputs, results, **heavy),
@@ -171,6 +171,7 @@ def _controls(playground: Playground, first: PlaygroundModel) -> list[Any]:
             list(playground.models),
             value=first.name,
             label="Model",
+            elem_id="model",
             filterable=False,
             info="The network under attack. The small ones are bundled and quick.",
         ),
@@ -216,6 +217,16 @@ def _attacks(model: PlaygroundModel) -> gr.Dropdown:
         info="pgd climbs the gradient, fgsm is its first step, square uses outputs only, "
         "feature needs no classes.",
     )
+
+
+def _certificate(model: PlaygroundModel) -> gr.Button:
+    return gr.Button("Patch certificate", elem_id="certificate", interactive=not model.uncertifiable)
+
+
+def _notes(model: PlaygroundModel) -> str:
+    """What a visitor should know who finds a control missing or grey."""
+    reason = model.uncertifiable
+    return "\n\n".join(filter(None, (model.note, reason and f"No patch certificate: {reason}.")))
 
 
 def _request(image: InputImage | None, *controls: Any) -> AttackRequest:

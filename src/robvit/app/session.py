@@ -20,7 +20,7 @@ from robvit.app.request import AttackRequest, InputImage, PatchMap, Result, Step
 from robvit.data.decoder import Decoder, DecoderBusy
 from robvit.decoding import ImageError
 from robvit.drawing.images import encoded
-from robvit.errors import InputError, RobvitError
+from robvit.errors import InputError, RobvitError, Unsupported
 from robvit.registry import unknown
 
 T = TypeVar("T")
@@ -105,8 +105,8 @@ class Playground:
     def certificate(self, request: AttackRequest) -> Iterator[PatchMap]:
         """Where on the image no patch can change the label; a model that has no such proof is refused."""
         model = self.model(request)
-        if not model.classes:
-            raise InputError(f"{model.name} has no classes that a patch could change; give it a head")
+        if model.uncertifiable:
+            raise Unsupported(model.uncertifiable)
         return self._stream(lambda update: run_certificate(model, request))
 
     def _stream(self, work: Callable[[Callable[[T], None]], T]) -> Iterator[T]:

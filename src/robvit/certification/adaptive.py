@@ -8,11 +8,15 @@ Legend for shapes: B batch, M windows, K classes, H and W of an image, s the pat
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
 from robvit.attacks.best import Best
+from robvit.attacks.certificate import certify
 from robvit.attacks.core import per_image_uniform
+from robvit.attacks.counting import Count
 from robvit.attacks.losses import objective_of
 from robvit.attacks.patch import climb, worst_places
 from robvit.budget import PATCH
@@ -22,6 +26,18 @@ from robvit.threat import Threat
 
 PAIRS = 4  # of windows, beside the whole image: a place is under two of eight windows at most
 LOCATIONS = 2  # places that are tried on each image
+
+
+class Attacked(NamedTuple):
+    """What patches left: labels (B,) that the defence gives, and sides (B,) of the squares that were changed.
+
+    Passes count images that went through the network, with whatever was dropped.
+    """
+
+    label: torch.Tensor
+    distance: torch.Tensor
+    forward: int
+    backward: int
 
 
 class Answered(nn.Module):
@@ -53,26 +69,34 @@ def attacked(
     *,
     steps: int,
     seed: int,
-) -> torch.Tensor:
-    """Labels (B,) that the defence gives when patches have done their worst: one of y only if none succeeded.
+) -> Attacked:
+    """What the defence says when patches have done their worst: a label of y only if none succeeded.
 
     label: what it gives without a patch (B,).
     safe: the windows (B M) under which no patch can change the label; other places are tried first.
     """
-    label, rows = label.clone(), (label == y).nonzero()[:, 0]
-    if not len(rows):
-        return label
-    side, soft = defense.cover.patch, Answered(defense)
-    threat, noise = Threat(PATCH, side), per_image_uniform(x, seed, "adaptive patch")
+    side, answered = defense.cover.patch, Answered(defense)
+    threat, soft, judged = Threat(PATCH, side), Count(answered), 0
+    adv, label, rows = x.clone(), label.clone(), (label == y).nonzero()[:, 0]
+    noise = per_image_uniform(x, seed, "adaptive patch")
     allowed = open_places(defense.cover, safe, (x.shape[2], x.shape[3]), defense.dropping.token)
     goal = objective_of("cross_entropy", y[rows], targeted=False)
-    for place in worst_places(soft, x[rows], goal, noise[rows], side, LOCATIONS, allowed[rows]):
+    places = (
+        worst_places(soft, x[rows], goal, noise[rows], side, LOCATIONS, allowed[rows]) if len(rows) else []
+    )
+    for place in places:
         left = (label[rows] == y[rows]).nonzero()[:, 0]
         some = rows[left]
+        if not len(some):
+            break
         best, own = Best(x[some], early_stop=False), objective_of("cross_entropy", y[some], targeted=False)
         climb(soft, x[some], y[some], threat, best, own, place[left], noise[some], steps=steps)
-        label[some] = defense.classify(best.adv).label
-    return label
+        certify(x[some], best.adv, threat)
+        answers = defense.asked(best.adv)
+        adv[some], label[some] = best.adv, defense.decide(answers).label
+        judged += answers.passes
+    views = len(answered.views)
+    return Attacked(label, threat.size(adv - x), views * soft.forward + judged, views * soft.backward)
 
 
 def open_places(

@@ -18,11 +18,13 @@ from robvit.data import ImageDataset
 from robvit.drawing.images import save_png
 from robvit.errors import InputError
 from robvit.evaluation.classifiers import aligned, check_fit, model_facts, open_classifier
+from robvit.evaluation.doubts import doubts
 from robvit.evaluation.parts import in_parts
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images
 from robvit.loading import load
 from robvit.locks import kept_in
+from robvit.processes import processes
 from robvit.progress import Advance, part_of, silent
 from robvit.record import Record
 
@@ -85,7 +87,7 @@ def certify(
         raise InputError("embeddings are certified by smoothing within an L2 radius: give l2=")
     if l2 is not None and not 0 < l2 < math.inf:
         raise InputError(f"l2 must be a radius above 0, such as 0.5, got {l2:g}")
-    net = (model if isinstance(model, Model) else load(str(model))).eval()
+    net = (model if isinstance(model, Model) else load(str(model))).eval().to(processes().device)
     make: Callable[[Model], PatchCertificate | SmoothedCertificate]
     sides = [] if patch is None else [patch] if isinstance(patch, int) else list(patch)
     if l2 is None:
@@ -105,7 +107,8 @@ def certify(
                 net, data, folder, max(sides), windows, resize=resize, batch=batch, progress=head
             )
             split = part if split is None else split
-        images = _images(net, data, split=split, resize=resize, limit=limit, labelled=not embedding)
+        images, doubted = _images(net, data, split=split, resize=resize, limit=limit, labelled=not embedding)
+        notes += doubted
         run = make(net)
         facts = [*run.facts, net.identity()]
         rows = in_parts(run.outcomes, images, folder, facts=facts, batch=batch, progress=progress)
@@ -124,11 +127,13 @@ def certify(
 
 def _images(
     net: Model, data: Data, *, split: str | None, resize: str | None, limit: int | None, labelled: bool
-) -> ImageDataset:
-    """The images as the model takes them, labelled by its own classes."""
+) -> tuple[ImageDataset, list[str]]:
+    """The images as the model takes them, labelled by its own classes, and doubts about judging on them."""
     images = judged_images(data, Subset(count=None), split=split, limit=limit)
     images = images.resized(net.input_size[0], fitting(net, resize))
-    if labelled:
-        images = aligned(open_classifier(net), images)
-        check_fit(open_classifier(net), images)
-    return images
+    if not labelled:
+        return images, []
+    classifier = open_classifier(net)
+    images = aligned(classifier, images)
+    check_fit(classifier, images)
+    return images, doubts(classifier, images)

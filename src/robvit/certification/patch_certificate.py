@@ -16,13 +16,15 @@ from robvit.certification.patches import PatchDefense
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
 from robvit.record import Curve, Record, Table, Trial
-from robvit.statistics import interval
+from robvit.statistics import share_of
 
 NO_LABEL = -1  # what is predicted where nothing is certified
 COSTS = ("inference seconds", "certificate seconds", "passes")
+ATTACK_COSTS = ("attack forward", "attack backward")
 COLUMNS = [
     *("patch, pixels", "share of the area, %", "windows", "masks"),
-    *("clean, defended, %", "certified, %", "from", "to", "disputed, %", "passes", "CPU seconds an image"),
+    *("clean, defended, %", "clean from", "clean to", "certified, %", "from", "to"),
+    *("disputed, %", "disputed from", "disputed to", "passes", "CPU seconds an image"),
 ]
 
 
@@ -60,7 +62,7 @@ class PatchCertificate:
             "windows": [list(defense.cover.shape) for defense in self.defenses],
             "masks": [len(defense.cover.pairs) for defense in self.defenses],
             "maps": maps,
-            **({"attack_steps": attack_steps, "seed": seed} if attack_steps else {}),
+            **({"attack_steps": attack_steps, "locations": LOCATIONS, "seed": seed} if attack_steps else {}),
         }
 
     @property
@@ -86,7 +88,7 @@ class PatchCertificate:
 
     @torch.no_grad()
     def outcomes(self, images: ImageDataset) -> Rows:
-        x, y = images.tensors()
+        x, y = (part.to(self.model.mean.device) for part in images.tensors())
         rows: Rows = {"plain": self.model(x).argmax(-1).tolist()}
         for number, defense in enumerate(self.defenses):
             start = time.process_time()
@@ -102,11 +104,13 @@ class PatchCertificate:
                 "certified": places.all(1).tolist(),
                 **({"places": places.tolist()} if self.maps else {}),
             }
+            costs = dict(zip(COSTS, (middle - start, end - middle, answers.passes), strict=True))
             if self.attack_steps:
                 how = {"steps": self.attack_steps, "seed": self.seed}
-                found["attacked"] = attacked(defense, x, y, defended.label, places, **how).tolist()
-            for name, cost in zip(COSTS, (middle - start, end - middle, answers.passes), strict=True):
-                found[name] = [cost / len(x)] * len(x)
+                hit = attacked(defense, x, y, defended.label, places, **how)
+                found |= {"attacked": hit.label.tolist(), "distance": hit.distance.tolist()}
+                costs |= dict(zip(ATTACK_COSTS, (hit.forward, hit.backward), strict=True))
+            found |= {name: [cost / len(x)] * len(x) for name, cost in costs.items()}
             rows |= {f"{number}/{name}": values for name, values in found.items()}
         return rows
 
@@ -142,8 +146,23 @@ class PatchCertificate:
             trial("certificate", sure, labels, Budget(PATCH, side), scenario=scenario),
         ]
         if side in self._attacked_sides():
-            found.append(trial("patch", own["attacked"], labels, Budget(PATCH, side), scenario=scenario))
+            wrong = [place for place, correct in enumerate(found[0].correct) if not correct]
+            found.append(self._attack_trial(side, own, labels, scenario=scenario, skipped=wrong))
         return found
+
+    def _attack_trial(self, side: int, own: Rows, labels: list[int], **about: Any) -> Trial:
+        forward, backward = (round(sum(own[name])) for name in ATTACK_COSTS)
+        return trial(
+            "patch",
+            own["attacked"],
+            labels,
+            Budget(PATCH, side),
+            settings={"steps": self.attack_steps, "locations": LOCATIONS, "seed": self.seed},
+            distance=own["distance"],
+            forward=forward,
+            backward=backward,
+            **about,
+        )
 
     def _metrics(self, side: int, rows: Rows) -> dict[str, float]:
         own, found = self._rows(side, rows), dict[str, float]()
@@ -157,16 +176,13 @@ class PatchCertificate:
         lines, area = [], self.model.input_size[0] * self.model.input_size[1]
         for side in self.sides:
             own, cover = self._rows(side, rows), self.defenses[self.of[side]].cover
-            count = len(labels)
-            correct = sum(a == b for a, b in zip(own["label"], labels, strict=True))
-            certified = sum(own["certified"])
-            accuracy = [
-                100 * share for share in (correct / count, certified / count, *interval(certified, count))
-            ]
+            correct = [a == b for a, b in zip(own["label"], labels, strict=True)]
+            outcomes = (correct, own["certified"], own["disputed"])
+            shares = [100 * share for hits in outcomes for share in share_of(hits)]
             seconds = sum(own["inference seconds"]) + sum(own["certificate seconds"])
             windows = f"{cover.shape[0]}x{cover.shape[1]}"
-            costs = [100 * sum(own["disputed"]) / count, sum(own["passes"]) / count, seconds / count]
-            lines.append([side, 100 * side**2 / area, windows, len(cover.pairs), *accuracy, *costs])
+            costs = [sum(own["passes"]) / len(labels), seconds / len(labels)]
+            lines.append([side, 100 * side**2 / area, windows, len(cover.pairs), *shares, *costs])
         return lines
 
     def _attacked_sides(self) -> list[int]:
@@ -179,9 +195,8 @@ class PatchCertificate:
             own = self._rows(side, rows)
             held = [a == b for a, b in zip(own["attacked"], labels, strict=True)]
             taken = sum(sure and not kept for sure, kept in zip(own["certified"], held, strict=True))
-            count = len(held)
-            shares = (sum(own["certified"]) / count, sum(held) / count, *interval(sum(held), count))
-            lines.append([side, count, *(100 * share for share in shares), taken])
+            shares = (sum(own["certified"]) / len(held), *share_of(held))
+            lines.append([side, len(held), *(100 * share for share in shares), taken])
         columns = ["patch, pixels", "images", "certified, %", "under attack, %", "from", "to"]
         note = (
             f"The attacker has everything and tries {LOCATIONS} places on an image, first those that no safe "
@@ -195,18 +210,23 @@ class PatchCertificate:
         lines: dict[str, list[list[float]]] = {}
         for name, attack in (("certified", "certificate"), ("defended, without a patch", "clean")):
             found = [one for one in record.trials if one.attack == attack and not one.control]
-            hits = [(sum(one.correct), len(one.correct)) for one in found]
             lines[name] = [
-                [side, correct / count, *interval(correct, count)]
-                for side, (correct, count) in zip(self.sides, hits, strict=True)
+                [side, *share_of(one.correct)] for side, one in zip(self.sides, found, strict=True)
             ]
         note = "Whiskers are 95 % intervals."
         return Curve("Accuracy by the size of the patch", "side in pixels", "accuracy", lines, note, True)
 
 
 def trial(
-    attack: str, pred: list[int], labels: list[int], threat: Budget | None = None, **about: Any
+    attack: str,
+    pred: list[int],
+    labels: list[int],
+    threat: Budget | None = None,
+    *,
+    settings: dict[str, Any] | None = None,
+    distance: list[float] | None = None,
+    **about: Any,
 ) -> Trial:
-    """What was predicted beside what is true."""
+    """What was predicted beside what is true; without a distance nothing was changed."""
     correct = [a == b for a, b in zip(pred, labels, strict=True)]
-    return Trial(attack, threat, {}, correct, pred, [0.0] * len(pred), **about)
+    return Trial(attack, threat, settings or {}, correct, pred, distance or [0.0] * len(pred), **about)

@@ -46,8 +46,13 @@ class PatchDefense(nn.Module):
         self.cover: Cover = cover(model.input_size, self.dropping.token, patch, windows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits_and_disputed(x)[0]
+
+    def logits_and_disputed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits (B K), and which of their labels (B,) no window stands for, to abstain from."""
         answers = self.asked(x)
-        return scores(answers.first_round(), self.decide(answers).label)
+        first, defended = answers.first_round(), self.decide(answers)
+        return scores(first, defended.label), defended.disputed
 
     def exportable(self) -> nn.Module:
         """The same logits without a branch, so that `torch.export` and ONNX take it; it asks all pairs."""

@@ -15,8 +15,8 @@ from robvit.certification.smoothing import Smoothing, certify_embedding, certify
 from robvit.data import ImageDataset
 from robvit.evaluation.parts import Rows
 from robvit.evaluation.retrieval import embedding
-from robvit.record import Record, Table
-from robvit.statistics import interval
+from robvit.record import Curve, Record, Table
+from robvit.statistics import interval, mean_interval
 
 LABEL, EMBEDDING = "label", "embedding"
 COSINES = ("cosine of smoothed and plain embedding", "certified cosine")
@@ -32,31 +32,37 @@ class SmoothedCertificate:
         self.budget = Budget("l2", radius)
         self.kind = EMBEDDING if embedding else LABEL
         drawn = {k: getattr(rules, k) for k in ("sigma", "select", "samples", "alpha")}
-        self.settings: dict[str, Any] = {**drawn, "seed": seed}
+        self.settings: dict[str, Any] = {"radius": radius, **drawn, "seed": seed}
 
     @property
     def facts(self) -> list[Any]:
         """What decides the outcomes, beside model and images."""
-        return [self.kind, str(self.budget), self.settings]
+        return [self.kind, self.settings]
 
     @property
     def meaning(self) -> str:
         """What is certified, in words."""
-        what = "label"
+        rules, smoothed = self.rules, f"under Gaussian noise of sigma {self.rules.sigma:g} in pixels"
+        within = f"within {self.budget.eps:g} in L2, for each image with confidence {1 - rules.alpha:g}"
         if self.kind == EMBEDDING:
-            what = "least cosine that attacked and clean class embedding can have, the mean embedding"
+            return (
+                f"Certified is a lower bound on a cosine, {within}: between the smoothed embedding of any "
+                f"image in the ball, the mean class embedding {smoothed}, and one fixed direction, that of "
+                f"the mean over {rules.select} sampled noisy copies of the clean image, not its exact mean; "
+                f"{rules.samples} other copies certify. The network without noise has no certificate."
+            )
         return (
-            f"Certified is the {what} of the smoothed model, its mean answer under Gaussian noise of sigma "
-            f"{self.rules.sigma:g} in pixels, within {self.budget.eps:g} in L2, for each image with "
-            f"confidence {1 - self.rules.alpha:g}; {self.rules.select} samples choose, "
-            f"{self.rules.samples} others certify. The network without noise has no certificate."
+            f"Certified is the label of the smoothed model, its mean answer {smoothed}, {within}; "
+            f"{rules.select} samples choose, {rules.samples} others certify. The network without noise has "
+            "no certificate."
         )
 
     def outcomes(self, images: ImageDataset) -> Rows:
         rows: Rows = {"plain": [], "label": [], "radius": []}
         if self.kind == EMBEDDING:
             rows = {name: [] for name in COSINES}
-        for image, name in zip(images.tensors()[0], images.names, strict=True):
+        x = images.tensors()[0].to(self.model.mean.device)
+        for image, name in zip(x, images.names, strict=True):
             digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
             draws = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             if self.kind == EMBEDDING:
@@ -73,7 +79,8 @@ class SmoothedCertificate:
 
     def fill(self, record: Record, rows: Rows, labels: list[int]) -> None:
         """Put what was found into the record: trials of labels, the figures to quote, and a table of them."""
-        values, shares = self._cosines(rows) if self.kind == EMBEDDING else self._labels(record, rows, labels)
+        embeddings = self.kind == EMBEDDING
+        values, shares = self._cosines(record, rows) if embeddings else self._labels(record, rows, labels)
         means = {name: sum(hits) / len(hits) for name, hits in shares.items()}
         record.metrics |= values | means
         drawn = {"radius, L2": self.budget.eps, "sigma": self.rules.sigma, "samples": self.rules.samples}
@@ -84,10 +91,18 @@ class SmoothedCertificate:
         cells |= {"from": 100 * low, "to": 100 * high}
         record.tables = [Table(f"Certified by smoothing, {self.kind}", [*cells], [[*cells.values()]])]
 
-    def _cosines(self, rows: Rows) -> tuple[dict[str, float], dict[str, list[bool]]]:
-        """Means over the images, and which have a bound; one of -1 is none."""
-        means = {f"mean {name}": sum(rows[name]) / len(rows[name]) for name in COSINES}
-        return means, {"images with a bound": [value > 0 for value in rows[COSINES[1]]]}
+    def _cosines(self, record: Record, rows: Rows) -> tuple[dict[str, float], dict[str, list[bool]]]:
+        """Means over the images with their intervals, and which images have a bound; one of -1 is none."""
+        figures: dict[str, float] = {}
+        for name in COSINES:
+            mean, _, low, high = mean_interval(rows[name])
+            figures |= {f"mean {name}": mean}
+            if len(rows[name]) > 1:  # one image tells nothing of others
+                figures |= {f"{name}, from": max(-1.0, low), f"{name}, to": min(1.0, high)}
+        lines = {name: [[float(n), value] for n, value in enumerate(rows[name])] for name in COSINES}
+        note = f"Images are in the order of the record's names. A {COSINES[1]} of -1 is no bound."
+        record.curves = [Curve("Cosines, image by image", "number of the image", "cosine", lines, note)]
+        return figures, {"images with a bound": [value > 0 for value in rows[COSINES[1]]]}
 
     def _labels(
         self, record: Record, rows: Rows, labels: list[int]

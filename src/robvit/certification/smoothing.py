@@ -3,7 +3,8 @@
 What is certified is not the network itself but its mean answer on an image under Gaussian noise of a given
 sigma in pixels. `certify_label` is Cohen et al.'s certificate (1902.02918): with confidence 1 - alpha no
 image within the radius gets another label. `certify_embedding` bounds how far the mean class embedding can
-turn: Phi^-1 of a mean of values in [0,1] changes by at most r / sigma within a radius r (1906.04584).
+turn from a direction that copies of the clean image were sampled for: Phi^-1 of a mean of values in [0,1]
+changes by at most r / sigma within a radius r (1906.04584).
 
 Legend for shapes: D width.
 """
@@ -80,10 +81,11 @@ def certify_embedding(
 ) -> tuple[float, float]:
     """For x (3 H W): the cosine of smoothed and clean embedding, and the least cosine within `radius`.
 
-    The second is between the mean embedding direction here and the mean embedding of any image in the ball;
-    `embed` gives (B D), which is normalised. A mean is no longer than 1, so that its product with a
-    direction, which is what the theorem bounds, is at most their cosine where it is positive; else nothing
-    is known: -1.
+    Both are with one direction, that of the mean embedding of `select` noisy copies of x, which were sampled
+    and are not the exact mean. The second is a bound, with confidence 1 - alpha, for the exact mean embedding
+    of any image in the ball. `embed` gives (B D), which is normalised. A mean is no longer than 1, so that
+    its product with a direction, which is what the theorem bounds, is at most their cosine where it is
+    positive; else nothing is known: -1.
     """
     mean = _mean_embedding(embed, x, rules, draws)
     direction = F.normalize(mean, dim=0)

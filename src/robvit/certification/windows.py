@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from robvit.errors import InputError
+from robvit.errors import BrokenCertificate, InputError
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ def cover(
     if not 1 <= patch < min(image):
         raise InputError(
             f"a patch must be 1 to {min(image) - 1} pixels for {image[0]}x{image[1]} images, got {patch}"
+        )
+    if image[0] % token[0] or image[1] % token[1]:
+        raise InputError(
+            f"images must be made of whole tokens of {token[0]}x{token[1]} pixels, got "
+            f"{image[0]}x{image[1]}; take an image size that is a multiple of them"
         )
     grid = (image[0] // token[0], image[1] // token[1])
     axes = [
@@ -129,7 +134,11 @@ def ranges(length: int, span: int, count: int) -> list[range]:
 
 
 def check_cover(axis: list[range], pixels: int, token: int, patch: int) -> None:
-    """Prove the cover of an axis by trying every position of the patch."""
+    """Prove the cover of an axis by trying every position of the patch; no certificate goes without."""
     for first in range(pixels - patch + 1):
         low, high = first // token, (first + patch - 1) // token
-        assert any(low in one and high in one for one in axis), f"a patch at pixel {first} is not covered"
+        if not any(low in one and high in one for one in axis):
+            raise BrokenCertificate(
+                f"every patch of {patch} pixels must lie inside a window, the one at pixel {first} is not "
+                "covered; nothing can be certified by these windows"
+            )

@@ -108,7 +108,7 @@ def certify(
     from robvit.report.html import write_report
 
     net = load(model, img_size=img_size, arch=arch, tokens=tokens, lora=lora, head=head)
-    tell_device(net)
+    tell_device()
     with progress(f"certifying {model}", total=1) as advance:
         record = run(
             net,

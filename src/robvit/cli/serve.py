@@ -122,7 +122,7 @@ def serve(
         defense = open_defense(net, patch, windows)
     limits = Limits(max_bytes, max_pixels, max_batch, max_wait / 1000, queue)
     service = Service(
-        Predictor(net, resize, defense),
+        Predictor(net, resize, defense.logits_and_disputed if defense else None),
         limits,
         key,
         host=host,

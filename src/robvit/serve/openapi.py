@@ -38,11 +38,18 @@ PAGE_HEADERS = {
 _NUMBERS = {"type": "array", "items": {"type": "number"}}
 
 
-def document(limits: Limits, *, classes: int, features: bool, key: bool) -> dict[str, Any]:
-    """The OpenAPI document of a service with these limits; `key` says that requests need one."""
+def document(
+    limits: Limits, *, classes: int, features: bool, key: bool, defended: bool = False
+) -> dict[str, Any]:
+    """The OpenAPI document of a service with these limits; `key` says that requests need one.
+
+    Behind a defence against patches, `defended`, a prediction tells whether it is disputed.
+    """
     secured: dict[str, Any] = {"security": [{"key": []}]} if key else {}
     paths: dict[str, Any] = {
-        "/predict": {"post": _of_image("Classify an image", _prediction(classes), limits) | secured},
+        "/predict": {
+            "post": _of_image("Classify an image", _prediction(classes, defended), limits) | secured
+        },
         "/features": {"post": _of_image("Class and patch tokens of an image", _features(), limits) | secured},
         "/healthz": {"get": _probe("Whether the process works", "alive")},
         "/readyz": {"get": _probe("Whether a queue slot is free", "ready")},
@@ -124,7 +131,7 @@ def _of_image(summary: str, answer: dict[str, Any], limits: Limits) -> dict[str,
     return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
 
 
-def _prediction(classes: int) -> dict[str, Any]:
+def _prediction(classes: int, defended: bool) -> dict[str, Any]:
     logits = _NUMBERS | ({"minItems": classes, "maxItems": classes} if classes else {})
     fields = {
         "class": {"type": "integer", "minimum": 0},
@@ -132,8 +139,11 @@ def _prediction(classes: int) -> dict[str, Any]:
         "probability": {"type": "number", "minimum": 0, "maximum": 1},
         "logits": logits,
     }
-    schema = {"type": "object", "required": list(fields), "properties": fields}
     text = "The class, its name where classes have names, its probability, and all logits."
+    if defended:
+        fields["disputed"] = {"type": "boolean"}
+        text += " It is disputed where the defence against patches has none to stand for: better abstain."
+    schema = {"type": "object", "required": list(fields), "properties": fields}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 

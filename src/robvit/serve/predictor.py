@@ -26,24 +26,28 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """Features (1+N D) of an image and, where there are classes, logits (K,)."""
+    """Features (1+N D) of an image and, where there are classes, logits (K,).
+
+    Behind a defence that may have no label to stand for, `disputed` says so.
+    """
 
     features: torch.Tensor
     logits: torch.Tensor | None
+    disputed: bool | None = None
 
 
 class Predictor:
     """A model that is applied to lists of prepared images; of a pool, every image draws its own set.
 
-    Images are decoded in other processes, which `open` starts and `close` ends. `classify` gives logits
-    (B K) in place of the model's own, such as those of a defence around it.
+    Images are decoded in other processes, which `open` starts and `close` ends. `defense` gives logits
+    (B K) in place of the model's own, and which of their labels (B,) are disputed.
     """
 
     def __init__(
         self,
         model: Model,
         resize: str | None = None,
-        classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        defense: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         resize = fitting(model, resize)
         if resize not in RESIZE_MODES:
@@ -55,9 +59,14 @@ class Predictor:
             raise Unsupported("a prediction here is one class an image; a segmentation head is not served")
         self.model, self.resize, self.size = model.eval(), resize, rows
         self.classes = model.class_names
-        self._classify = classify
+        self._defense = defense
         self._decoder: Decoder | None = None
         self([PreparedImage(torch.zeros(3, rows, rows), model.pool.draw() if model.pool else None)])  # warm
+
+    @property
+    def defended(self) -> bool:
+        """Whether predictions are a defence's, which tells the disputed ones."""
+        return self._defense is not None
 
     def open(self, max_pixels: int, waiting: int) -> None:
         """Start the processes that decode; of large images, `waiting` may wait for their turn."""
@@ -84,25 +93,27 @@ class Predictor:
             groups.setdefault(_group_key(image.tokens), []).append(index)
         outputs: dict[int, ModelOutput] = {}
         for indices in groups.values():
-            features, *logits = self._forward([images[index] for index in indices])
-            for row, index in enumerate(indices):  # copies, or one kept output would keep the whole batch
-                outputs[index] = ModelOutput(
-                    features[row].clone(), logits[0][row].clone() if logits else None
-                )
+            outputs |= zip(indices, self._forward([images[index] for index in indices]), strict=True)
         return [outputs[index] for index in range(len(images))]
 
-    def _forward(self, images: list[PreparedImage]) -> tuple[torch.Tensor, ...]:
+    def _forward(self, images: list[PreparedImage]) -> list[ModelOutput]:
         x = torch.stack([image.pixels for image in images]).to(self.model.mean.device)
         drawn = [image.tokens for image in images if image.tokens is not None]
         if not drawn:
-            outputs = self.model.features_and_logits(x)
+            features, *logits = self.model.features_and_logits(x)
         else:
             layers = drawn[0].layers
             extra = torch.cat([tokens.values for tokens in drawn]) if len(layers) == 1 else drawn[0].values
-            outputs = self.model.features_and_logits(x, extra, layers)
-        if self._classify is not None:
-            outputs = (outputs[0], self._classify(x))
-        return tuple(output.float().cpu() for output in outputs)
+            features, *logits = self.model.features_and_logits(x, extra, layers)
+        disputed: list[bool] | list[None] = [None] * len(x)
+        if self._defense is not None:
+            defended, unsure = self._defense(x)
+            logits, disputed = [defended], unsure.tolist()
+        each = zip(*(output.float().cpu() for output in (features, *logits)), strict=True)
+        return [  # copies, or one kept output would keep the whole batch
+            ModelOutput(own[0].clone(), own[1].clone() if logits else None, unsure)
+            for own, unsure in zip(each, disputed, strict=True)
+        ]
 
 
 def _group_key(tokens: PlacedTokens | None) -> Any:

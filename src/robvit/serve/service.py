@@ -1,6 +1,6 @@
 """The routes: an image's bytes in, JSON out, and a status that says what went wrong.
 
-    POST /predict     class, probability and logits          413  more bytes than allowed
+    POST /predict     class, probability, logits, dispute    413  more bytes than allowed
     POST /features    class and patch tokens                 415  not sent as an image
     GET  /healthz     the process works                      422  not an image that can be decoded
     GET  /readyz      a queue slot is free                   429  the queue is full; try again later
@@ -198,14 +198,13 @@ class Service:
         assert output.logits is not None
         names = self._predictor.classes
         best = int(output.logits.argmax())
-        return JSONResponse(
-            {
-                "class": best,
-                "name": names[best] if names else None,
-                "probability": float(output.logits.softmax(0)[best]),
-                "logits": output.logits.tolist(),
-            }
-        )
+        answer = {
+            "class": best,
+            "name": names[best] if names else None,
+            "probability": float(output.logits.softmax(0)[best]),
+            "logits": output.logits.tolist(),
+        }
+        return JSONResponse(answer if output.disputed is None else answer | {"disputed": output.disputed})
 
     async def _no_classes(self, request: Request) -> Response:
         raise Refused(404, "this model has no classes; ask /features, or serve it with a head")
@@ -228,8 +227,13 @@ class Service:
 
     def _described(self) -> dict[str, Any]:
         """What may be asked, for programs; it is the same for everyone, so it needs no key."""
-        classes = self._predictor.model.classes
-        return document(self.limits, classes=classes, features=self._gives_features, key=bool(self._bearer))
+        return document(
+            self.limits,
+            classes=self._predictor.model.classes,
+            features=self._gives_features,
+            key=bool(self._bearer),
+            defended=self._predictor.defended,
+        )
 
     async def _metrics_text(self, request: Request) -> Response:
         self._check_key(request)
