@@ -144,12 +144,24 @@ def test_who_trains_tokens_attacks_each_set_and_all(judged: tuple[Record, Path])
     assert [t.surrogate for t in trials] == ["own tokens 1", "own tokens 2", "own tokens together"]
     worst = [all(t.correct[i] for t in trials) for i in range(COUNT)]
     clean = next(t for t in record.trials if t.scenario == trials[0].scenario)
-    wrong = [i for i in range(COUNT) if not clean.correct[i]]
-    assert wrong  # else nothing is shown of them
-    assert all(t.distance[i] == 0 for t in trials for i in wrong)  # nobody else sees these images
     assert record.still_correct(trials[0].scenario) == [
         a and b for a, b in zip(worst, clean.correct, strict=True)
     ]
+
+
+def test_images_that_controls_see_are_all_attacked_and_others_if_the_model_gets_them_right(
+    judged: tuple[Record, Path],
+) -> None:
+    record, out = judged
+    jobs = {
+        name: json.loads((out / scenario(record, name)[0].shards / "job.json").read_text())["facts"]
+        for name in ("no-tokens", "own-tokens", "leak")
+    }
+    assert {name: facts.get("leave_wrong", False) for name, facts in jobs.items()} == {
+        "no-tokens": False,
+        "own-tokens": True,
+        "leak": True,
+    }
 
 
 def test_models_together_are_the_mean_of_their_logits(hardened: Model) -> None:
