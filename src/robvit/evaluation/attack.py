@@ -131,7 +131,7 @@ def attack(
         "+".join(one.identity for one in models),
         images,
         None if surrogate is None else fitted(judged.net, images),
-        batch,
+        batch=batch,
         compiler=compiler,
         passes=(cost := passes_an_image(attack, given, threat, source, images)).forward,
         target=aim,

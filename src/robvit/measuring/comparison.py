@@ -221,8 +221,8 @@ class _Arms:
             count, correct, adv_correct = (sum(column) for column in zip(*self.own, strict=True))
             own = (correct / count, adv_correct / count)
         others = {name: [whole[label] for label in draws] for name, draws in self.others.items()}
-        arms = (whole[name] for name in ("plain", "scaled", "control"))
-        return Comparison(clean, *arms, self.scales, own, self.searches, others)
+        plain, scaled, control = (whole[name] for name in ("plain", "scaled", "control"))
+        return Comparison(clean, plain, scaled, control, self.scales, own, self.searches, others)
 
     def _scaled(self, x: torch.Tensor, y: torch.Tensor) -> Trial:
         """The attack crafted on the scaled model, the search for its scales in the cost."""

@@ -235,7 +235,8 @@ class Stopwatch:
     @property
     def processor(self) -> float:
         own = time.process_time() - self.start_processor
-        return self.before_processor + own * processes().num_processes  # which share the work evenly
+        count: int = processes().num_processes
+        return self.before_processor + own * count  # which share the work evenly
 
     def __call__(self, amount: float = 1, note: str = "") -> None:
         if self.main:
