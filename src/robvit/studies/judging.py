@@ -1,4 +1,4 @@
-"""How studies judge: a list of attacks in, a trial for each out, kept in shards in the study's folder."""
+"""How studies judge: a list of attacks in, a trial for each out, kept in shards."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from robvit.attacks import ATTACKS
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, run_job
+from robvit.locks import alone_in
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.statistics import interval, over_seeds
@@ -104,7 +105,7 @@ def judge_transfer(
     """
     victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
     job = replace(_job(attempt, surrogate, identity, images, batch), victim=victim)
-    folder, made = _folder(context, job), _run(context, job, label)
+    folder, made = shard_folder(context, job), _run(context, job, label)
     cost = {name: getattr(made, name) for name in ("forward", "backward", "seconds", "warnings")}
     trials = []
     for scenario, model in judged.items():
@@ -131,7 +132,12 @@ def worst_of(first: Trial, second: Trial) -> Trial:
 
 def per_cent(trial: Trial) -> float:
     """The accuracy that is left, in per cent."""
-    return 100 * sum(trial.correct) / len(trial.correct)
+    return percentage(trial.correct)
+
+
+def percentage(correct: Sequence[bool]) -> float:
+    """How many of the outcomes are true, in per cent."""
+    return 100 * sum(correct) / len(correct)
 
 
 def with_interval(correct: Sequence[bool]) -> str:
@@ -163,10 +169,14 @@ def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset
     )
 
 
-def _folder(context: StudyContext, job: AttackJob) -> Path:
-    return context.out / "shards" / job.key()[:16]
+def shard_folder(context: StudyContext, job: AttackJob) -> Path:
+    """Where a job is kept: named by all that decides it, so that studies share it and never mix."""
+    return (context.attacks or context.out / "shards") / job.key()[:16]
 
 
 def _run(context: StudyContext, job: AttackJob, label: str) -> Trial:
-    with progress(label, total=len(job.images)) as advance:
-        return run_job(job, _folder(context, job), advance).trial(context.out)
+    """Of two studies that ask for the same job at once, one waits for the other."""
+    folder = shard_folder(context, job)
+    with alone_in(folder, wait=True), progress(label, total=len(job.images)) as advance:
+        shards = run_job(job, folder, advance)
+    return shards.trial(None if context.attacks else context.out)  # shared images do not stay with a record
