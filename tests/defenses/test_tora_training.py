@@ -171,6 +171,43 @@ def test_the_baselines_train_too(model: Model, splits: Splits, tmp_path: Path, t
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "choice", [{"wiring": "slides"}, {"phase1": "shared"}, {"fusion": "tokens"}, {"fusion": "both"}]
+)
+def test_every_choice_of_the_slides_trains(
+    model: Model, splits: Splits, tmp_path: Path, choice: dict[str, str]
+) -> None:
+    made, runs = train_adapters(model, splits, tuned(**choice), tmp_path)
+    start = _start(model, splits)
+    assert changed(start, made) == {"sides.accuracy", "sides.robustness", "fusions"}
+    assert all(torch.isfinite(tensor).all() for tensor in made.state_dict().values())
+    losses = [loss for run in runs.values() for loss in run.history["loss"]]
+    assert all(0 < loss < 20 for loss in losses)
+    kept = load_adapters(tmp_path / "adapters.safetensors")
+    x = splits.train.tensors()[0][:2]
+    with torch.no_grad():
+        assert torch.equal(adapted(model, kept)(x), adapted(model, made)(x))
+
+
+def test_every_tuning_sees_as_many_images() -> None:
+    def seen(tuning: str) -> int:
+        phases = phases_of(tuned(tuning=tuning, fusion_epochs=0.5))
+        return sum(phase.seen(round(100 * phase.recipe.epochs)) for phase in phases)
+
+    assert {seen(tuning) for tuning in ("tora", "adapterfusion", "single", "heads")} == {8 * 300}
+
+
+@pytest.mark.slow
+def test_a_training_knows_how_long_it_took_when_it_is_taken_up_again(
+    model: Model, splits: Splits, tmp_path: Path
+) -> None:
+    (first, again) = (train_adapters(model, splits, tuned(tuning="single"), tmp_path)[1] for _ in range(2))
+    (run,) = first.values()
+    assert run.seconds > 0
+    assert [known.seconds for known in again.values()] == [run.seconds]
+
+
 class Killed(Exception):
     """The process is gone."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robvit.record import Table
-from robvit.verdict import Claim
+from robvit.record import Finding, Table
+from robvit.statistics import holm
+from robvit.verdict import SURE, Claim
 
 COLUMNS = [
     "claim",
@@ -20,11 +21,14 @@ COLUMNS = [
 ]
 
 
-def claims_table(claims: Sequence[Claim], title: str = "Claims, pair by pair") -> Table:
+def claims_table(
+    claims: Sequence[Claim], title: str = "Claims, pair by pair", *, together: bool = False
+) -> Table:
     """Every claim with its evidence; too few images tell nothing, and it says so.
 
     p is McNemar's for one seed, or Student's where means are compared; Student's and the normal one's
-    together for several seeds.
+    together for several seeds. What is decided by all claims `together` also has it after Holm's correction
+    for how many there are.
     """
     rows: list[list[Any]] = []
     for claim in claims:
@@ -33,4 +37,24 @@ def claims_table(claims: Sequence[Claim], title: str = "Claims, pair by pair") -
         least = None if claim.smallest is None else f"{claim.smallest:.1f}"
         power = None if claim.power is None else f"{100 * claim.power:.0f}"
         rows.append([claim.text, paper, ours, f"{claim.p:.2g}", claim.seeds, least, power, claim.wording])
-    return Table(title, list(COLUMNS), rows)
+    if not together:
+        return Table(title, list(COLUMNS), rows)
+    corrected = holm([claim.p for claim in claims])
+    rows = [[*row, f"{p:.2g}"] for row, p in zip(rows, corrected, strict=True)]
+    return Table(title, [*COLUMNS, "p by Holm"], rows)
+
+
+def preferred(default: str, against: Mapping[str, Sequence[Claim]]) -> Finding:
+    """Whether a rival should take the default's place, by claims of the default over each of them.
+
+    It should if it is ahead somewhere and behind nowhere, beyond chance after Holm's correction over all
+    claims.
+    """
+    pairs = [(rival, claim) for rival, claims in against.items() for claim in claims]
+    corrected = holm([claim.p for _, claim in pairs])
+    told = [(rival, claim) for (rival, claim), p in zip(pairs, corrected, strict=True) if p < SURE]
+    behind = {rival for rival, claim in told if claim.difference > 0}
+    better = dict.fromkeys(r for r, claim in told if claim.difference < 0 and r not in behind)
+    evidence = f"ahead of it beyond chance and nowhere behind: {', '.join(better) or 'none'}"
+    status = "amber" if better else "green"
+    return Finding(f"the default, {default}", status, f"{evidence} ({len(pairs)} claims, Holm's correction)")

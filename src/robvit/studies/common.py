@@ -87,7 +87,7 @@ class StudyContext:
     """What a study was given; None leaves the choice to the study.
 
     `images` is the number of images judged. `out` takes shards, trainings and figures, so that an
-    interrupted study resumes.
+    interrupted study resumes. Attacks are kept in `attacks`, if several studies are to share them.
     """
 
     model: str | Model | None = None
@@ -97,6 +97,7 @@ class StudyContext:
     resize: str = "squash"
     seed: int = 0
     out: Path = Path("runs/reproduce")
+    attacks: Path | None = None
 
     def count(self, default: int) -> int:
         """How many images are judged; what so many can tell is said before anything runs."""

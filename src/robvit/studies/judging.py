@@ -1,9 +1,10 @@
-"""How studies judge: a list of attacks in, a trial for each out, kept in shards in the study's folder."""
+"""How studies judge: a list of attacks in, a trial for each out, kept in shards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from robvit.attacks import ATTACKS
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
+from robvit.locks import alone_in
 from robvit.progress import progress
 from robvit.record import Trial
 from robvit.statistics import over_seeds, share_of
@@ -81,7 +83,7 @@ def judge(
         whole = attempt.settings.get("version") == "audited"
         job = _job(attempt, model, identity, images, len(images) if whole else batch)
         label = f"{scenario}, {attempt.attack}" + (f", {attempt.threat}" if attempt.threat else "")
-        trials.append(replace(_run(context, job, label).trial(context.out), scenario=scenario))
+        trials.append(replace(_trial(context, _run(context, job, label)), scenario=scenario))
     return trials
 
 
@@ -103,12 +105,12 @@ def judge_transfer(
     made, shown = transferred(
         context, surrogate, judged, images, attempt, label=label, identity=identity, batch=batch
     )
-    of_all = made.trial(context.out)
+    of_all = _trial(context, made)
     cost = {name: getattr(of_all, name) for name in ("forward", "backward", "seconds", "warnings")}
     trials = []
     for scenario, model in judged.items():
         trials += judge(context, model, images, [CLEAN], scenario=scenario, batch=batch)
-        trials.append(replace(shown[scenario].trial(context.out), **cost, scenario=scenario))
+        trials.append(replace(_trial(context, shown[scenario]), **cost, scenario=scenario))
     return trials
 
 
@@ -155,7 +157,12 @@ def worst_of(first: Trial, second: Trial) -> Trial:
 
 def per_cent(trial: Trial) -> float:
     """The accuracy that is left, in per cent."""
-    return 100 * sum(trial.correct) / len(trial.correct)
+    return percentage(trial.correct)
+
+
+def percentage(correct: Sequence[bool]) -> float:
+    """How many of the outcomes are true, in per cent."""
+    return 100 * sum(correct) / len(correct)
 
 
 def with_interval(correct: Sequence[bool]) -> str:
@@ -192,6 +199,17 @@ def _job(attempt: Attempt, model: nn.Module, identity: str, images: ImageDataset
     )
 
 
+def shard_folder(context: StudyContext, job: AttackJob) -> Path:
+    """Where a job is kept: named by all that decides it, so that studies share it and never mix."""
+    return (context.attacks or context.out / "shards") / job.key()[:16]
+
+
 def _run(context: StudyContext, job: AttackJob, label: str) -> Shards:
-    with progress(label, total=len(job.images)) as advance:
-        return run_job(job, context.out / "shards" / job.key()[:16], advance)
+    """Of two studies that ask for the same job at once, one waits for the other."""
+    folder = shard_folder(context, job)
+    with alone_in(folder, wait=True), progress(label, total=len(job.images)) as advance:
+        return run_job(job, folder, advance)
+
+
+def _trial(context: StudyContext, shards: Shards) -> Trial:
+    return shards.trial(None if context.attacks else context.out)  # shared images do not stay with a record

@@ -51,6 +51,7 @@ class RunState:
     losses: list[float] = field(default_factory=list)  # since the last validation
     history: dict[str, list[float]] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
+    seconds: float = field(default=0.0, compare=False)  # of all steps so far, whichever run took them
 
 
 class Fit:
@@ -135,6 +136,7 @@ class Fit:
 
     def _advance(self, step: int, loader: Iterator[Any]) -> None:
         """One step, and what is due after it."""
+        start = time.monotonic()
         now = self.stream.time(step)
         epoch = math.floor(now)
         if step == 0 or epoch > math.floor(self.stream.time(step - 1)):
@@ -146,11 +148,10 @@ class Fit:
         self.state.step = step + 1
         self.progress(1 / self.steps, note=f"loss {value:.3f}")
         self.accelerator.log({"step loss": value}, step=self.state.step)
-        if self._validation_due():
+        if due := self._validation_due():
             self._validate(rate, budget(self.recipe, now)[0])
-            self._save(always=True)
-        else:
-            self._save()
+        self.state.seconds += time.monotonic() - start
+        self._save(always=due)
 
     def _validation_due(self) -> bool:
         """After every `validate_every` epochs and at the end, never between the replays of a batch."""

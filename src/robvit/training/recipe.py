@@ -83,8 +83,9 @@ class AdapterSettings(BaseModel):
     `trades` are rising numbers from accuracy (0) to robustness (1); with several of them the model has a
     knob. It is a "path", two fusions for the ends that are trained together on trade-offs drawn between
     them, unless "states" asks for a fusion each.
-    `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out. Phase 2 starts
-    at the weighted mean of phase 1's fusions ("mixed"), or "fresh".
+    `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out; what has no
+    fusion trains as long as both phases. Phase 2 starts at the weighted mean of phase 1's fusions ("mixed"),
+    or "fresh".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

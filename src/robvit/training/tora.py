@@ -51,6 +51,11 @@ class Phase:
         """Whether it takes over what phase 1 made."""
         return self.learns == ("fusions",)
 
+    def seen(self, steps: int) -> int:
+        """How many images so many steps show, clean and attacked ones counted each."""
+        alone = self.recipe.loss_settings.get("trade") in (0.0, 1.0)
+        return steps * self.recipe.batch * (1 if alone else 2)
+
 
 def settings_of(recipe: Recipe) -> AdapterSettings:
     """The adapters of a recipe; one without them is refused."""
@@ -69,16 +74,18 @@ def phases_of(recipe: Recipe) -> list[Phase]:
         changes |= {"loss": "tora", "loss_settings": changes.get("loss_settings") or {"trade": trades[0]}}
         return Phase(name, answers, learns, trades, recipe.model_copy(update=changes))
 
+    epochs = wanted.fusion_epochs or recipe.epochs
     if not wanted.fused:  # baselines: everything is trained at once for one trade-off
         trade = wanted.trades[0]
-        return [phase(f"{wanted.tuning}-{trade:g}", "joint", ("sides",), (trade,))]
+        # Phase 1 shows every image once clean and once attacked, this one both at once: they see as many.
+        together = recipe.epochs + epochs
+        return [phase(f"{wanted.tuning}-{trade:g}", "joint", ("sides",), (trade,), epochs=together)]
     clean = recipe.inner.model_copy(update={"eps": 0.0})
     phases = []
     for name in BOTH:
         own = {"trade": 1.0} if name == "robustness" else {"trade": 0.0}
         changes: dict[str, Any] = {"loss_settings": own} | ({} if name == "robustness" else {"inner": clean})
         phases.append(phase(f"phase1-{name}", name, (f"sides.{name}", "fusions"), (0.5,), **changes))
-    epochs = wanted.fusion_epochs or recipe.epochs
     second = "phase2" if wanted.start == "mixed" else f"phase2-{wanted.start}"  # phase 1 serves both starts
     if wanted.path:
         # As long as the trainings of all states together, so that the two ways cost the same.

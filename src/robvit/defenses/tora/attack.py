@@ -22,6 +22,7 @@ from robvit.threat import Threat
 
 WEIGHT = 10.0  # of the mean gate beside the cross-entropy
 FAR = 100.0  # a gate's column lies so far below the logits that it is never taken for a class
+OWN_GOALS = 2 * len(BOTH)  # beside the joint output: each head, and the gates towards each adapter
 
 
 class AttackTarget:
@@ -75,25 +76,36 @@ class GateAware:
 
 
 def gate_aware(
-    model: Model, x: torch.Tensor, y: torch.Tensor, threat: Threat, *, attack: str = "pgd", **settings: Any
+    model: Model,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: Threat,
+    *,
+    attack: str = "pgd",
+    joint: bool = True,
+    **settings: Any,
 ) -> GateAware:
     """Attack the joint output, each head and the gates both ways, each where the others failed.
 
-    x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings.
+    x (B 3 H W) in [0,1], y (B,); `attack` is one that takes a loss, with its settings. Without `joint` the
+    joint output itself is left out, as where the same attack on it has failed before.
     """
-    goals: dict[str, tuple[Any, dict[str, Any]]] = {
-        f"{name} head": (AttackTarget(model, partial(_head, name)), {}) for name in BOTH
-    }
+    goals: dict[str, tuple[Any, dict[str, Any]]] = {"joint": (model, {})} if joint else {}
+    for name in BOTH:
+        goals[f"{name} head"] = (AttackTarget(model, partial(_head, name)), {"victim": model})
     both = AttackTarget(model, _logits_and_gate)
     for name, sign in zip(BOTH, (1.0, -1.0), strict=True):
-        goals[f"gates to {name}"] = (both, {"loss": partial(_push, sign)})
-    total = run(attack, model, x, y, threat, **settings)
-    successes = {"joint": int(total.success.sum())}
-    for name, (goal, own) in goals.items():
+        goals[f"gates to {name}"] = (both, {"victim": model, "loss": partial(_push, sign)})
+    first, *rest = goals
+    goal, own = goals[first]
+    total = run(attack, goal, x, y, threat, **settings, **own)
+    successes = {first: int(total.success.sum())}
+    for name in rest:
         rows = (~total.success).nonzero()[:, 0]
         if not len(rows):
             break
-        outcome = run(attack, goal, x[rows], y[rows], threat, victim=model, **settings, **own)
+        goal, own = goals[name]
+        outcome = run(attack, goal, x[rows], y[rows], threat, **settings, **own)
         successes[name] = int(outcome.success.sum())
         total = _with_rows(total, outcome, rows)
     return GateAware(total, successes)

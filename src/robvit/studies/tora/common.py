@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.defenses.tora.io import adapted
+from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError
 from robvit.locks import alone_in
 from robvit.progress import progress
@@ -28,7 +29,7 @@ from robvit.studies.tora.efforts import AdapterEffort, TableEffort
 from robvit.threat import Threat
 from robvit.training.recipe import changed
 from robvit.training.splits import Splits
-from robvit.training.tora import train_adapters
+from robvit.training.tora import phases_of, train_adapters
 
 PUBLISHED = read_published("tora")
 PAPER = PUBLISHED.paper
@@ -36,6 +37,23 @@ IMAGES = 100
 RVT = Threat("linf", 1 / 255)  # the weak budget that the slides' comparison implies
 # What the slides' tables measure, in the setting of RVT's code.
 WEAK = (CLEAN, Attempt("fgsm", RVT), Attempt("pgd", RVT, {"steps": 5, "step_size": 0.5 / 255}))
+
+
+class Trained(NamedTuple):
+    """A backbone with adapters, and what training them took: all of its phases, whoever trained them first.
+
+    `seen` counts images, clean and attacked ones each.
+    """
+
+    model: Model
+    seconds: float
+    seen: int
+
+    def at(self, trade: float) -> Model:
+        """The model at a trade-off and at no other: so studies that trained for others know it again."""
+        moved = self.model.replace(trade_off=trade)
+        assert isinstance(moved.adapters, Adapters)
+        return moved.replace(adapters=moved.adapters.settled())
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class AdapterBench:
         wiring: str = "mean",
         phase1: str = "separate",
         start: str = "mixed",
-    ) -> Model:
+    ) -> Trained:
         """The backbone with adapters for these trade-offs; what was trained before is taken up again.
 
         Of two studies that ask for the same training at once, one waits for the other.
@@ -86,8 +104,10 @@ class AdapterBench:
             print(line, file=sys.stderr, flush=True)
 
         with alone_in(folder, wait=True):
-            adapters, _ = train_adapters(self.model, self.splits, recipe, folder, log=log)
-        return adapted(self.model, adapters)
+            adapters, runs = train_adapters(self.model, self.splits, recipe, folder, log=log)
+        seconds = sum(run.seconds for run in runs.values())
+        seen = sum(phase.seen(runs[phase.name].step) for phase in phases_of(recipe))
+        return Trained(adapted(self.model, adapters), seconds, seen)
 
     def check_classifier(self) -> None:
         """Refuse a backbone that cannot be judged itself, before anything is trained on it."""
@@ -135,6 +155,11 @@ def title_of(attempt: Attempt) -> str:
     return f"{attempt.title} {attempt.threat}" if attempt.threat else attempt.title
 
 
+def trained_for(trades: Sequence[float], knob: str) -> Sequence[float]:
+    """The trade-offs that a training is asked for: a path leads over all that lie between its ends."""
+    return (trades[0], trades[-1]) if knob == "path" and len(trades) > 1 else trades
+
+
 def bench(context: StudyContext, effort: AdapterEffort, images: int = IMAGES) -> AdapterBench:
     """The given backbone and images: by default robvit-mini and CIFAR-10."""
     validation = max(4, effort.learn // 50)  # a formality: the last weights count
@@ -144,6 +169,8 @@ def bench(context: StudyContext, effort: AdapterEffort, images: int = IMAGES) ->
         learn=effort.learn + validation,
         judged=images,
     )
+    if effort.attacks:
+        context = replace(context, attacks=Path(effort.attacks))
     splits = Splits(learn.take(range(validation, len(learn))), learn.take(range(validation)))
     return AdapterBench(context, effort, model, splits, judged)
 

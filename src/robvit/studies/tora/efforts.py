@@ -12,6 +12,7 @@ from robvit.threat import Threat
 from robvit.training.recipe import Recipe, load_recipe
 
 SEVERITY = 3
+WIDE = {"inner.steps": 1, "inner.step": 1, "inner.start": "wide", "inner.project": False}  # N-FGSM
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class AdapterEffort(TrainingEffort):
     """What is spent on training adapters within `eps`; the defaults take minutes on one processor core.
 
     A `head`, a file, is the classifier of a backbone that has none for these classes. If it reads the class
-    token, the adapters' heads start from it.
+    token, the adapters' heads start from it. With `wide`, attacks in training are of one wide step, as the
+    recipe mini's. With `attacks`, a folder, several studies share what became of a model under an attack.
     """
 
     learn: int = 1500
@@ -29,19 +31,29 @@ class AdapterEffort(TrainingEffort):
     eps: float = 4 / 255
     batch: int = BATCH
     head: str = ""
+    wide: bool = False
+    attacks: str = ""
 
     def recipe(self, seed: int) -> Recipe:
         """The recipe of `robvit train tora` at this scale."""
         size = {"epochs": self.epochs, "warmup": min(0.3, self.epochs / 4), "batch": self.batch}
-        return load_recipe("tora", **size, **{"judge_steps": 1, "inner.eps": self.eps, "seed": seed})
+        inner = {"inner.eps": self.eps, **(WIDE if self.wide else {})}
+        return load_recipe("tora", **size, **inner, judge_steps=1, seed=seed)
 
 
 @dataclass(frozen=True)
 class AttackEffort(AdapterEffort):
-    """And what is spent on attacks: PGD of `steps` within each of the `budgets`, in 255ths."""
+    """And what is spent on attacks: PGD of `steps` within each of the `budgets`, in 255ths.
+
+    Of the first `strong` images, all if that is 0, what it leaves is attacked by AutoAttack, with so many
+    `steps`, `targets` and `queries`, and by an attack that knows of the gates or is as long.
+    """
 
     budgets: Sequence[float] = (1, 2, 4)
     steps: int = 20
+    targets: int = 3
+    queries: int = 100
+    strong: int = 0
 
     def __post_init__(self) -> None:
         if not self.budgets or list(self.budgets) != sorted({*self.budgets}):
@@ -57,6 +69,12 @@ class AttackEffort(AdapterEffort):
     def attempts(self) -> list[Attempt]:
         """PGD within every budget."""
         return [Attempt("pgd", threat, {"steps": self.steps}) for threat in self.threats]
+
+    @property
+    def long(self) -> Attempt:
+        """AutoAttack, within no budget yet."""
+        settings = {"steps": self.steps, "targets": self.targets, "queries": self.queries}
+        return Attempt("autoattack", None, settings)
 
     @property
     def middle(self) -> int:

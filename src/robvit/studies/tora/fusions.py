@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from robvit.record import Record, Table, Trial
+from robvit.record import Record, Table
 from robvit.registry import unknown
-from robvit.studies.claims import claims_table
+from robvit.studies.claims import claims_table, preferred
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
-from robvit.studies.tora.common import PAPER, WEAK, bench, title_of
+from robvit.studies.tora.attacked import JudgedRow, attacks_table, judge_row, titles_of
+from robvit.studies.tora.common import PAPER, WEAK, bench
 from robvit.studies.tora.efforts import AttackEffort
-from robvit.verdict import claim_of
+from robvit.studies.tora.tables import claims_over
 
 # What a row changes in the adapters' settings; the first is what `robvit train tora` does.
 CHOICES = {
@@ -39,7 +40,7 @@ def softmax(
     trades: Sequence[float] = (0.1, 0.9),
     choices: Sequence[str] = tuple(CHOICES),
 ) -> Record:
-    """Every choice trained alike, for each trade-off: clean, the slides' weak attacks, and PGD by budget.
+    """Every choice trained alike, for each trade-off: clean, the slides' weak attacks, the worst by budget.
 
     The first choice is compared with each of the others.
     """
@@ -47,29 +48,36 @@ def softmax(
         if name not in CHOICES:
             raise unknown("choice", name, list(CHOICES))
     at = bench(context, effort)
-    attempts = (*WEAK, *effort.attempts)
-    rows, judged = list[list[Any]](), dict[tuple[str, float], list[Trial]]()
+    titles, compared = titles_of(effort), {0: "", len(WEAK) + effort.middle: ""}
+    rows, judged = list[list[Any]](), dict[str, JudgedRow]()
     for name in choices:
         for trade in trades:
-            model = at.train((trade,), **CHOICES[name])
-            found = judged[name, trade] = at.judge(model, f"{name}, {trade:g}", attempts)
-            rows.append([name, f"{trade:g}", *(with_interval(t.correct) for t in found)])
+            model, scenario = at.train((trade,), **CHOICES[name]).model, f"{name}, {trade:g}"
+            one = judged[scenario] = judge_row(at, model, scenario, effort)
+            rows.append([name, f"{trade:g}", *map(with_interval, one.outcomes)])
     ours = choices[0]
-    claims = [
-        claim_of(
-            f"{ours} over {name}, {trade:g}, {title_of(attempts[place])}",
-            judged[ours, trade][place].correct,
-            judged[name, trade][place].correct,
-        )
+    against = {
+        name: [
+            claim
+            for trade in trades
+            for claim in claims_over(
+                judged,
+                f"{ours}, {trade:g}",
+                f"{name}, {trade:g}",
+                f"{ours} over {name}, {trade:g}",
+                compared,
+                titles,
+            )
+        ]
         for name in choices[1:]
-        for trade in trades
-        for place in (0, len(WEAK) + effort.middle)
-    ]
-    trials = [trial for found in judged.values() for trial in found]
+    }
+    claims = [claim for each in against.values() for claim in each]
+    trials = [trial for one in judged.values() for trial in one.trials]
     record = context.record(at.model, at.judged, trials=trials, claims=claims)
-    columns = ["", "trade-off", *(title_of(attempt) for attempt in attempts)]
     note = f"Per cent with 95 % intervals; adapters learned from {effort.learn} images."
-    record.tables = [Table("Figure (b): places of the softmax", columns, rows, note)]
+    table = Table("Figure (b): places of the softmax", ["", "trade-off", *titles], rows, note)
+    record.tables = [table, attacks_table(judged, effort)]
     if claims:
-        record.tables.append(claims_table(claims, "Claims on choices, pair by pair"))
+        record.tables.append(claims_table(claims, "Claims on choices, pair by pair", together=True))
+        record.findings = [preferred(ours, against)]
     return record

@@ -13,12 +13,13 @@ from robvit.defenses.low_rank import linear_layers
 from robvit.defenses.tora.modules import Adapters
 from robvit.hardening import robustify
 from robvit.progress import progress
-from robvit.record import Curve, Record, Table, Trial
+from robvit.record import Curve, Record, Table
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
-from robvit.studies.judging import CLEAN, per_cent, with_interval
-from robvit.studies.tora.common import PAPER, AdapterBench, bench, title_of
-from robvit.studies.tora.efforts import AdapterEffort, AttackEffort
+from robvit.studies.judging import CLEAN, percentage, with_interval
+from robvit.studies.tora.attacked import JudgedRow, attacks_table, judge_row, titles_of
+from robvit.studies.tora.common import PAPER, AdapterBench, bench
+from robvit.studies.tora.efforts import AttackEffort
 from robvit.verdict import claim_of
 
 LORA, FULL = "LoRA", "all weights"
@@ -40,18 +41,19 @@ def instead(
     """Every way sees as many images, and LoRA trains as many numbers; `shares` are of the robust weights."""
     at = bench(context, effort)
     at.check_classifier()
+    seen = at.train(trades[:1]).seen  # for one trade-off, as the others are one network each
     tora = at.train(trades)
-    assert isinstance(tora.adapters, Adapters)
-    numbers = sum(parameter.numel() for parameter in tora.adapters.parameters())
+    assert isinstance(tora.model.adapters, Adapters)
+    numbers = sum(parameter.numel() for parameter in tora.model.adapters.parameters())
     rank = max(1, round(numbers / _numbers_a_rank(at.model)))
-    lora, full = (_tuned(at, effort, method, rank) for method in ("lora", "full"))
-    attempts = (CLEAN, *effort.attempts)
-    trials, rows = list[Trial](), list[list[Any]]()
+    lora, full = (_tuned(at, seen, method, rank) for method in ("lora", "full"))
+    titles = titles_of(effort, [CLEAN])
+    rows = list[list[Any]]()
     lines: dict[str, list[list[float]]] = {}
     weights = sum(parameter.numel() for parameter in full.net.parameters())
     models: list[tuple[str, str, Model, int]] = [
         ("backbone", "backbone", at.model, 0),
-        *((f"TORA, {trade:g}", "TORA", tora.replace(trade_off=trade), numbers) for trade in trades),
+        *((f"TORA, {trade:g}", "TORA", tora.at(trade), numbers) for trade in trades),
         (f"{LORA}, rank {rank}", LORA, lora, rank * _numbers_a_rank(at.model)),
         (FULL, FULL, full, weights),
         *(
@@ -59,29 +61,32 @@ def instead(
             for share in shares
         ),
     ]
-    found: dict[str, list[Trial]] = {}
+    judged: dict[str, JudgedRow] = {}
     for scenario, way, model, trained in models:
-        judged = at.judge(model, scenario, attempts)
-        found[scenario] = judged
-        trials += judged
-        rows.append([scenario, trained, *(with_interval(t.correct) for t in judged)])
-        lines.setdefault(way, []).append([per_cent(judged[side]) for side in (0, 1 + effort.middle)])
-    middle = found[f"TORA, {trades[len(trades) // 2]:g}"]
+        one = judged[scenario] = judge_row(at, model, scenario, effort, weak=[CLEAN])
+        rows.append([scenario, trained, seen if trained else 0, *map(with_interval, one.outcomes)])
+        lines.setdefault(way, []).append([percentage(one.outcomes[side]) for side in (0, 1 + effort.middle)])
+    middle = judged[f"TORA, {trades[len(trades) // 2]:g}"]
     rivals = (f"{LORA}, rank {rank}", FULL, f"{shares[len(shares) // 2]:g} of {FULL}")
     claims = [
-        claim_of(f"TORA over {rival}, {what}", middle[side].correct, found[rival][side].correct)
+        claim_of(f"TORA over {rival}, {title}", middle.outcomes[side], judged[rival].outcomes[side])
         for rival in rivals
-        for side, what in enumerate(map(title_of, attempts))
+        for side, title in enumerate(titles)
     ]
+    trials = [trial for one in judged.values() for trial in one.trials]
     record = context.record(at.model, at.judged, trials=trials, claims=claims)
-    columns = ["", "numbers trained", *map(title_of, attempts)]
+    columns = ["", "numbers trained", "images seen", *titles]
     note = (
-        f"Per cent with 95 % intervals; all learned from {effort.learn} images for as many steps as TORA's "
-        "phases take."
+        f"Per cent with 95 % intervals; all learned from {effort.learn} images. Images seen: clean and "
+        "attacked ones count each, for one trade-off of TORA."
     )
-    record.tables = [Table("What a user would pick instead", columns, rows, note), claims_table(claims)]
+    record.tables = [
+        Table("What a user would pick instead", columns, rows, note),
+        attacks_table(judged, effort),
+        claims_table(claims),
+    ]
     ordered = {way: sorted(points) for way, points in lines.items()}
-    robust = f"{title_of(effort.attempts[effort.middle])}, %"
+    robust = f"{titles[1 + effort.middle]}, %"
     record.curves = [Curve("Clean and robust accuracy", "clean, %", robust, ordered)]
     return record
 
@@ -104,11 +109,11 @@ def _numbers_a_rank(model: Model) -> int:
     return sum(layer.in_features + layer.out_features for layer in layers if isinstance(layer, nn.Linear))
 
 
-def _tuned(at: AdapterBench, effort: AdapterEffort, method: Any, rank: int) -> Model:
-    """The backbone tuned on labelled, attacked images, for as many steps as TORA's phases take."""
-    passes, images = 2 * effort.epochs + effort.fusion_epochs, len(at.splits.train)
-    batch = min(effort.batch, max(1, images // 2))
-    steps = max(1, round(passes * images / batch))
+def _tuned(at: AdapterBench, seen: int, method: Any, rank: int) -> Model:
+    """The backbone tuned on labelled, attacked images, so many as TORA's phases see clean and attacked."""
+    effort = at.effort
+    batch = min(effort.batch, max(1, len(at.splits.train) // 2))
+    steps = max(1, round(seen / batch))
     options: dict[str, Any] = {"rank": rank} if method == "lora" else {}
     with progress(f"tuning {LORA if method == 'lora' else FULL}", total=1) as advance:
         made = robustify(

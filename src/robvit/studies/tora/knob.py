@@ -7,15 +7,16 @@ from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.record import Curve, Record, Table, Trial
-from robvit.studies.claims import claims_table
+from robvit.studies.claims import claims_table, preferred
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import CLEAN, Attempt, per_cent, point, with_interval, worst_of
 from robvit.studies.rob.common import learn_tokens
 from robvit.studies.rob.effort import TokenEffort
-from robvit.studies.tora.common import PAPER, bench, title_of
+from robvit.studies.tora.attacked import JudgedRow, attacks_table, judge_row, titles_of
+from robvit.studies.tora.common import PAPER, bench
 from robvit.studies.tora.efforts import AdapterEffort, AttackEffort
+from robvit.studies.tora.tables import claims_over
 from robvit.threat import Threat
-from robvit.verdict import claim_of
 
 WAYS = ("path", "states")
 
@@ -35,37 +36,41 @@ def knob(
 ) -> Record:
     """Fusions trained apart and interpolated ("states") against two ends trained together ("path")."""
     at = bench(context, effort)
-    attempts = (CLEAN, *effort.attempts)
-    judged, rows = dict[tuple[str, float], list[Trial]](), list[list[Any]]()
+    titles, compared = titles_of(effort, [CLEAN]), {0: "", 1 + effort.middle: ""}
+    judged, rows = dict[str, JudgedRow](), list[list[Any]]()
     lines: dict[str, list[list[float]]] = {}
     for way in WAYS:
-        model = at.train(trades, knob=way)
+        trained = at.train(trades, knob=way)
         for place in places:
             scenario = f"{way}, {place:g}"
-            found = judged[way, place] = at.judge(model.replace(trade_off=place), scenario, attempts)
+            one = judged[scenario] = judge_row(at, trained.at(place), scenario, effort, weak=[CLEAN])
             known = "trained" if way == "states" and place in trades else "between"
-            rows.append([scenario, *(with_interval(trial.correct) for trial in found), known])
-            for attempt, trial in zip(attempts, found, strict=True):
-                lines.setdefault(f"{way}: {title_of(attempt)}", []).append(point(place, trial.correct))
+            rows.append([scenario, *map(with_interval, one.outcomes), known])
+            for title, correct in zip(titles, one.outcomes, strict=True):
+                lines.setdefault(f"{way}: {title}", []).append(point(place, correct))
     first, second = WAYS
     claims = [
-        claim_of(
-            f"{first} over {second}, {place:g}, {title_of(attempts[which])}",
-            judged[first, place][which].correct,
-            judged[second, place][which].correct,
-        )
+        claim
         for place in places
-        for which in (0, 1 + effort.middle)
+        for claim in claims_over(
+            judged,
+            f"{first}, {place:g}",
+            f"{second}, {place:g}",
+            f"{first} over {second}, {place:g}",
+            compared,
+            titles,
+        )
     ]
-    trials = [trial for found in judged.values() for trial in found]
+    trials = [trial for one in judged.values() for trial in one.trials]
     record = context.record(at.model, at.judged, trials=trials, claims=claims)
-    columns = ["knob, trade-off", *(title_of(attempt) for attempt in attempts), ""]
     note = (
         "Per cent with 95 % intervals. Both ways cost the same: "
         f"{len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
     )
-    table = Table("Accuracy and robustness along the knob", columns, rows, note)
-    record.tables = [table, claims_table(claims, "Claims on the knob, pair by pair")]
+    table = Table("Accuracy and robustness along the knob", ["knob, trade-off", *titles, ""], rows, note)
+    named = claims_table(claims, "Claims on the knob, pair by pair", together=True)
+    record.tables = [table, attacks_table(judged, effort), named]
+    record.findings = [preferred(first, {second: claims})]
     record.curves = [Curve("The knob", "trade-off", "accuracy, %", lines)]
     return record
 
@@ -89,7 +94,7 @@ def composed(
     at = bench(context, effort)
     at.check_classifier()
     threat = Threat("linf", effort.eps)
-    tora = at.train((trade,))
+    tora = at.train((trade,)).model
     token_effort = TokenEffort(learn=token_learn, steps=token_steps, inner_steps=4, eps=effort.eps)
     images = at.splits.train.take(range(min(token_learn, len(at.splits.train))))
     tokens = learn_tokens(context, at.model, images, token_effort.recipe(seed=context.seed)).tokens

@@ -14,7 +14,7 @@ from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.record import Curve, Record, Table
 from robvit.statistics import mean_interval
 from robvit.studies.common import StudyContext, study
-from robvit.studies.tora.common import PAPER, bench
+from robvit.studies.tora.common import PAPER, bench, trained_for
 from robvit.studies.tora.efforts import AdapterEffort
 
 SHOWN = 4
@@ -35,22 +35,23 @@ def attention(
     effort: AdapterEffort,
     *,
     trades: Sequence[float] = (0.1, 0.5, 0.9),
+    knob: str = "states",
     masks: str = "",
 ) -> Record:
     """Maps of the first images for several trade-offs, in gates.png, and mean gates of all of them.
 
-    With `masks`, a set such as pets:PATH, its images are shown, and gates on objects are told from those on
-    what lies behind them.
+    The `knob` is as in tora-table1. With `masks`, a set such as pets:PATH, its images are shown, and gates
+    on objects are told from those on what lies behind them.
     """
     at = bench(context, effort, images=4)
-    model = at.train(trades)
+    tora = at.train(trained_for(trades, knob), knob=knob)
     size, judged = at.model.input_size[0], at.judged
     if masks:
         judged = open_data(masks, split="test", size=size, resize=context.resize, limit=len(at.judged))
         if judged.kind != "masks":
             raise DataError(f"expected images with masks, {masks} has {judged.kind}; name pets:PATH, say")
     x, y = judged.tensors()
-    maps = {trade: gate_maps(model.replace(trade_off=trade), x) for trade in trades}
+    maps = {trade: gate_maps(tora.at(trade), x) for trade in trades}
     shown = {
         f"{name}, {t:g}": sign * m[:, :SHOWN] + (1 - sign) / 2
         for name, sign in (("accuracy", 1), ("robustness", -1))
@@ -59,7 +60,7 @@ def attention(
     save_png(gate_sheet(x[:SHOWN], shown), context.out / "gates.png")
     means = {f"{t:g}": m.mean((1, 2, 3)).tolist() for t, m in maps.items()}
     spread = {f"{t:g}, spread over patches": m.std((2, 3)).mean(1).tolist() for t, m in maps.items()}
-    columns = ["trade-off", *(f"block {i + 1}" for i in range(model.depth))]
+    columns = ["trade-off", *(f"block {i + 1}" for i in range(tora.model.depth))]
     rows = [[name, *values] for name, values in (means | spread).items()]
     record = context.record(at.model, judged)
     record.tables = [Table("Mean gate of the accuracy adapter on patches", columns, rows, NOTE)]
