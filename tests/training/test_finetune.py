@@ -311,7 +311,12 @@ def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
 @pytest.mark.slow
 def test_the_clean_term_keeps_clean_features(mini: Model) -> None:
     settings = {**FEW, "steps": 8, "batch": 4, "eps": 16 / 255, "lr": 1e-2, "validations": 1}
-    wishes: list[dict[str, float]] = [{}, {"clean_weight": 5.0}, {"clean_cosine": 0.995}, {"clean_cosine": 0.9}]
+    wishes: list[dict[str, float]] = [
+        {},
+        {"clean_weight": 5.0},
+        {"clean_cosine": 0.995},
+        {"clean_cosine": 0.9},
+    ]
     records = [finetune(mini, images(), **settings, **more).record for more in wishes]
     free, held, bound, _ = (record.metrics["cosine, tuned, clean"] for record in records)
     assert held > free
