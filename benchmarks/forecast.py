@@ -16,8 +16,8 @@ from recording import Watch, add_out, finish
 
 import robvit
 from robvit.attacks import ATTACKS
-from robvit.attacks.compute import PROBED, settle
-from robvit.attacks.cost import forecast_of
+from robvit.attacks.compute import settle
+from robvit.attacks.cost import forecast_of, probed
 from robvit.evaluation.attack import passes_an_image
 from robvit.evaluation.classifiers import model_facts
 from robvit.record import Table
@@ -41,11 +41,11 @@ def main() -> None:
     settings = parse_settings(options.settings, ATTACKS.info(options.attack).defaults, options.attack)
     one = passes_an_image(options.attack, settings, threat, found.classifier, images)
     passes, watch = one.times(len(images)), Watch()
-    few = images.take(range(min(PROBED, len(images)))).tensors()[0]
+    few = images.take(range(probed(min(options.batch, len(images)), "cpu"))).tensors()[0]
     compute = settle(found.net, few, wanted="auto", passes=passes.work)
     with compute.in_use():
         said = forecast_of(passes, compute.searched(found.net), few)
-    probed, watch = watch.read().seconds, Watch()
+    waited, watch = watch.read().seconds, Watch()
     record = robvit.attack(
         found.classifier,
         images,
@@ -63,7 +63,7 @@ def main() -> None:
     rows[-1].append(said.seconds / took)
     left = sum(trial.correct)
     note = f"{options.attack} on {len(images)} images, {threat}, of which {left} stay correct. {compute}; "
-    table = Table("The forecast beside the truth", COLUMNS, rows, note + f"probes took {probed:.1f} s.")
+    table = Table("The forecast beside the truth", COLUMNS, rows, note + f"probes took {waited:.1f} s.")
     finish(options.out, [table], model=model_facts(found.classifier), data=images.facts())
 
 

@@ -102,7 +102,7 @@ SMALLER = {
     "challenge": "--limit 2 --steps 1 --samples 2 --queries 2",
     "train recipe": TRAINING,
 }
-TUNING = ("--limit", "20", "--steps", "1", "--batch", "4", "--set", "judge_steps=1", "--set", "validations=1")
+TUNING = ("--limit", "20", "--batch", "4", "--set", "judge_steps=1", "--set", "validations=1")
 # Settings of studies, attacks and TORA that decide how long one takes.
 SMALL = {
     "steps": "1",
@@ -281,8 +281,8 @@ def smaller(arguments: list[str]) -> list[str]:
     if names == ["robustify"] and given["adaptive"]:
         added += ["--inner-steps", "1"]
     if names == ["robustify"] and given["method"] != "tokens":
-        added = list(TUNING)
-        added += ["--minutes", "0.1"] if given["minutes"] else []  # a few steps, see `own_folder`
+        # In a tenth of a minute a few steps are planned, see `own_folder`.
+        added = [*(["--minutes", "0.1"] if given["minutes"] else ["--steps", "1"]), *TUNING]
     if names == ["robustify"] and "--out" not in exchanged:  # choices that a page lists side by side
         added += ["--out", tempfile.mkdtemp(dir=".")]
     if names == ["attack"]:

@@ -305,7 +305,7 @@ def test_tuning_keeps_attacked_features_in_place(mini: Model) -> None:
     cosines = made.record.metrics
     before, after = (cosines[f"cosine, {who}, attack of 10 steps"] for who in ("original", "tuned"))
     assert 1 - after < 0.9 * (1 - before)
-    assert cosines["cosine, tuned, clean"] > 0.97
+    assert cosines["cosine, tuned, clean"] > 0.9
 
 
 @pytest.mark.slow

@@ -173,13 +173,7 @@ def robustify(
     check_tuning(setting)
     _check_numbers(lr=lr, start=start, psnr=psnr)
     if method != "tokens":
-        refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
-        if precision.endswith("/plain"):
-            raise InputError(f"--precision {precision} is for tokens, the method is {method}")
-        if method == "full":
-            refuse_given(context, "is for lora, the method is full", "rank", "lora")
-        if minutes is not None:
-            refuse_given(context, "and --minutes, which decides the steps, do not go together", "steps")
+        _check_of_tuning(context, method, precision, minutes)
         options = {"method": method, "rank": rank, "eps": eps, "inner_steps": inner_steps, "lr": lr}
         options |= {"steps": steps, "batch": batch, "seed": seed, "loss": loss}
         place: dict[str, Any] = {"split": split, "resize": resize, "limit": limit, "head": head}
@@ -234,6 +228,17 @@ def robustify(
         )
     write_report(hardening.record, out / "report.html")
     _tell(hardening, out, lora=lora, img_size=img_size, arch=arch)
+
+
+def _check_of_tuning(context: typer.Context, method: str, precision: str, minutes: float | None) -> None:
+    """Refuse what is not for the method, or does not go together."""
+    refuse_given(context, f"is for tokens, the method is {method}", *OF_TOKENS)
+    if precision.endswith("/plain"):
+        raise InputError(f"--precision {precision} is for tokens, the method is {method}")
+    if method == "full":
+        refuse_given(context, "is for lora, the method is full", "rank", "lora")
+    if minutes is not None:
+        refuse_given(context, "and --minutes, which decides the steps, do not go together", "steps")
 
 
 def _check_numbers(lr: float | None, start: float | None, psnr: float | None) -> None:

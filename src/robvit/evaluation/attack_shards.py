@@ -55,12 +55,11 @@ class AttackJob:
     """What is done to every image, and all that its result depends on.
 
     With a `victim`, images are made on `model` and judged on the victim (transfer); with `leave_wrong`, those
-    that it gets wrong from the start are left, where nobody else judges. `identity` names weights and
-    everything else that decides the models' outputs. The attack "clean" leaves images as they are and has no
-    threat. With a `source`, images are not made but taken from the shards of another job. With an `original`,
-    the cosine of the judged model's features with its is measured. With a `target`, "random" say, the attack
-    aims at a class. Without `rounded`, images stay floats, and none are kept. `passes`, if known, are the
-    forward passes of an image that stays correct: by them progress moves inside a batch.
+    that it gets wrong from the start are left. `identity` names weights and everything else that decides the
+    models' outputs. The attack "clean" leaves images as they are and has no threat. With a `source`, images
+    are taken from the shards of another job. With an `original`, the cosine of the judged model's features
+    with its is measured. With a `target`, "random" say, the attack aims at a class. Without `rounded`, images
+    stay floats, and none are kept. `passes`: forward, of an image that stays correct, if known, for progress.
     """
 
     attack: str

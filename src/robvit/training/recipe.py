@@ -30,10 +30,8 @@ Share = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 ASCENT = "ascent"  # the inner attack that is none of the library's
 # What was called no is fp32; YAML reads a bare no as false.
-Precision = Annotated[
-    Literal["auto", "no", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain"],
-    BeforeValidator(lambda v: "no" if v is False else v),
-]
+_Precision = Literal["auto", "no", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain"]
+Precision = Annotated[_Precision, BeforeValidator(lambda v: "no" if v is False else v)]
 Trades = Annotated[tuple[Number, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))]
 
 # What may change without making a run another run: where and how fast it runs, what is told of it.
@@ -83,9 +81,8 @@ class AdapterSettings(BaseModel):
     `trades` are rising numbers from accuracy (0) to robustness (1); with several of them the model has a
     knob. It is a "path", two fusions for the ends that are trained together on trade-offs drawn between
     them, unless "states" asks for a fusion each.
-    `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out; what has no
-    fusion trains as long as both phases. Phase 2 starts at the weighted mean of phase 1's fusions ("mixed"),
-    or "fresh".
+    `fusion_epochs` is the length of phase 2 for one trade-off, that of phase 1 if left out; without fusion
+    both are trained. Phase 2 starts at the weighted mean of phase 1's fusions ("mixed"), or "fresh".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
