@@ -299,8 +299,8 @@ def _same_bits(one: Path, other: Path) -> None:
 
 def _timeless(facts: dict[str, str]) -> dict[str, Any]:
     """A state's facts without the seconds it took."""
-    known = json.loads(facts["facts"])
-    del known["progress"]["seconds"]
+    known = json.loads(facts.get("facts", "{}"))
+    known.get("progress", {}).pop("seconds", None)
     return facts | {"facts": known}
 
 
