@@ -1,4 +1,4 @@
-"""Fill the tables of measured figures in README and docs/ from the records in results/.
+"""Fill the tables of measured figures in README, docs/ and the bundled networks' card from results/.
 
     python scripts/fill_docs.py           # write them; `make lab` does so after every study
     python scripts/fill_docs.py --check   # only say which pages are stale
@@ -59,6 +59,7 @@ from robvit.training.tuning import METHODS
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs" / "figures"
+BUNDLED = "src/robvit/backbones/bundled/README.md"  # the card of the small networks
 BLOCK = re.compile(r"<!-- results\n(?P<rows>.*?)-->\n(?P<shown>.*?)<!-- end of results -->", re.DOTALL)
 MINUTES = r"minutes of (?P<names>[\w.-]+(?: and [\w.-]+)*)"
 IN_A_SENTENCE = re.compile(rf"(?P<what><!-- {MINUTES} -->).*?<!-- end -->")
@@ -68,13 +69,14 @@ DATA_NAMES = {
     "imagenet:{data}/imagenet_1k": "ImageNet",
     "folder:{data}/pets/images?test=0.25": "Oxford-IIIT Pet",
 }
+JUDGED = ("evaluate", "attack")  # records that are shown as accuracies, if none of their tables is asked for
 PAIRED = ("evaluate", "retrieval", "certify")  # records whose outcomes are compared image by image
 Part = TypeVar("Part", Table, Curve)
 
 
 def pages() -> list[Path]:
     """Every page that may show figures."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / BUNDLED, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(text: str, page: Path) -> str:
@@ -160,7 +162,7 @@ def _tables(chosen: dict[str, KeptResult]) -> list[str]:
     judged = {
         label: result
         for label, result in chosen.items()
-        if result.record.kind == "evaluate" and not _begins(result.record.tables, label)
+        if result.record.kind in JUDGED and not _begins(result.record.tables, label)
     }
     if judged:
         lines += _markdown(_accuracies(judged))

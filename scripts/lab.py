@@ -329,7 +329,7 @@ def _without_places(study: Study, text: str) -> str:
 def _pages_show(study: Study) -> bool:
     """Whether a page of the documentation has figures of this study, which are then written anew."""
     name = re.compile(rf"(?<![\w-]){re.escape(study.name)}(?![\w-])")  # not that of a study it begins
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
     return any(name.search(page.read_text("utf-8")) for page in pages)
 
 

@@ -4,8 +4,8 @@
     python scripts/train_bundled.py mini                          # 75 minutes on one CPU core
     python scripts/train_bundled.py mini-robust --stop-after 6    # an hour
 
-The best checkpoint is chosen on 2,000 training images that are held out; the test set is
-looked at once, by `scripts/judge_bundled.py`. A killed run goes on after its last whole epoch and
+The best checkpoint is chosen on 2,000 training images that are held out; the laboratory
+looks at the test set (`bundled-mini` in results/queue.yaml). A killed run goes on after its last whole epoch and
 ends with the same weights, because every epoch has a seed of its own.
 """
 

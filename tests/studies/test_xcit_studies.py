@@ -377,6 +377,11 @@ def test_perturbations_are_classified_as_images(tmp_path: Path) -> None:
     assert rows[0][2] == rows[0][3]  # of clean images the class is all there is to say
     assert all(row[4] is None for row in rows)  # robvit-mini is none of the paper's judges
     assert "both a judge and the standard network" in record.notes[-1]
+    (claim,) = record.claims  # what the table's cells tell, image by image
+    assert claim.text == "robvit-mini recognises perturbations of the robust network over the standard one's"
+    assert claim.images == 4
+    assert rows[1][2].startswith(f"{25 * claim.first[0].count('1'):.1f} ")
+    assert rows[3][2].startswith(f"{25 * claim.second[0].count('1'):.1f} ")
     anything = reproduce("xcit-table9", images=4, steps=1, top=10, out=tmp_path)
     assert all(row[2].startswith("100.0") for row in anything.tables[0].rows)
 
@@ -411,22 +416,30 @@ def test_photographs_without_splits_are_judged_by_networks_at_their_own_size(
 
     monkeypatch.setattr(semantic, "load", small)
     monkeypatch.setattr(StudyContext, "load", lambda *_, **__: small("robust", img_size=16))
-    judges = {} if name == "xcit-fig11" else {"judges": ["other+HEAD"]}
-    record = reproduce(name, data=photographs, images=3, img_size=16, steps=1, out=tmp_path / "out", **judges)
-    assert seen == ({16, None} if judges else {16})
+    given = {} if name == "xcit-fig11" else {"judges": ["other+HEAD"]}
+    record = reproduce(name, data=photographs, images=3, img_size=16, steps=1, out=tmp_path / "out", **given)
+    assert seen == ({16, None} if given else {16})
     assert record.data["count"] == 3
     if name == "xcit-table9":
         assert record.tables[0].rows[0][:2] == ["other", "the images themselves"]
     if name == "xcit-fig12":
         assert record.tables[0].columns[5] == "seen by other %"
+        judges = [claim.text.split(" recognises")[0] for claim in record.claims]
+        assert judges == ["the other network", "other"]
 
 
 @pytest.mark.slow
 def test_perturbations_and_drawings_are_shown_and_measured(tmp_path: Path) -> None:
     shown = reproduce("xcit-fig11", images=4, steps=2, out=tmp_path / "a")
     assert [row[0] for row in shown.tables[0].rows] == ["robust", "standard"]
+    (follows,) = shown.claims
+    means = [float(row[1].split(" ")[0]) for row in shown.tables[0].rows]
+    assert follows.difference == pytest.approx(100 * (means[0] - means[1]), abs=0.2)
     drawn = reproduce("xcit-fig12", images=4, steps=3, out=tmp_path / "b")
     noise, robust, standard = drawn.tables[0].rows
+    (swapped,) = drawn.claims  # each is judged by the network that did not draw it
+    assert robust[3].startswith(f"{25 * swapped.first[0].count('1'):.1f} ")
+    assert standard[1].startswith(f"{25 * swapped.second[0].count('1'):.1f} ")
     assert robust[2] > noise[2]  # each network sees more of the target in what it drew
     assert standard[4] > noise[4]
     with Image.open(tmp_path / "a" / "fig11.png") as sheet, Image.open(tmp_path / "b" / "fig12.png") as other:

@@ -13,11 +13,13 @@ from robvit.drawing.images import photo, save_png
 from robvit.explanation.figures.accumulation import accumulate_gradient, noise
 from robvit.progress import progress
 from robvit.record import Record, Table
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
 from robvit.studies.xcit.common import PAPER
 from robvit.studies.xcit.semantic import BATCH, NETWORKS, SHOWN, Networks, answers, opened, scale_note
 from robvit.threat import Threat
+from robvit.verdict import claim_of
 
 
 @study("xcit-fig12", paper=PAPER, title="Fig. 12: classes drawn from noise by the gradient", effort=NETWORKS)
@@ -43,8 +45,24 @@ def accumulated(
     seen_by = {"the robust network": models["robust"], "the standard one": models["standard"]}
     seen_by |= {judge.partition("+")[0]: opened(judge) for judge in judges}
     rows: list[list[Any]] = []
+    seen = dict[tuple[str, str], list[bool]]()
     for name, drawn in drawings.items():
-        rows.append([name, *(value for model in seen_by.values() for value in _target(model, drawn, target))])
+        row: list[Any] = [name]
+        for judge, model in seen_by.items():
+            seen[name, judge], sure = _target(model, drawn, target)
+            row += [with_interval(seen[name, judge]), sure]
+        rows.append(row)
+    # Of the two that drew, each judges the other's: what it sees in its own is what the ascent optimised.
+    robust, standard, *others = seen_by
+    pairs = {"the other network": (standard, robust)} | {judge: (judge, judge) for judge in others}
+    claims = [
+        claim_of(
+            f"{judge} recognises drawings of the robust network over the standard one's",
+            seen["robust", first],
+            seen["standard", second],
+        )
+        for judge, (first, second) in pairs.items()
+    ]
     columns = ["drawn by"]
     for judge in seen_by:
         columns += [f"seen by {judge} %", "mean probability"]
@@ -56,8 +74,9 @@ def accumulated(
         "What a network sees in its own drawing is what the ascent optimised; the other networks are "
         "independent judges. The thesis shows images only."
     )
-    record = context.record(models["robust"], images)
-    record.tables = [Table("Fig. 12: who recognises the target class", columns, rows, note)]
+    record = context.record(models["robust"], images, claims=claims)
+    table = Table("Fig. 12: who recognises the target class", columns, rows, note)
+    record.tables = [table, claims_table(claims)]
     size = f"{count} starts, {steps} steps within L2 {eps:g}; of the data only the classes' names are used."
     record.notes = [size, *scale_note(context, "")]
     return record
@@ -75,8 +94,8 @@ def _draw(
     return torch.cat(parts)
 
 
-def _target(model: Model, x: torch.Tensor, target: torch.Tensor) -> tuple[str, float]:
-    """How often a network's answer is the target, and the probability that it gives it."""
+def _target(model: Model, x: torch.Tensor, target: torch.Tensor) -> tuple[list[bool], float]:
+    """Whether a network's answer is the target, image by image, and the mean probability that it gives it."""
     logits = answers(model, x)
     sure = logits.softmax(1).gather(1, target[:, None]).mean()
-    return with_interval((logits.argmax(1) == target).tolist()), float(sure)
+    return (logits.argmax(1) == target).tolist(), float(sure)

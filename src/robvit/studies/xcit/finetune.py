@@ -60,8 +60,8 @@ NOTE7 = (
 NOTE8 = (
     "The thesis: TRADES-10, 20 epochs from a network pretrained within 8/255 on ImageNet, or 300 from the "
     "start. Here, if small, TRADES-3 and as many epochs for all; robvit-mini-robust, which has seen all of "
-    "CIFAR-10, stands for the pretrained network, so its lead is no proof of transfer; the whole sample "
-    "stands for synthetic images, so those are real."
+    "CIFAR-10, stands for the pretrained network, so its lead is no proof of transfer. What "
+    "`synthetic` names stands for synthetic images, or the whole sample, which is real."
 )
 
 

@@ -23,10 +23,12 @@ from robvit.evaluation.classifiers import open_classifier
 from robvit.loading import load
 from robvit.progress import progress
 from robvit.record import Record, Table
+from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, StudySettings, study
 from robvit.studies.judging import with_interval
 from robvit.studies.xcit.common import PAPER, PUBLISHED
 from robvit.threat import Threat
+from robvit.verdict import Claim, claim_of, claim_of_means
 
 BATCH, SHOWN = 64, 6
 PAPER_TOP = 5  # guesses of the paper's judges
@@ -134,18 +136,20 @@ def classified(
     images, adv = _perturbed(context, models, size, 100, steps, eps)
     x, y = images.tensors()
     pred = {name: answers(model, adv[name]).argmax(1) for name, model in models.items()}
-    rows: list[list[Any]] = []
+    rows, claims = list[list[Any]](), list[Claim]()
     for judge in judges:
         model = opened(judge)
         judge = judge.partition("+")[0]
-        rows.append([judge, "the images themselves", *_recognised(model, x, (y, y), top), None])
+        rows.append([judge, "the images themselves", *_cells(_recognised(model, x, (y, y), top)), None])
+        found = dict[str, list[bool]]()
         for name in models:
             wanted = (y, pred[name])
-            colours = rescaled_perturbation(x, adv[name], eps=eps)
             grey = grey_perturbation(x, adv[name], eps=eps).expand_as(x)
-            paper = _published(judge, name, top)
-            rows.append([judge, f"{name}, colours", *_recognised(model, colours, wanted, top), paper])
-            rows.append([judge, f"{name}, grey", *_recognised(model, grey, wanted, top), None])
+            colours = _recognised(model, rescaled_perturbation(x, adv[name], eps=eps), wanted, top)
+            found[name] = colours[0]
+            rows.append([judge, f"{name}, colours", *_cells(colours), _published(judge, name, top)])
+            rows.append([judge, f"{name}, grey", *_cells(_recognised(model, grey, wanted, top)), None])
+        claims.append(_more_recognised(judge, found, top))
     columns = [
         "judge",
         "perturbation of",
@@ -155,8 +159,9 @@ def classified(
     ]
     chance = 100 * top / len(images.classes)
     note = f"Chance is {chance:.3g} %; the paper's, of 1,000 classes, 0.5 %. 95 % intervals."
-    record = context.record(robust, images)
-    record.tables = [Table("Table 9: perturbations classified", columns, rows, note), _published_table()]
+    record = context.record(robust, images, claims=claims)
+    table = Table("Table 9: perturbations classified", columns, rows, note)
+    record.tables = [table, claims_table(claims), _published_table()]
     record.notes = scale_note(context, " --set eps=4/255 --set top=5 --images 5000")
     if standard in judges:
         record.notes.append(
@@ -168,10 +173,22 @@ def classified(
 
 def _recognised(
     model: Model, x: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], top: int
-) -> list[str]:
-    """How often the model's best guesses hold the image's class, and that which the attack led to."""
+) -> list[list[bool]]:
+    """Whether the model's best guesses hold an image's class, and that which the attack led to."""
     guesses = answers(model, x).topk(top).indices
-    return [with_interval((guesses == want[:, None]).any(1).tolist()) for want in wanted]
+    return [(guesses == want[:, None]).any(1).tolist() for want in wanted]
+
+
+def _cells(recognised: Sequence[Sequence[bool]]) -> list[str]:
+    return [with_interval(one) for one in recognised]
+
+
+def _more_recognised(judge: str, found: Mapping[str, Sequence[bool]], top: int) -> Claim:
+    """That a judge takes the robust network's perturbations for their images' classes more often."""
+    robust, standard = (_published(judge, name, top) for name in ("robust", "standard"))
+    paper = None if robust is None or standard is None else robust - standard
+    text = f"{judge} recognises perturbations of the robust network over the standard one's"
+    return claim_of(text, found["robust"], found["standard"], paper)
 
 
 def _published(judge: str, attacked: str, top: int) -> float | None:
@@ -212,16 +229,22 @@ def shown(
     tiles = [Row([Tile(photo(x[i]), names[i]) for i in few], "image")]
     tiles += [Row([Tile(photo(made[i])) for i in few], name) for name, made in grey.items()]
     save_png(draw_grid(Grid(tiles)), context.out / "fig11.png")
+    follow = {
+        name: [correlation(edges(a), edges(b)) for a, b in zip(x, made, strict=True)]
+        for name, made in grey.items()
+    }
     rows: list[list[Any]] = []
-    for name, made in grey.items():
-        follow = [correlation(edges(a), edges(b)) for a, b in zip(x, made, strict=True)]
-        mean = sum(follow) / len(follow)
-        spread = 1.96 * float(torch.tensor(follow).std()) / len(follow) ** 0.5 if len(follow) > 1 else 0.0
+    for name, values in follow.items():
+        mean = sum(values) / len(values)
+        spread = 1.96 * float(torch.tensor(values).std()) / len(values) ** 0.5 if len(values) > 1 else 0.0
         rows.append([name, f"{mean:+.3f} ({mean - spread:+.3f} to {mean + spread:+.3f})"])
+    points = [[100 * value for value in follow[name]] for name in ("robust", "standard")]
+    claims = [claim_of_means("perturbations of the robust network follow edges more", *points)]
     columns = ["perturbation of", "correlation with the image's edges (95 % interval)"]
     note = "The thesis shows images only: shapes are visible for the robust XCiT, not for the standard one."
-    record = context.record(models["robust"], images)
-    record.tables = [Table("Fig. 11: do perturbations follow shapes?", columns, rows, note)]
+    record = context.record(models["robust"], images, claims=claims)
+    table = Table("Fig. 11: do perturbations follow shapes?", columns, rows, note)
+    record.tables = [table, claims_table(claims, "Claims, in hundredths of the correlation")]
     record.notes = scale_note(context, " --set eps=4/255")
     return record
 
