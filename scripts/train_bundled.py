@@ -5,8 +5,8 @@
     python scripts/train_bundled.py mini-robust --stop-after 6    # an hour
 
 The best checkpoint is chosen on 2,000 training images that are held out; the laboratory
-looks at the test set (`bundled-mini` in results/queue.yaml). A killed run goes on after its last whole epoch and
-ends with the same weights, because every epoch has a seed of its own.
+looks at the test set (`bundled-mini` in results/queue.yaml). A killed run goes on after its last whole epoch
+and ends with the same weights, because every epoch has a seed of its own.
 """
 
 from __future__ import annotations
