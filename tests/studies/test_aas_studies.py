@@ -174,6 +174,16 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     assert again.curves[0].lines["clean"] == [[2.0, again.tables[0].rows[0][1]]]
 
 
+@pytest.mark.parametrize(("study", "gaps"), [("aas-table5", "gaps"), ("aas-fig5ab", "between")])
+@pytest.mark.parametrize("gap", [1, 6, 9])
+def test_a_gap_that_moves_no_scale_is_refused_before_anything_is_trained(
+    study: str, gaps: str, gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robvit.studies.aas.judged_training.run_job", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(InputError, match=f"a gap of {gap} and 6 in all they never would"):
+        reproduce(study, out=tmp_path, epochs=6, **{gaps: [2, gap]})
+
+
 def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> None:
     def judged(scales: list[float], right: int) -> JudgedTraining:
         model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)

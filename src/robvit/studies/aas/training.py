@@ -76,6 +76,7 @@ def gaps_between(
     method: str = "pgd-at",
 ) -> Record:
     """AAS-AT on top of one method for several gaps; the paper: stable from 5 to 40 of 110 epochs."""
+    effort.check_gaps(between)
     recipe = scaled_recipe(method)
     judged = {f"{n}": train_and_judge(context, effort, recipe, n, gap_title(recipe, n)) for n in between}
     lines = {
@@ -117,6 +118,7 @@ def _pairs(
     published: PublishedTable,
 ) -> tuple[dict[str, Seeds], list[Claim]]:
     """Every method without AAS-AT and with it, and the claims that it helps."""
+    effort.check_gaps(gaps)
     judged: dict[str, Seeds] = {}
     claims = []
     for method in methods:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from robvit.errors import InputError
 from robvit.resuming import key_of
 from robvit.studies.aas.common import PAPER_STEPS
 from robvit.studies.common import StudyContext, TrainingEffort
@@ -79,6 +80,16 @@ class AasTrainingEffort(TrainingEffort):
         if every and is_scaled(recipe):
             changes["loss_settings.every"] = every
         return changes
+
+    def check_gaps(self, gaps: Sequence[int]) -> None:
+        """Refuse gaps between moves with which no scale would move, before anything is trained."""
+        for gap in gaps:
+            if gap and (gap < 2 or gap >= (self.epochs or gap + 1)):
+                most = f" and {self.epochs:g} in all" if self.epochs else ""
+                raise InputError(
+                    f"scales move in the epochs after every gap of two or more; with a gap of {gap}{most} they "
+                    "never would. 0 is the recipe's own gap"
+                )
 
     @property
     def threat(self) -> Threat:
