@@ -87,8 +87,8 @@ class AasTrainingEffort(TrainingEffort):
             if gap and (gap < 2 or gap >= (self.epochs or gap + 1)):
                 most = f" and {self.epochs:g} in all" if self.epochs else ""
                 raise InputError(
-                    f"scales move in the epochs after every gap of two or more; with a gap of {gap}{most} they "
-                    "never would. 0 is the recipe's own gap"
+                    f"scales move in the epochs after every gap of two or more; with a gap of {gap}{most} "
+                    "they never would. 0 is the recipe's own gap"
                 )
 
     @property
