@@ -5,6 +5,7 @@
     python scripts/lab.py --only rob-table2
     python scripts/lab.py --first rob-table2   # this one now, then the whole queue
     python scripts/lab.py --jobs 2   # two studies beside each other, each with its share of the cores
+    python scripts/lab.py --minutes 90   # only those that should end by then
 
 results/queue.yaml holds the studies in their order: a name, the command, of robvit or a benchmark, and an
 estimate of its minutes on two cores. Each runs in a copy of the last commit, so that work on the tree goes
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -115,6 +116,9 @@ class Study:
         return re.findall(rf"\{{lab\}}/{re.escape(self.name)}/([^\s\"',\]]+)", other.command)
 
 
+Fits = Callable[[Study, int], bool]  # whether there is time for a study on so many threads
+
+
 def queue() -> list[Study]:
     """The studies in their order."""
     return [Study(**line) for line in yaml.safe_load((RESULTS / "queue.yaml").read_text("utf-8"))]
@@ -170,8 +174,7 @@ def status(studies: list[Study]) -> str:
         spent, done = study.seconds()[0] / 60, study.is_done()
         begun = "running" if study.name in busy else "begun" if spent else ""
         state = "done" if done else begun or ("no data" if study.lacks_data() else "left")
-        # Of a study that runs the processor time is not known yet; it is the clock's at least.
-        minutes += 0 if done else max(factor * study.minutes - max(study.seconds()) / 60, 1)
+        minutes += 0 if done else minutes_left(study, factor)
         lines.append(f"{study.name:<{wide}}{state:<10}{spent:>9.1f}   {study.minutes:g}")
     done = sum(study.is_done() for study in studies)
     left = (
@@ -188,6 +191,20 @@ def usual_factor(studies: list[Study]) -> float:
         if study.is_done()
     ]
     return median(taken) if taken else 1.0
+
+
+def minutes_left(study: Study, factor: float) -> float:
+    """The processor minutes that a study should still take.
+
+    While it runs, its processor time is not known yet; it is the clock's at least.
+    """
+    return max(factor * study.minutes - max(study.seconds()) / 60, 1)
+
+
+def fits_into(minutes: float, studies: list[Study]) -> Fits:
+    """Whether a study on so many threads should end within so many minutes from now."""
+    end, factor = time.monotonic() + 60 * minutes, usual_factor(studies)
+    return lambda study, threads: time.monotonic() + 60 * minutes_left(study, factor) / threads <= end
 
 
 def running_now() -> set[str]:
@@ -261,25 +278,29 @@ class Running:
         return True
 
 
-def run(studies: list[Study], jobs: int) -> list[str]:
-    """Run studies in their order, so many at a time and none before what it needs; the names that failed."""
+def run(studies: list[Study], jobs: int, fits: Fits = lambda *_: True) -> list[str]:
+    """Run studies in their order, so many at a time and none before what it needs; the names that failed.
+
+    Those that do not fit into the time are passed over.
+    """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, failed = list(studies), list[Running](), list[str]()
     with _ended_together(running):
-        while waiting or running:
+        while True:
             for one in [one for one in running if one.has_ended()]:
                 running.remove(one)
                 if not one.kept():
                     failed.append(one.study.name)
             busy = [one.study for one in running]
             ready = [s for s in waiting if not any(s.needs(o) for o in (*waiting, *busy) if o is not s)]
-            for study in ready[: jobs - len(running)]:
+            for study in [s for s in ready if fits(s, threads)][: jobs - len(running)]:
                 waiting.remove(study)
                 print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
                 running.append(Running(study, threads))
             (WORK / ".running").write_text("\n".join(one.study.name for one in running), "utf-8")
+            if not running:
+                return failed
             time.sleep(1)
-    return failed
 
 
 def _tree_of(study: Study) -> tuple[Path, str]:
@@ -367,6 +388,7 @@ def main() -> int:
     parser.add_argument("--status", action="store_true", help="only say what is done, running and left")
     parser.add_argument("--only", action="append", help="only this study")
     parser.add_argument("--first", action="append", default=[], help="this study before the others")
+    parser.add_argument("--minutes", type=float, help="start none that should end later, by its estimate")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time, which share the cores")
     asked = parser.parse_args()
     studies = [study for study in queue() if not asked.only or study.name in asked.only]
@@ -375,9 +397,10 @@ def main() -> int:
     print(status(studies), flush=True)
     if asked.status:
         return 0
+    limit = [] if asked.minutes is None else [fits_into(asked.minutes, queue())]
     with _alone():
         restore(queue())
-        failed = run(put_first(asked.first, left(studies)), max(1, asked.jobs))
+        failed = run(put_first(asked.first, left(studies)), max(1, asked.jobs), *limit)
     print(status(studies))
     return bool(failed)
 

@@ -216,6 +216,13 @@ def test_studies_run_beside_each_other_but_not_before_what_they_need(
     a, b, c = (lab.Study(n, command, 1) for n, command in (("a", "x"), ("b", needs_a), ("c", "y")))
     assert lab.run([a, b, c], 2) == ["c"]
     assert events == ["+a/1", "+c/1", "-a", "-c", "+b/1", "-b"]
+    events.clear()
+    long = lab.Study("long", "z", 30)
+    assert lab.run([long, a, b], 1, lab.fits_into(15, [long])) == []  # two threads halve the estimate
+    assert events == ["+a/2", "-a", "+b/2", "-b"]
+    long.clock.write_text("120.0 120.0\n")
+    lab.run([long], 1, lab.fits_into(15, [long]))
+    assert events[-2:] == ["+long/2", "-long"]  # two minutes of it are done
 
 
 def test_what_decides_comes_first_with_what_it_needs(
