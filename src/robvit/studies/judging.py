@@ -82,7 +82,7 @@ def judge(
     for attempt in attempts:
         whole = attempt.settings.get("version") == "audited"
         job = _job(attempt, model, identity, images, len(images) if whole else batch)
-        label = f"{scenario}, {attempt.attack}" + (f", {attempt.threat}" if attempt.threat else "")
+        label = ", ".join(str(part) for part in (scenario, attempt.attack, attempt.threat) if part)
         trials.append(replace(_trial(context, _run(context, job, label)), scenario=scenario))
     return trials
 
