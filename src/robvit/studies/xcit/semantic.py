@@ -238,8 +238,8 @@ def shown(
         mean = sum(values) / len(values)
         spread = 1.96 * float(torch.tensor(values).std()) / len(values) ** 0.5 if len(values) > 1 else 0.0
         rows.append([name, f"{mean:+.3f} ({mean - spread:+.3f} to {mean + spread:+.3f})"])
-    points = [[100 * value for value in follow[name]] for name in ("robust", "standard")]
-    claims = [claim_of_means("perturbations of the robust network follow edges more", *points)]
+    robust, standard = ([100 * value for value in follow[name]] for name in ("robust", "standard"))
+    claims = [claim_of_means("perturbations of the robust network follow edges more", robust, standard)]
     columns = ["perturbation of", "correlation with the image's edges (95 % interval)"]
     note = "The thesis shows images only: shapes are visible for the robust XCiT, not for the standard one."
     record = context.record(models["robust"], images, claims=claims)
