@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import robvit
@@ -201,6 +202,10 @@ def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> Non
     assert claim(moved).verdict is Verdict.SEEN
     assert claim(still).verdict is Verdict.VOID
     assert claim(still, moved) == claim(moved)  # the seed that tells nothing is left out
+    ours, theirs = judged(still, 9), judged(still, 0)
+    with torch.no_grad():
+        next(ours.model.parameters()).add_(1)  # scales that came back to 1 after weights learned with others
+    assert ahead("", {0: ours}, {0: theirs}, lambda one: one.autoattack.correct).verdict is Verdict.SEEN
 
 
 def test_recipes_belong_to_rows_of_the_paper() -> None:

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from robvit.attention import attention_layers, kept_scales
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
@@ -39,6 +41,11 @@ class JudgedTraining:
         """The scales that are a part of the model, block by block; 1 where it has none."""
         scales = kept_scales(self.model)
         return [1.0] * len(attention_layers(self.model)) if scales is None else scales.tolist()
+
+    def same_network(self, other: JudgedTraining) -> bool:
+        """Whether another training ended with these very weights and scales."""
+        pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
+        return self.scales == other.scales and all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
     def accuracies(self) -> list[float]:
         """Clean, under PGD, under PGD and AAS, and under AutoAttack as well, in per cent."""

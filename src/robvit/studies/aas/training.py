@@ -148,12 +148,13 @@ def ahead(
 ) -> Claim:
     """That one training is ahead of another, seed by seed.
 
-    A seed is void if both have the same scales, such as 1 throughout: then nothing of AAS-AT is compared.
+    A seed is void if both are the same network: then nothing of AAS-AT is compared. Scales that moved and
+    came back to 1 leave other weights: leaving a seed out by how it ended would favour a side.
     """
     parts = []
     for seed, one in ours.items():
         claim = claim_of(text, outcomes(one), outcomes(theirs[seed]), paper)
-        alike = one.scales == theirs[seed].scales
+        alike = one.same_network(theirs[seed])
         parts.append(replace(claim, verdict=Verdict.VOID) if alike else claim)
     return claim_of_parts(parts)
 
