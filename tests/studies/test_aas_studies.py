@@ -204,7 +204,7 @@ def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> Non
     assert claim(still, moved) == claim(moved)  # the seed that tells nothing is left out
     ours, theirs = judged(still, 9), judged(still, 0)
     with torch.no_grad():
-        next(ours.model.parameters()).add_(1)  # scales that came back to 1 after weights learned with others
+        next(ours.model.parameters()).add_(1)  # the scales are 1, yet it is another training
     assert ahead("", {0: ours}, {0: theirs}, lambda one: one.autoattack.correct).verdict is Verdict.SEEN
 
 

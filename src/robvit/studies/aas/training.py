@@ -148,8 +148,8 @@ def ahead(
 ) -> Claim:
     """That one training is ahead of another, seed by seed.
 
-    A seed is void if both are the same network: then nothing of AAS-AT is compared. Scales that moved and
-    came back to 1 leave other weights: leaving a seed out by how it ended would favour a side.
+    A seed is void if both are the same network: then nothing of AAS-AT is compared. Scales that are 1
+    in the end do not make it so: leaving a seed out by how it ended would favour a side.
     """
     parts = []
     for seed, one in ours.items():
