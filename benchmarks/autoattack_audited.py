@@ -24,7 +24,7 @@ from attacks_peers import with_pyautoattack
 from opening import add_options, correct_ones, opened
 from recording import Spent, Watch, finish
 
-from robvit.attacks import Count, certify, frozen, misclassified
+from robvit.attacks import Count, check_adversarial, frozen, misclassified
 from robvit.attacks.audited import audited_settings, autoattack_audited
 from robvit.audit import SIZE, Audit, pooled
 from robvit.data import ImageDataset
@@ -102,7 +102,7 @@ def ours(model: Any, images: ImageDataset, threat: Threat, options: argparse.Nam
         with torch.no_grad():
             adv, audit = autoattack_audited(counted, x, y, threat, **given)
             cost = costs(counted, watch.read())
-            certify(x, adv, threat)
+            check_adversarial(x, adv, threat)
             parts = zip(adv.split(options.batch), y.split(options.batch), strict=True)
             standing = torch.cat([~misclassified(model(some), labels) for some, labels in parts])
         return {"standing": standing.tolist(), "audit": asdict(audit), **cost}

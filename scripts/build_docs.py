@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from importlib import import_module, resources
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Any
 import typer
 from sphinx.application import Sphinx
 
+from robvit.attacks import ATTACKS
 from robvit.cli import app
+from robvit.data.catalog import DATASETS
 from robvit.record import PARTS
 from robvit.studies import STUDIES
 from robvit.training.recipe import load_recipe, names
@@ -64,6 +67,8 @@ NAVIGATION = {
     "Reference": {
         "reference/python": "Python",
         "reference/commands": "Commands",
+        "reference/attacks": "Attacks",
+        "reference/data": "Data",
         "reference/recipes": "Recipes",
         "reference/studies": "Studies",
     },
@@ -225,6 +230,8 @@ def made_pages() -> dict[str, str]:
     pages = {
         "conf.py": "".join(f"{name} = {value!r}\n" for name, value in SETTINGS.items()),
         "reference/python.md": _python(),
+        "reference/attacks.md": _attacks(),
+        "reference/data.md": _data(),
         "reference/recipes.md": _recipes(),
         "reference/studies.md": _studies(),
         "reference/commands.md": _commands(),
@@ -344,6 +351,42 @@ budget.
 |---|---|
 {rows}
 """
+
+
+def _listing(title: str, about: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A page of one table."""
+    table = [columns, ["---"] * len(columns), *rows]
+    return "\n".join([f"# {title}", "", about, "", *(f"| {' | '.join(row)} |" for row in table), ""])
+
+
+def _attacks() -> str:
+    rows = []
+    for entry in ATTACKS:
+        info = entry.info
+        needs = "answers" if not info.gradients else "gradients" if info.task == "classes" else info.task
+        settings = ", ".join(f"`{k}={_plain(k, v)}`" for k, v in info.defaults.items())
+        does = _cell(" ".join((inspect.getdoc(entry.value) or "").split()).partition(". ")[0])
+        rows.append([f"`{entry.name}`", does, ", ".join(info.norms), needs, info.paper, settings])
+    about = (
+        "`robvit attack MODEL DATA --attack NAME`, `robvit.attacks.run(NAME, ...)` and protocols take these. "
+        "Settings, with their defaults, are given with `--set`; [what to take when](../attacks.md)."
+    )
+    return _listing("Attacks", about, ["attack", "what it does", "norms", "needs", "paper", "settings"], rows)
+
+
+def _data() -> str:
+    rows = []
+    for entry in DATASETS:
+        info = entry.info
+        taken = inspect.signature(entry.value).parameters.values()
+        options = ", ".join(f"`{one.name}`" for one in taken if one.kind is one.KEYWORD_ONLY)
+        rows.append([f"`{info.example or entry.name}`", _cell(info.about), options, ", ".join(info.splits)])
+    about = (
+        "Commands take these as DATA, `robvit.open_data` as its first argument; options follow a question "
+        "mark. Images become square by `--resize squash`, the default, or `crop`, and are floats in [0,1] "
+        "from there on. A folder without splits is divided: four fifths are `learn`, the rest is `held-out`."
+    )
+    return _listing("Data", about, ["ask for", "what it is", "options", "splits"], rows)
 
 
 def _studies() -> str:

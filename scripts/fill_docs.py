@@ -37,6 +37,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,9 +66,12 @@ MINUTES = r"minutes of (?P<names>[\w.-]+(?: and [\w.-]+)*)"
 IN_A_SENTENCE = re.compile(rf"(?P<what><!-- {MINUTES} -->).*?<!-- end -->")
 IN_A_ROW = re.compile(rf"\{{{MINUTES}\}}")
 CURVE = "curve "
+FOLDED = 10  # rows beyond which a table of a study is folded
 DATA_NAMES = {
     "imagenet:{data}/imagenet_1k": "ImageNet",
     "folder:{data}/pets/images?test=0.25": "Oxford-IIIT Pet",
+    "camvid:{data}/camvid": "CamVid",
+    "pets:{data}/pets": "masks of Oxford-IIIT Pet",
 }
 JUDGED = ("evaluate", "attack")  # records that are shown as accuracies, if none of their tables is asked for
 PAIRED = ("evaluate", "retrieval", "certify")  # records whose outcomes are compared image by image
@@ -176,9 +180,17 @@ def _tables(chosen: dict[str, KeptResult]) -> list[str]:
             continue
         _one(result, label)
         for table in _begins(result.record.tables, label):
-            lines += [*([""] if lines else []), f"{table.title}:", "", *_markdown(table)]
-            lines += ["", table.note] if table.note else []
+            lines += [*([""] if lines else []), *_titled(table)]
     return lines
+
+
+def _titled(table: Table) -> list[str]:
+    """A table with its title and note; a long one is folded, so that the page can be read past it."""
+    lines = [*_markdown(table), *(["", table.note] if table.note else [])]
+    if len(table.rows) <= FOLDED:
+        return [f"{table.title}:", "", *lines]
+    summary = f"<details><summary>{escape(table.title)}: {len(table.rows)} rows</summary>"
+    return [summary, "", *lines, "", "</details>"]
 
 
 def _begins(parts: Sequence[Part], label: str) -> list[Part]:
@@ -249,7 +261,8 @@ def shipped() -> dict[Path, str]:
     _add_costs([result for result in results if _is_tuning(result.record)])
     records = [result.record for result in results]
     reached = ROOT / "src" / "robvit" / "training" / RECORDED
-    return _cards(records) | {reached: json.dumps(summary(records), indent=2) + "\n"}
+    known = summary([_readable(record) for record in records])
+    return _cards(records) | {reached: json.dumps(known, indent=2) + "\n"}
 
 
 def _is_tuning(record: Record) -> bool:

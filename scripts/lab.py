@@ -58,7 +58,8 @@ class Study:
     the folder $ROBVIT_LAB_DATA of datasets that cannot be fetched; without it such studies wait. Without a
     `record` it only prepares what later ones need, such as a head. The files that it `keeps`, small ones that
     others start from, are put beside the record, and taken from there on another machine. It got to its
-    end if it exits with one of `codes`: a doctor that finds something exits with 1.
+    end if it exits with one of `codes`: a doctor that finds something exits with 1. Those it comes `after`
+    make what it takes from a folder that they share, such as trainings; without them it makes that itself.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Study:
     record: bool = True
     keeps: list[str] = field(default_factory=list)
     codes: list[int] = field(default_factory=lambda: [0])
+    after: list[str] = field(default_factory=list)
 
     @property
     def out(self) -> Path:
@@ -75,6 +77,11 @@ class Study:
     @property
     def result(self) -> Path:
         return RESULTS / self.name
+
+    @property
+    def tree(self) -> Path:
+        """A note of the copy of the code that it began with."""
+        return WORK / f"{self.name}.tree"
 
     @property
     def clock(self) -> Path:
@@ -111,6 +118,10 @@ class Study:
         """Whether its command takes files that the other study leaves."""
         return bool(other.files_for(self))
 
+    def waits_for(self, other: Study) -> bool:
+        """Whether it cannot begin before the other study, if that one is to run, has ended."""
+        return other.name in self.after or self.needs(other)
+
     def files_for(self, other: Study) -> list[str]:
         """The files of this study that the other's command takes."""
         return re.findall(rf"\{{lab\}}/{re.escape(self.name)}/([^\s\"',\]]+)", other.command)
@@ -126,19 +137,20 @@ def queue() -> list[Study]:
 
 def left(studies: list[Study]) -> list[Study]:
     """The studies that are to be run: not done yet, or done elsewhere and needed here by one that is not."""
-    undone = [study for study in studies if not study.is_done()]
-    gone = [study for study in studies if study not in undone and not study.out.exists()]
-    wanted = [s for s in studies if s in undone or (s in gone and any(one.needs(s) for one in undone))]
-    return [study for study in wanted if not study.lacks_data()]
+    wanted = [study for study in studies if not study.is_done()]
+    gone = [study for study in studies if study not in wanted and not study.out.exists()]
+    while more := [s for s in gone if s not in wanted and any(one.needs(s) for one in wanted)]:
+        wanted += more
+    return [study for study in studies if study in wanted and not study.lacks_data()]
 
 
 def put_first(names: list[str], studies: list[Study]) -> list[Study]:
-    """The studies with those of these names first, in this order and each after what it needs."""
+    """The studies with those of these names first, in this order and each after what it waits for."""
     front = list[Study]()
 
     def put(study: Study) -> None:
         for other in studies:
-            if other is not study and study.needs(other):
+            if other is not study and study.waits_for(other):
                 put(other)
         if study not in front:
             front.append(study)
@@ -224,7 +236,8 @@ def copy_of_the_tree() -> tuple[Path, str]:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
-    place = WORK / "trees" / commit[:12]
+    commit = commit[:12]
+    place = WORK / "trees" / commit
     if not place.exists():
         packed = subprocess.run(
             ["git", "archive", commit, "src", "benchmarks"], cwd=ROOT, check=True, capture_output=True
@@ -264,7 +277,9 @@ class Running:
             self.child.returncode = os.waitstatus_to_exitcode(code)
             self.cpu += spent.ru_utime + spent.ru_stime
         wall = self.wall + time.monotonic() - self.start
-        self.study.clock.write_text(f"{wall:.1f} {self.cpu:.1f}\n", "ascii")
+        aside = self.study.clock.with_suffix(".part")  # a kill in between leaves the old file
+        aside.write_text(f"{wall:.1f} {self.cpu:.1f}\n", "ascii")
+        aside.replace(self.study.clock)
         return bool(pid)
 
     def kept(self) -> bool:
@@ -279,9 +294,9 @@ class Running:
 
 
 def run(studies: list[Study], jobs: int, fits: Fits = lambda *_: True) -> list[str]:
-    """Run studies in their order, so many at a time and none before what it needs; the names that failed.
+    """Run studies in their order, so many at a time and none before what it waits for; the names that failed.
 
-    Those that do not fit into the time are passed over.
+    Those that do not fit into the time are passed over, and with them those that wait for them.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, failed = list(studies), list[Running](), list[str]()
@@ -291,9 +306,8 @@ def run(studies: list[Study], jobs: int, fits: Fits = lambda *_: True) -> list[s
                 running.remove(one)
                 if not one.kept():
                     failed.append(one.study.name)
-            busy = [one.study for one in running]
-            ready = [s for s in waiting if not any(s.needs(o) for o in (*waiting, *busy) if o is not s)]
-            for study in [s for s in ready if fits(s, threads)][: jobs - len(running)]:
+            free = jobs - len(running)
+            for study in [s for s in _ready(waiting, running) if fits(s, threads)][:free] if free else []:
                 waiting.remove(study)
                 print(f"{datetime.now(UTC):%H:%M} {study.name}: {study.command}", flush=True)
                 running.append(Running(study, threads))
@@ -303,13 +317,20 @@ def run(studies: list[Study], jobs: int, fits: Fits = lambda *_: True) -> list[s
             time.sleep(1)
 
 
+def _ready(waiting: list[Study], running: list[Running]) -> list[Study]:
+    """The studies that wait for nothing which is still to come."""
+    to_come = [*waiting, *(one.study for one in running)]
+    return [s for s in waiting if not any(s.waits_for(other) for other in to_come if other is not s)]
+
+
 def _tree_of(study: Study) -> tuple[Path, str]:
     """The copy that a study began with, so that it ends with the code it began with; or a new one."""
-    note = WORK / f"{study.name}.tree"
+    note = study.tree
     if note.exists() and (place := Path(note.read_text("utf-8"))).exists():
         return place, place.name
     place, commit = copy_of_the_tree()
     note.write_text(str(place), "utf-8")
+    study.clock.unlink(missing_ok=True)  # what an earlier run took is no part of this one
     return place, commit
 
 
@@ -337,6 +358,7 @@ def keep(study: Study, commit: str, threads: int) -> None:
         "date": datetime.now(UTC).date().isoformat(),
     }
     (study.result / "about.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    study.tree.unlink(missing_ok=True)  # if it is run once more, then with the code of that day
 
 
 def _without_places(study: Study, text: str) -> str:

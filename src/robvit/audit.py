@@ -59,23 +59,30 @@ class Drawn(NamedTuple):
 
 
 def draw(margins: Mapping[str, float], size: int, seed: int) -> Drawn:
-    """A random sample of at least `size` of the named images, or all, in proportion from every stratum.
+    """A random sample of `size` of the named images, or all, in proportion from every stratum.
 
     Whether an image is drawn depends on the seed, its name and the margins, never on an order.
     """
     ranked = sorted(margins, key=lambda name: (margins[name], _lot(name, seed)))
+    total, parts = len(ranked), min(STRATA, size, len(ranked))
+    groups = [ranked[part * total // parts : (part + 1) * total // parts] for part in range(parts)]
     names: list[str] = []
     strata: list[list[float]] = []
-    for part in range(STRATA):
-        group = ranked[part * len(ranked) // STRATA : (part + 1) * len(ranked) // STRATA]
-        if not group:
-            continue
-        # Rounded up, so that no stratum is tried less than the bound assumes.
-        count = min(len(group), -(-size * len(group) // len(ranked)))
+    for group, count in zip(groups, _in_proportion([len(g) for g in groups], min(size, total)), strict=True):
         chosen = set(sorted(group, key=lambda name: _lot(name, seed))[:count])
         names += [name for name in group if name in chosen]
         strata.append([margins[group[0]], margins[group[-1]], len(group), count])
     return Drawn(names, strata)
+
+
+def _in_proportion(sizes: Sequence[int], seats: int) -> list[int]:
+    """So many seats for groups by their sizes, which hardly differ: the largest remainders get the rest."""
+    shares = [divmod(seats * size, sum(sizes)) for size in sizes]
+    counts = [whole for whole, _ in shares]
+    by_remainder = sorted(range(len(sizes)), key=lambda group: -shares[group][1])
+    for group in by_remainder[: seats - sum(counts)]:
+        counts[group] += 1
+    return counts
 
 
 def bound(strata: list[list[float]], confidence: float = CONFIDENCE) -> float:

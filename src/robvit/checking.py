@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from robvit.data import ImageDataset
 from robvit.data.opening import HELD_OUT, LEARN
 from robvit.defenses.low_rank import linear_layers
 from robvit.errors import RobvitError
+from robvit.evaluation.claims import near_chance
 from robvit.evaluation.classifiers import Classifier, Judged, open_classifier
 from robvit.evaluation.evaluate import evaluate
 from robvit.evaluation.protocol import Subset
@@ -66,7 +68,7 @@ DEFENCES = {
     ADVERSARIAL: Defence(
         "accuracy in the white box at larger budgets, for some of the clean accuracy",
         "hours with labels, nothing at inference",
-        "robvit train pgd-at --model {model} --data {data} {learn}",
+        "robvit train pgd-at --model {model} --data {data} {learn} {training}",
         "robvit check runs/pgd-at/model.safetensors {data} {judge}",
     ),
     "robustness tokens": Defence(
@@ -79,8 +81,8 @@ DEFENCES = {
     "TORA adapters": Defence(
         "a trade-off of accuracy and robustness that can be moved",
         "training with labels",
-        "robvit train tora --model {model} --data {data} {learn}",
-        "robvit evaluate {model} {data} {judge} --adapters runs/tora/adapters.safetensors",
+        "robvit train tora --model {model} --data {data} {learn} {training}",
+        "robvit evaluate {model} {data} {judge} {headless} --adapters runs/tora/adapters.safetensors",
     ),
     CERTIFICATE: Defence(
         "a proof against any small square patch",
@@ -216,6 +218,11 @@ def vulnerability(record: Record) -> str:
     """How vulnerable the model is, in a sentence: at which budget half of its accuracy is gone."""
     clean = record.clean()
     before = 0.0 if clean is None else clean.accuracy
+    if not before or near_chance(record) is not None:
+        return (
+            f"Nothing can be said: clean accuracy {before:.1%} is near chance, so there is nothing on these "
+            "images that an attack could take."
+        )
     fallen = [trial for trial in record.attacks() if trial.accuracy < before / 2]
     if not fallen:
         largest = record.attacks()[-1].strength
@@ -238,6 +245,7 @@ def defences_table(
     """Which defences the model can take, what they buy and which figures there are; where not, why."""
     net = classifier.net
     words = {"model": shlex.quote(name or classifier.name), "data": shlex.quote(data), "options": options}
+    words |= _without_head(options)
     words |= {"judge": f"--split {shlex.quote(split)}" if split else ""}
     words |= {"learn": f"--split {LEARN}" if split == HELD_OUT else ""}  # what judges is not learned from
     rows: list[list[Any]] = []
@@ -249,6 +257,15 @@ def defences_table(
         figures = figures or f"not measured for this model; afterwards: {measure}"
         rows.append([defence, about.buys, about.costs, figures, reason or make])
     return Table("Defences that fit", COLUMNS, rows, lead=True)
+
+
+def _without_head(options: str) -> dict[str, str]:
+    """Those of the options that open the network alone: as a recipe takes them, and as other commands do."""
+    given = dict(pairwise(shlex.split(options)))
+    arch = f"--arch {shlex.quote(given['--arch'])} " if "--arch" in given else ""
+    size = given.get("--img-size", "")
+    training = arch + (f"--set img_size={size}" if size else "")
+    return {"training": training, "headless": arch + (f"--img-size {size}" if size else "")}
 
 
 def _recorded(defence: str, net: torch.nn.Module) -> str:

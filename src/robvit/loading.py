@@ -23,7 +23,7 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import adapted, load_adapters
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import InputError, RobvitError
-from robvit.sharing import shared_kind
+from robvit.sharing import kind_on_hub, shared_kind
 
 # timm builds DINOv2 for 518x518; its users and the papers take 224, at a tenth of the cost.
 USUAL_SIZE = {"dinov2": 224}
@@ -79,14 +79,15 @@ def load(
         normalise = (tuple(mean), tuple(std))
     lora = _own_lora(name, lora) if pretrained and isinstance(name, str) else lora
     parts = _Parts.opened(tokens=tokens, head=head, lora=lora, adapters=adapters)
+    positions = None if pos_embed == "timm" else pos_embed
+    fresh: dict[str, Any] = {"num_classes": num_classes, "patch_size": patch_size, "pos_embed": positions}
+    fresh["drop_path"] = drop_path or None
     if isinstance(name, nn.Module):
+        _refuse_fresh(fresh | {"arch": arch}, f"this {type(name).__name__} is built")
         return parts.on(wrap(name, normalise, img_size))
     code = arch if arch and plugins.is_spec(arch) else name
     if plugins.is_spec(code) and not code.startswith(zoo.TORCHVISION) and not zoo.is_folder(code):
-        fresh = {"num_classes": num_classes, "patch_size": patch_size, "drop_path": drop_path or None}
-        for option, value in fresh.items():
-            if value is not None:
-                raise InputError(f"{option} is for networks that robvit builds; {code} builds its own")
+        _refuse_fresh(fresh, f"{code} builds its own")
         model = brought(plugins.made(code), name, normalise, img_size)
         if code != name:  # a checkpoint of that network
             _fill_brought(model, name)
@@ -135,15 +136,28 @@ def load(
         original=trained.get("original") or "",
         revision=origin.revision if origin else "",
         names=trained.get("names") or () if num_classes is None else (),
+        usual_resize=trained.get("resize") or "",
     )
     return parts.on(model.eval())
+
+
+def _refuse_fresh(options: dict[str, Any], why: str) -> None:
+    """Refuse options of networks that robvit builds for one that comes from elsewhere."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option} is for networks that robvit builds; {why}")
 
 
 def brought(made: Any, name: str, normalise: Normalise, img_size: Size | None) -> Model:
     """What a function of somebody's returned as a model of that name: a model of robvit's, or a network."""
     if isinstance(made, Model):
-        if img_size is not None and made.input_size[0] != img_size:
+        wanted = (img_size, img_size) if isinstance(img_size, int) else img_size
+        if wanted is not None and made.input_size != tuple(wanted):
             raise InputError(f"{name} returns a model for {made.input_size[0]} pixels, not for {img_size}")
+        if normalise != "model":
+            raise InputError(
+                f"{name} returns a model that normalises by itself; leave normalise, mean and std out"
+            )
         return made.replace(name=name).eval()
     if not isinstance(made, nn.Module):
         raise InputError(
@@ -242,8 +256,10 @@ def _opened(part: Any, kind: Any, read: Callable[[str | Path], Any]) -> Any:
     if not start and not Path(part).is_dir():
         return read(part)
     place = str(part).removeprefix(start)
-    pool = not start and shared_kind(Path(part)) == TokenPool.shared_as
-    return (TokenPool if pool else kind).from_pretrained(place)
+    if kind is RobustTokens:
+        shared = kind_on_hub(place) if start else shared_kind(Path(part))
+        kind = TokenPool if shared == TokenPool.shared_as else kind
+    return kind.from_pretrained(place)
 
 
 def _own_lora(name: str, lora: LoRA | str | Path | None) -> LoRA | str | Path | None:

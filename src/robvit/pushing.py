@@ -36,6 +36,7 @@ def push(
     records: Sequence[Record] = (),
     private: bool = False,
     publish_secret: bool = False,
+    force: bool = False,
 ) -> str:
     """Pass on a result with a config and a card from records; where it went.
 
@@ -46,9 +47,12 @@ def push(
     records: what the card tells; the run's own if left out
     private: whether a new repository is for its owner only
     publish_secret: whether secret tokens may go out, which ends their secrecy
+    force: whether a folder that holds something may be replaced
     """
     check_repository(repo)
     place, to = given_path(result), None if folder is None else Path(folder)
+    if to is not None and not force and to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise InputError(f"{to} is not empty; choose another --folder, or replace what is there with --force")
     if not place.exists():
         raise InputError(f"nothing at {result}; give the file or folder of a result")
     if not records and (own := place / "record.json").is_file():
@@ -78,8 +82,14 @@ def opened_result(place: Path) -> Shareable | None:
     if place.is_dir():
         found = [place / f"{name}.safetensors" for name in RESULTS]
         path = next((one for one in found if one.is_file()), None)
-        if path is None and (place / CONFIG).is_file() and (place / WEIGHTS).is_file():
-            return None
+        weights = [name for name in (WEIGHTS, SHARDS) if (place / name).is_file()]
+        if path is None and weights:
+            if (place / CONFIG).is_file():
+                return None
+            raise InputError(
+                f"{place} holds weights without {CONFIG}, which nobody could open; write a folder with both "
+                f"by `robvit export {place / weights[0]} --format huggingface` and push that"
+            )
         path = path or (place / "record.json" if (place / "record.json").is_file() else None)
         if path is None:
             raise InputError(

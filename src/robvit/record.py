@@ -7,7 +7,7 @@ file uses the standard library only, so that records can be read where no torch 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,8 +16,9 @@ from robvit.audit import Audit
 from robvit.budget import Budget
 from robvit.errors import InputError
 from robvit.files import parse_json, read_text, write_json
+from robvit.places import command_without_places, data_without_places, prose_without_places
 from robvit.record_checks import check_kinds, check_lengths, check_outcomes, check_plain
-from robvit.sharing import Shareable, without_places
+from robvit.sharing import Shareable
 from robvit.sharing_card import card_of
 from robvit.statistics import share_of
 from robvit.trial import Trial as Trial
@@ -152,8 +153,7 @@ class Record(Shareable):
 
     def headline(self) -> Row:
         """The one figure to quote: the worst case of everything that was tried, controls aside."""
-        threats = dict.fromkeys(t.strength for t in self.attacks())
-        return Row("", "worst case", ", ".join(threats) or "none", *share_of(self.still_correct()))
+        return Row("", "worst case", _strengths(self.attacks()), *share_of(self.still_correct()))
 
     def rows(self) -> list[Row]:
         """The table: a row for each trial, and for each scenario with several attacks its worst case."""
@@ -164,7 +164,7 @@ class Record(Shareable):
             attacks = [t for t in self.attacks() if t.scenario == scenario]
             if len(attacks) > 1:
                 worst = share_of(self.still_correct(scenario))
-                found.append(Row(scenario, "worst case", attacks[-1].strength, *worst))
+                found.append(Row(scenario, "worst case", _strengths(attacks), *worst))
         return found
 
     def table(self) -> str:
@@ -188,17 +188,40 @@ class Record(Shareable):
         frame = pandas.DataFrame([row._asdict() for row in self.rows()])
         return frame.assign(**{name: 100 * frame[name] for name in ("share", "low", "high")})
 
+    def without_places(self) -> Record:
+        """The record with local paths cut down to their last part, in all that pages and files show of it."""
+        cut, told = data_without_places, prose_without_places
+        return replace(
+            self,
+            model=cut(self.model),
+            data=cut(self.data),
+            protocol=cut(self.protocol),
+            command=command_without_places(self.command),
+            trials=[
+                replace(trial, surrogate=cut(trial.surrogate), settings=cut(trial.settings))
+                for trial in self.trials
+            ],
+            findings=[replace(f, evidence=told(f.evidence), remedy=told(f.remedy)) for f in self.findings],
+            notes=[told(note) for note in self.notes],
+            tables=[
+                replace(one, note=told(one.note), rows=[[told(cell) for cell in row] for row in one.rows])
+                for one in self.tables
+            ],
+        )
+
     def shared_facts(self) -> dict[str, Any]:
         about = {"kind": self.kind, "schema": self.schema, "created": self.created}
         names = {"model": self.model.get("name", ""), "fingerprint": self.model.get("fingerprint", "")}
-        facts: dict[str, Any] = without_places(about | names | {"data digest": self.data.get("digest", "")})
+        facts: dict[str, Any] = data_without_places(
+            about | names | {"data digest": self.data.get("digest", "")}
+        )
         return facts
 
     def card(self, records: Sequence[Record] = (), name: str = "") -> str:
         return card_of(self.shared_as, self.shared_facts(), [self, *records], name)
 
     def write_shared(self, path: Path) -> None:
-        write_json(path, without_places(asdict(self)))
+        write_json(path, asdict(self.without_places()))
 
     @classmethod
     def read_shared(cls, path: Path) -> Record:
@@ -242,6 +265,11 @@ PARTS: dict[str, Any] = {
     "claims": Claim,
     "audits": Audit,
 }
+
+
+def _strengths(attacks: Sequence[Trial]) -> str:
+    """The budgets that attacks had, each once."""
+    return ", ".join(dict.fromkeys(trial.strength for trial in attacks)) or "none"
 
 
 def _restored(entry: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from robvit.files import written_whole
 from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Finding, Record
 from robvit.report.html import write_report
-from robvit.report.places import without_places
 from robvit.report.verdict import Review
 from robvit.report.verdict_files import junit, markdown, sarif
 from robvit.threat import Threat
@@ -94,8 +93,8 @@ def review(
     learned = training_images(classifier, judged_images(data, rules.subset, split=split, limit=limit))
     own = [weakness(judged.headline(), "red"), normalisation(classifier, images), learned]
     made = Review(
-        without_places(judged),
-        without_places(examined),
+        judged.without_places(),
+        examined.without_places(),
         classifier.file_sha256,
         [one for one in own if one is not None],
     )

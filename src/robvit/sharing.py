@@ -141,25 +141,23 @@ class Shareable:
             )
 
 
-# A path from the root with two steps or more; neither 8/255 nor https://host/page is one.
-_PLACE = re.compile(r"(?<![\w.:/~])/(?:[^/\s'\"]+/)+([^/\s'\"]+)")
-
-
-def without_places(value: Any) -> Any:
-    """Data with only the last step of every path: where a machine has its folders is nobody's business."""
-    if isinstance(value, dict):
-        return {key: without_places(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_places(one) for one in value]
-    return _PLACE.sub(r".../\1", value) if isinstance(value, str) else value
-
-
 def shared_kind(folder: Path) -> str:
     """What kind of thing of robvit's a folder holds, by its config; nothing if it is none."""
     if not (folder / CONFIG).is_file():
         return ""
     config = parse_json(read_text(folder / CONFIG, "a config", CONFIG_BYTES), folder / CONFIG, "a config")
     return str(config.get("shared_as") or "") if isinstance(config, dict) else ""
+
+
+def kind_on_hub(name: str) -> str:
+    """What kind of thing of robvit's a repository holds, by its config; nothing if that cannot be had."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        path = hf_hub_download(name, CONFIG, revision=settled(name) or None)
+    except (OSError, ValueError):  # who opens the repository is told why
+        return ""
+    return shared_kind(Path(path).parent)
 
 
 def _hub_folder() -> Any:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from robvit.places import data_without_places
 from robvit.texts import code_line, markdown_text
 from robvit.verdict import Verdict
 
@@ -40,6 +41,7 @@ def card_of(
 ) -> str:
     """The card; `facts` are what its config tells."""
     title = code_line(name or f"robvit {kind}")
+    facts, records = data_without_places(facts), [record.without_places() for record in records]
     shown = {key: value for key, value in facts.items() if value not in ("", [], {}, None)}
     rows = [(key.replace("_", " "), _text(value)) for key, value in shown.items()]
     parts = [

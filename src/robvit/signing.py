@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robvit.errors import InputError, Unsupported
-from robvit.files import parse_json, read_text, write_json, written_whole
+from robvit.files import given_path, parse_json, read_text, write_json, written_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -33,7 +33,13 @@ def canonical(record: str | Path) -> bytes:
 
 
 def new_key(path: str | Path) -> None:
-    """Write a new private key, for the owner's eyes only, and its public half beside it as .pub."""
+    """Write a new private key, for the owner's eyes only, and its public half beside it as .pub.
+
+    Neither replaces a file.
+    """
+    for place in (path, f"{path}.pub"):
+        if given_path(place).exists():
+            raise InputError(f"{place} is already there, and signatures may need it; choose another name")
     _library()
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -68,3 +68,11 @@ def check_split(name: str, split: str, splits: Collection[str]) -> None:
     """Refuse a split that a dataset with fixed splits does not have."""
     if split not in splits:
         raise DataError(f"{name} has the splits {' and '.join(splits)}, got {split!r}")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """The number of a part and how many there are, in "2/5"."""
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise InputError(f"expected a part such as 2/5, the second of five, got {text!r}")
+    return int(number), int(parts)

@@ -43,8 +43,11 @@ def surely_above(count: int, total: int, limit: float) -> bool:
 def mcnemar(only_first: int, only_second: int) -> float:
     """The exact two-sided p-value of McNemar's test: images that one model alone got right."""
     count, fewer = only_first + only_second, min(only_first, only_second)
-    tail = sum(math.comb(count, k) for k in range(fewer + 1))
-    return min(1.0, 2.0 * tail / 2.0**count)
+    tail = ways = 1  # whole numbers throughout: powers of two pass what a float can hold at 1,024
+    for k in range(1, fewer + 1):
+        ways = ways * (count - k + 1) // k
+        tail += ways
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def fisher(hits: int, count: int, other_hits: int, other_count: int) -> float:
@@ -98,7 +101,7 @@ def over_seeds(differences: Sequence[Sequence[float]], unit: float = 100.0) -> S
 
     def half(chance: float) -> float:
         normal = -NormalDist().inv_cdf(chance / 2)  # the lower tail, where small chances are not rounded to 0
-        return math.hypot(student_quantile(1 - chance, len(seeds) - 1) * by_seed, normal * by_image)
+        return math.hypot(student_quantile(chance, len(seeds) - 1) * by_seed, normal * by_image)
 
     wide, p = half(0.05), _crossing(lambda chance: half(chance) - abs(mean))
     return Spread(mean, max(-unit, mean - wide), min(unit, mean + wide), p)
@@ -112,26 +115,8 @@ def paired_means(differences: Sequence[float], unit: float) -> Spread:
         return Spread(mean, -unit, unit, 1.0)
     if deviation == 0:  # no spread at all: any difference is certain
         return Spread(mean, mean, mean, 0.0 if mean else 1.0)
-    p = max(0.0, 2 * (1 - t_share(abs(mean) / deviation * math.sqrt(count), count - 1)))
+    p = student_tail(abs(mean) / deviation * math.sqrt(count), count - 1)
     return Spread(mean, max(-unit, low), min(unit, high), p)
-
-
-def student_quantile(share: float, freedom: int) -> float:
-    """How far from zero Student's t stays with this chance, to either side."""
-    return math.tan(math.pi / 2 * _crossing(lambda angle: share - _student(angle, freedom))) * math.sqrt(
-        freedom
-    )
-
-
-def _student(angle: float, freedom: int) -> float:
-    """The chance that |t| stays below tan(angle pi/2) times the root of the freedom, by its closed forms."""
-    sine, cosine = math.sin(angle * math.pi / 2), math.cos(angle * math.pi / 2)
-    odd = freedom % 2
-    total, term = 0.0, cosine if odd else 1.0
-    for k in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (k - 1) / k
-    return angle + 2 / math.pi * sine * total if odd else sine * total
 
 
 def _crossing(falling: Callable[[float], float]) -> float:
@@ -185,7 +170,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float, float]:
     if count < 2:
         return mean, math.nan, math.nan, math.nan
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = t_quantile(0.975, count - 1) * deviation / math.sqrt(count)
+    half = student_quantile(0.05, count - 1) * deviation / math.sqrt(count)
     return mean, deviation, mean - half, mean + half
 
 
@@ -197,29 +182,44 @@ def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float
     if error == 0:  # no spread at all: any difference is certain
         return difference, difference, difference, 1.0 if difference == 0 else 0.0
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
-    half = t_quantile(0.975, freedom) * error
-    p = 2 * (1 - t_share(abs(difference) / error, freedom))
-    return difference, difference - half, difference + half, p
+    half = student_quantile(0.05, freedom) * error
+    return difference, difference - half, difference + half, student_tail(abs(difference) / error, freedom)
 
 
-def t_quantile(share: float, freedom: float) -> float:
-    """The value below which this share, above one half, of Student's distribution lies."""
+def student_quantile(chance: float, freedom: float) -> float:
+    """The value that Student's t passes, to either side, with this chance."""
     low, high = 0.0, 1.0
-    while t_share(high, freedom) < share:
+    while student_tail(high, freedom) > chance:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_share(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if student_tail(middle, freedom) > chance else (low, middle)
     return high
 
 
-def t_share(value: float, freedom: float) -> float:
-    """The share of Student's distribution below a value of zero or more, by Simpson's rule.
+def student_tail(value: float, freedom: float) -> float:
+    """The chance that Student's t passes a value, of zero or more, to either side."""
+    whole = freedom + value * value
+    return _beta_share(freedom / 2, 0.5, freedom / whole, value * value / whole)
 
-    With value = sqrt(freedom) tan(angle) the density becomes a power of the cosine, smooth on a finite range.
-    """
-    end, pieces = math.atan(value / math.sqrt(freedom)), 2000
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    heights = [math.pow(max(math.cos(end * i / pieces), 0.0), freedom - 1) for i in range(pieces + 1)]
-    whole = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
-    return 0.5 + scale * whole * end / pieces / 3
+
+def _beta_share(a: float, b: float, x: float, rest: float) -> float:
+    """The regularised incomplete beta function at x = 1 - rest, by its continued fraction (Lentz)."""
+    if x <= 0 or rest <= 0:
+        return float(rest <= 0)
+    if x > (a + 1) / (a + b + 2):  # where the other side converges faster
+        return 1 - _beta_share(b, a, rest, x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
+    )
+    above, below = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    fraction = below
+    for m in range(1, 1000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for part in (even, odd):
+            below, above = 1 / (1 + part * below), 1 + part / above
+            fraction *= below * above
+        if abs(below * above - 1) < 1e-15:
+            break
+    return front * fraction / a

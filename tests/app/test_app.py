@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import re
 import socket
 import struct
 import threading
@@ -31,6 +32,8 @@ from robvit.app.request import AttackRequest, InputImage, Result, Step
 from robvit.app.script import python_script
 from robvit.app.session import Limits, Playground, TimeLimit, VisitorLeft
 from robvit.app.visitors import Visitors
+from robvit.backbones.heads import LinearHead
+from robvit.backbones.trained_on import TrainedOn
 from robvit.cli import app as commands
 from robvit.data import open_data
 from robvit.data.decode import read_image
@@ -272,6 +275,26 @@ def test_tokens_and_heads_go_to_their_model(tmp_path: Path) -> None:
         robvit.RobustTokens(torch.zeros(1, 2, 128), "f" * 64).save(strange)
         with pytest.raises(WrongBackbone, match="none of the models here has"):
             playground_models(strange)
+
+
+def test_what_a_demo_left_for_other_models_or_sizes_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mini = robvit.load("robvit-mini")
+    head = LinearHead(2 * mini.width, 2, mini.fingerprint(), ["cat", "dog"])
+    head.trained_on = TrainedOn((64, 64))
+    head.save(tmp_path / "head.safetensors")
+    robvit.RobustTokens(torch.zeros(1, 2, 768), "f" * 64).save(tmp_path / "tokens.safetensors")
+    with patch("robvit.app.models.on_disk", return_value=""):
+        found = playground_models(demo=tmp_path, log=print)
+        assert all(model.hardened is None and "airplane" in model.classes for model in found.values())
+        head_line, tokens_line = sorted(capsys.readouterr().out.splitlines())
+        assert re.match("the demo's head.safetensors is left out: .* 64x64 pixels", head_line)
+        assert re.match("the demo's tokens.safetensors is left out: .* none of the models", tokens_line)
+        with pytest.raises(InputError, match="64x64 pixels"):
+            playground_models(head=tmp_path / "head.safetensors")
+        token_file(tmp_path)
+        assert playground_models(demo=tmp_path)["robvit-mini"].hardened is not None
 
 
 @pytest.mark.weights

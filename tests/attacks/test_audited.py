@@ -148,6 +148,18 @@ def test_the_sample_depends_on_names_and_seed_not_on_order_and_covers_every_stra
     assert draw({}, 300, seed=0) == ([], [])
 
 
+def test_the_sample_is_as_large_as_asked_for_and_leaves_no_stratum_out() -> None:
+    for survivors in range(1, 120):
+        margins = {str(i): float(i) for i in range(survivors)}
+        for size in (1, 3, 5, 6, 17, 80):
+            drawn = draw(margins, size, seed=0)
+            counts = [int(row[3]) for row in drawn.strata]
+            assert len(drawn.names) == sum(counts) == min(size, survivors)
+            assert min(counts) >= 1
+            assert max(counts) - min(counts) <= 1 + (survivors <= size)
+            assert sum(row[2] for row in drawn.strata) == survivors
+
+
 @pytest.mark.parametrize("spread", [False, True])
 def test_the_bound_holds_as_often_as_it_says(spread: bool) -> None:
     """Flips that are one more than the bound allows are missed by fewer than 5 % of all samples."""
@@ -178,7 +190,7 @@ def test_the_attack_tells_the_bound_of_its_audit() -> None:
     threat = Threat("linf", 1e-4)  # nothing falls
     model, x, y = near_its_boundaries(threat, 12)
     small = {"steps": 2, "targets": 1, "queries": 2}
-    with pytest.warns(AuditedSample, match=r"at most 33.34 % of the 12 survivors would fall"):
+    with pytest.warns(AuditedSample, match=r"at most 58.34 % of the 12 survivors would fall"):
         autoattack(model, x, y, threat, version="audited", audit=5, **small)
 
 

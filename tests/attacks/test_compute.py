@@ -183,13 +183,15 @@ def test_the_record_says_what_was_used_and_why(tmp_path: Path) -> None:
 def test_the_cost_and_what_was_chosen_are_told_before_the_work() -> None:
     told: list[str] = []
     robvit.attack("robvit-mini", "sample", attack="fgsm", limit=2, log=told.append)
-    assert told[0].startswith("fgsm on 2 images: at most ")
-    assert "fp32 on cpu" in told[0]
+    few, cost = told
+    assert few == "2 of 1,000 images are judged; for all of them: --limit 1000"
+    assert cost.startswith("fgsm on 2 images: at most ")
+    assert "fp32 on cpu" in cost
     record = robvit.doctor(
         "robvit-mini", "sample", limit=2, checks=["randomness"], precision="fp32/plain", log=told.append
     )
-    assert "seconds" in told[1]
-    assert told[1].endswith("threads" if torch.get_num_threads() > 1 else "1 thread")
+    assert "seconds" in told[2]
+    assert told[2].endswith("threads" if torch.get_num_threads() > 1 else "1 thread")
     assert record.protocol["precision"] == "fp32/plain"
 
 

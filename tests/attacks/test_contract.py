@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers.attack_cases import EPS, EVERY, images, labelled, prepared, quick, tiny
-from robvit.attacks import ATTACKS, Count, SoftmaxOutput, ZeroGradient, attack, certify, pgd, pgd_margin, run
+from robvit.attacks import (
+    ATTACKS,
+    Count,
+    SoftmaxOutput,
+    ZeroGradient,
+    attack,
+    check_adversarial,
+    pgd,
+    pgd_margin,
+    run,
+)
 from robvit.attacks.core import misclassified, per_image_uniform
 from robvit.errors import BrokenAttack, InputError, UnknownName
 from robvit.threat import NORMS, PATCH, Threat
@@ -41,7 +51,7 @@ def test_inside_the_budget_and_the_world_untouched(name, norm):
 
     adv = ATTACKS[name](model, x, y, threat, **quick(name))
 
-    certify(x, adv, threat)
+    check_adversarial(x, adv, threat)
     assert not adv.requires_grad
     assert torch.equal(x, untouched)
     assert x.grad is None
@@ -76,7 +86,7 @@ def test_batches_do_not_matter_and_the_same_seed_gives_the_same(name, norm):
 def test_any_model_shape_and_budget(name, norm, data):
     info = ATTACKS.info(name)
     if info.batch_coupled:
-        pytest.skip("documented to leave the smallest budgets, which the certificate refuses")
+        pytest.skip("documented to leave the smallest budgets, which the check refuses")
     eps = data.draw(st.sampled_from([0.0, 1e-4, 0.05, 1.0, 30.0]))
     fill = data.draw(st.sampled_from(["black", "white", "random", "both"]))
     count, side = data.draw(st.sampled_from([(1, 1), (1, 4), (3, 5)]))
@@ -95,7 +105,7 @@ def test_any_model_shape_and_budget(name, norm, data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroGradient)  # a dead ReLU is likely in a network this small
         result = run(name, model, x, model(x).argmax(1), threat, **quick(name))
-    certify(x, result.adv, threat)
+    check_adversarial(x, result.adv, threat)
     if eps == 0:
         assert torch.equal(result.adv, x)
         assert not result.success.any()
@@ -228,32 +238,32 @@ def test_a_victim_who_alone_judges_is_not_shown_what_it_gets_wrong_anyway():
         (lambda x: x.float(), "return"),
     ],
 )
-def test_the_certificate_refuses_and_does_not_repair(spoil, message):
+def test_the_check_refuses_and_does_not_repair(spoil, message):
     x = images() * 0.5
-    certify(x, x + 0.1, Threat("linf", 0.1))
+    check_adversarial(x, x + 0.1, Threat("linf", 0.1))
     with pytest.raises(BrokenAttack, match=message):
-        certify(x, spoil(x), Threat("linf", 0.1))
+        check_adversarial(x, spoil(x), Threat("linf", 0.1))
     with pytest.raises(BrokenAttack, match=message):
         run(lambda model, x, y, threat: spoil(x), tiny(), x, labelled(tiny(), x), Threat("linf", 0.1))
 
 
-def test_the_certificate_knows_grey_levels_and_psnr():
+def test_the_check_knows_grey_levels_and_psnr():
     x = (images() * 255).round() / 255
-    certify(x, x, Threat("linf", 0.1), eight_bit=True)
+    check_adversarial(x, x, Threat("linf", 0.1), eight_bit=True)
     with pytest.raises(BrokenAttack, match="grey"):
-        certify(x, (x + 0.001).clamp(0, 1), Threat("linf", 0.1), eight_bit=True)
+        check_adversarial(x, (x + 0.001).clamp(0, 1), Threat("linf", 0.1), eight_bit=True)
     with pytest.raises(BrokenAttack, match="PSNR"):
-        certify(x * 0.5, x * 0.5 + 0.05, Threat("linf", 0.1, psnr=40))
+        check_adversarial(x * 0.5, x * 0.5 + 0.05, Threat("linf", 0.1, psnr=40))
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("far", [1.01, 2.0])
-def test_the_certificate_sees_a_ball_that_is_too_big(norm, far):
+def test_the_check_sees_a_ball_that_is_too_big(norm, far):
     x = torch.full((2, 3, 8, 8), 0.5)
     move = Threat(norm, 0.2).steepest(torch.randn(x.shape), 0.2)
-    certify(x, x + move, Threat(norm, 0.2))
+    check_adversarial(x, x + move, Threat(norm, 0.2))
     with pytest.raises(BrokenAttack, match="must stay within"):
-        certify(x, x + far * move, Threat(norm, 0.2))
+        check_adversarial(x, x + far * move, Threat(norm, 0.2))
 
 
 def test_bad_input_is_named():

@@ -18,7 +18,7 @@ from robvit.attacks import (
     apgd,
     autoattack,
     bpda,
-    certify,
+    check_adversarial,
     eight_bit,
     eot,
     feature,
@@ -156,7 +156,7 @@ def test_no_pass_is_wasted(name, settings, forward, backward):
 def test_the_feature_attack_keeps_the_papers_promises():
     model, x = Tokens(), levels()
     adv = feature(model, x, None, LINF)
-    certify(x, adv, Threat("linf", 8 / 255, psnr=40), eight_bit=True)
+    check_adversarial(x, adv, Threat("linf", 8 / 255, psnr=40), eight_bit=True)
 
     def likeness(image: torch.Tensor) -> float:
         return float(F.cosine_similarity(model(image), model(x), dim=-1).mean())
@@ -224,7 +224,7 @@ def test_rounding_stays_inside_the_ball_and_near(threat):
     x = levels()
     adv = threat.project(x, x + torch.randn(x.shape))
     rounded = eight_bit(x, adv, threat)
-    certify(x, rounded, threat, eight_bit=True)
+    check_adversarial(x, rounded, threat, eight_bit=True)
     assert float((rounded - adv).abs().max()) <= 1 / 255 + 1e-6
     read_back = (rounded * 255).round().to(torch.uint8).float() / 255
     assert torch.equal(read_back, rounded)
@@ -236,7 +236,7 @@ def test_a_run_can_return_images_that_survive_saving():
     model, x = tiny().float(), levels()
     y = labelled(model, x)
     result = run("pgd", model, x, y, Threat("l2", 0.8), eight_bit=True)
-    certify(x, result.adv, Threat("l2", 0.8), eight_bit=True)
+    check_adversarial(x, result.adv, Threat("l2", 0.8), eight_bit=True)
     saved = (result.adv * 255).round().to(torch.uint8).float() / 255
     assert torch.equal(misclassified(model.eval()(saved), y), result.success)
 
@@ -350,3 +350,19 @@ def test_a_minimum_attack_spends_the_budget_when_it_is_to_transfer(norm):
     nearest = run("fab_t", model, x, y, Threat(norm, math.inf), steps=10).distance
     result = run("fab_t", model, x, y, threat, victim=model, steps=10)
     assert float(result.distance.mean()) > 1.2 * float(nearest.mean())
+
+
+def test_the_confidence_of_cw_is_the_margin_that_is_reached():
+    model, x = tiny().eval(), images(6)
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    near, far = (
+        ATTACKS["cw_l2"](model, x, y, Threat("l2", math.inf), steps=100, searches=8, confidence=c)
+        for c in (0.0, 0.1)
+    )
+    with torch.no_grad():
+        reached = L.margin(model(far), y)
+    found = (far != x).flatten(1).any(1)
+    assert found.any()
+    assert (reached[found] >= 0.1).all()
+    assert ((far - x).flatten(1).norm(dim=1) > (near - x).flatten(1).norm(dim=1))[found].all()

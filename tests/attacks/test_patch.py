@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.attack_cases import images, labelled, linear, setting, tiny
-from robvit.attacks import ATTACKS, certify, feature_patch, feature_universal, patch, run, universal
+from robvit.attacks import ATTACKS, check_adversarial, feature_patch, feature_universal, patch, run, universal
 from robvit.attacks.patch import best_places
 from robvit.errors import BrokenAttack, InputError
 from robvit.threat import Threat
@@ -24,9 +24,9 @@ def test_the_size_of_a_change_is_the_side_of_the_least_square_around_it() -> Non
     delta[3, 2, 0, 0] = delta[3, 0, 2, 8] = -1
     assert SQUARE.size(delta).tolist() == [0, 1, 3, 9]
     x = torch.full_like(delta, 0.5)
-    certify(x[:3], x[:3] + delta[:3], SQUARE)
+    check_adversarial(x[:3], x[:3] + delta[:3], SQUARE)
     with pytest.raises(BrokenAttack, match="image 0 must stay within patch 3, got patch 9"):
-        certify(x[3:], (x + delta)[3:].clamp(0, 1), SQUARE)
+        check_adversarial(x[3:], (x + delta)[3:].clamp(0, 1), SQUARE)
 
 
 def test_a_projection_keeps_the_square_of_the_largest_change() -> None:
@@ -34,7 +34,7 @@ def test_a_projection_keeps_the_square_of_the_largest_change() -> None:
     adv[0, :, 4:, 1:3] = 1.5
     adv[1, :, 0, 5] = 0.9
     near = SQUARE.project(x, adv)
-    certify(x, near, SQUARE)
+    check_adversarial(x, near, SQUARE)
     assert torch.equal(near[0, :, 4:, 1:3], torch.ones(3, 2, 2))
     assert torch.equal(near[1, :, :3, 3:], adv[1, :, :3, 3:])
     assert float((near - x)[1].abs().sum()) == pytest.approx(float(adv[1, :, :3, 3:].sum()))
@@ -103,7 +103,7 @@ def test_a_patch_for_all_places_does_more_on_average_than_one_for_its_own(name: 
     for settings in ({"locations": 1, "early_stop": False}, {"eot": 6}):
         settings = settings if y is not None else {k: v for k, v in settings.items() if k != "early_stop"}
         adv = ATTACKS[name](model, x, y, SQUARE, steps=30, **settings)
-        certify(x, adv, SQUARE)
+        check_adversarial(x, adv, SQUARE)
         everywhere = []
         for row, column in itertools.product(range(x.shape[-1] - 2), repeat=2):
             moved = x.clone()

@@ -17,7 +17,8 @@ import robvit
 from helpers.lora import changed_lora
 from helpers.networks import small_net
 from robvit.backbones.heads import ClassTokenHead, LinearHead
-from robvit.backbones.huggingface import to_transformers
+from robvit.backbones.huggingface import layouts, to_transformers
+from robvit.backbones.huggingface.writing import preprocessor
 from robvit.backbones.model import Model
 from robvit.cli import app
 from robvit.errors import InputError, Unsupported
@@ -275,3 +276,12 @@ def test_the_real_dinov2_bakes_into_both_layouts(tmp_path: Path) -> None:
     assert ((answer - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max() < 1e-5
     again = robvit.load(str(tmp_path / "folder"))
     assert again.fingerprint() == merged.fingerprint()
+
+
+def test_images_are_cropped_there_as_they_are_here() -> None:
+    net = timm.create_model("vit_small_patch14_dinov2", img_size=28, depth=1, embed_dim=48, num_heads=3)
+    cropped = robvit.Model(net, usual_resize="crop", input_size=(384, 384))
+    config = preprocessor(cropped, layouts.DINOV2)
+    assert config["do_center_crop"]
+    assert config["size"] == {"shortest_edge": 438}  # as `fit` cuts them: rounded down
+    assert not preprocessor(robvit.Model(net), layouts.DINOV2)["do_center_crop"]

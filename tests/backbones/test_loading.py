@@ -14,6 +14,7 @@ import robvit
 from helpers.lora import changed_lora
 from robvit.backbones import download, weights, zoo
 from robvit.backbones.heads import HEADS
+from robvit.backbones.trained_on import fitting
 from robvit.defenses.lora import LoRA
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import InputError, UnknownName, Unsupported, WrongBackbone
@@ -201,3 +202,25 @@ def test_a_size_that_patches_do_not_fill_is_refused(name: str, patch: int) -> No
     expected = f"a multiple of {patch} pixels, the side of its patches, got 33; take 32 or {32 + patch}"
     with pytest.raises(InputError, match=expected):
         robvit.load(name, pretrained=False, img_size=33)
+
+
+def test_averaged_and_compiled_checkpoints_lose_what_was_around_them(tmp_path: Path) -> None:
+    state = zoo.build(zoo.resolve("robvit-mini")).state_dict()
+    averaged = {"n_averaged": torch.tensor(3)} | {f"module._orig_mod.{k}": v for k, v in state.items()}
+    for content in (averaged, {"model_ema": state}, {"model": state, "model_ema": averaged}):
+        torch.save(content, tmp_path / "net.pth")
+        model = robvit.load(str(tmp_path / "net.pth"), arch="robvit-mini")
+        assert all(torch.equal(tensor, state[name]) for name, tensor in model.net.state_dict().items())
+
+
+def test_a_checkpoint_remembers_how_its_images_became_square(tmp_path: Path) -> None:
+    model = robvit.load("robvit-mini").replace(usual_resize="crop")
+    save_model(model, tmp_path / "net.safetensors", {"arch": "robvit-mini"})
+    assert fitting(robvit.load(str(tmp_path / "net.safetensors")), None) == "crop"
+
+
+def test_options_that_a_network_of_ones_own_cannot_have_are_refused() -> None:
+    net = zoo.build(zoo.resolve("robvit-mini"))
+    for option in ({"num_classes": 9}, {"patch_size": 3}, {"arch": "vit-base"}, {"pos_embed": "hub"}):
+        with pytest.raises(InputError, match=f"{next(iter(option))} is for networks that robvit builds"):
+            robvit.load(net, normalise="none", **option)

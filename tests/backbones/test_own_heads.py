@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robvit
+from helpers.networks import small_net
 from robvit.backbones.heads import LinearHead, import_linear, load_head
 from robvit.cli import app
 from robvit.errors import InputError
@@ -48,6 +49,24 @@ def test_what_a_layer_sees_is_told_by_its_width(mini: robvit.Model, tmp_path: Pa
         head = import_linear(tmp_path / "mine.pt", mini)
         assert head.kind == kind
         assert not head.linear.bias.any()
+
+
+def test_a_layer_on_a_network_without_a_class_token_sees_the_mean_patch(tmp_path: Path) -> None:
+    model, layer, x = (
+        robvit.Model(small_net("siglip"), name="sig"),
+        nn.Linear(48, 3),
+        torch.rand(2, 3, 32, 32),
+    )
+    torch.save(layer.state_dict(), tmp_path / "mine.pt")
+    head = import_linear(tmp_path / "mine.pt", model)
+    with torch.no_grad():
+        torch.testing.assert_close(model.replace(head=head)(x), layer(model.features(x).mean(1)))
+    for on in ("class", "both"):
+        with pytest.raises(InputError, match=f"sig has no class token, got on='{on}'; .*--on mean"):
+            import_linear(tmp_path / "mine.pt", model, on=on)
+    torch.save({"weight": torch.zeros(3, 96)}, tmp_path / "wide.pt")
+    with pytest.raises(InputError, match="takes 96 features; sig has 48 for mean"):
+        import_linear(tmp_path / "wide.pt", model)
 
 
 @pytest.mark.parametrize(

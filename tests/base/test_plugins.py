@@ -275,7 +275,7 @@ def test_an_attack_of_somebodys_has_gradients(mine: str) -> None:
     assert torch.equal(robvit.attacks.run(f"{mine}:climb", model, x, y, threat).adv, ours)
 
 
-def test_an_attack_of_somebodys_is_certified_too(mine: str) -> None:
+def test_an_attack_of_somebodys_is_checked_too(mine: str) -> None:
     x = torch.rand(2, 3, 32, 32)
     model = robvit.load("robvit-mini")
     with pytest.raises(BrokenAttack):

@@ -22,8 +22,9 @@ from robvit.defenses.tokens import RobustTokens
 from robvit.defenses.tora.io import fresh
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import CannotShare, InputError
+from robvit.places import data_without_places
 from robvit.record import Record
-from robvit.sharing import Shareable, without_places
+from robvit.sharing import Shareable
 from robvit.tensor_files import read_tensors
 
 
@@ -100,10 +101,19 @@ def test_a_record_goes_without_the_places_of_this_machine(judged: Record, tmp_pa
     text = (tmp_path / "shared" / "record.json").read_text() + (tmp_path / "shared" / "README.md").read_text()
     assert str(tmp_path) not in text
     again = Record.from_pretrained(tmp_path / "shared")
-    assert again.command == "robvit attack .../net.safetensors sample --eps 2/255"
+    assert again.command == "robvit attack net.safetensors sample --eps 2/255"
     assert again.trials == judged.trials
-    kept = "https://host/page/x 8/255 a/b ~/c/d ../e/f"
-    assert without_places([kept, {"k": "/home/me/x.pt"}]) == [kept, {"k": ".../x.pt"}]
+    kept = "https://host/page/x 8/255 a/b"
+    places = [
+        "/home/me/x.pt",
+        "folder:/home/me/my pictures/x.pt",
+        "~/c/x.pt",
+        "../e/x.pt",
+        "file:///home/me/x.pt",
+    ]
+    cut = data_without_places([kept, {"k": places}])
+    assert cut == [kept, {"k": ["x.pt", "folder:x.pt", "x.pt", "x.pt", "file://x.pt"]}]
+    assert data_without_places("imagenet:/data/net?test=0.25") == "imagenet:net?test=0.25"
 
 
 @pytest.mark.parametrize("origin", ["secret", ""])
@@ -199,6 +209,43 @@ def test_the_command_takes_files_runs_and_networks(
     for wrong, message in ((tmp_path / "none", "nothing at"), (tmp_path, "holds no result")):
         assert message in str(push(wrong, "me/x", "--folder", tmp_path / "f").exception)
     assert "OWNER/NAME" in str(push(run, "../x", "--folder", tmp_path / "f").exception)
+
+
+def test_nothing_that_was_in_a_folder_goes_unasked(mini: robvit.Model, tmp_path: Path) -> None:
+    changed_lora(mini).save(tmp_path / "lora.safetensors")
+    (own := tmp_path / "own").mkdir()
+    (own / "thesis.tex").write_text("years")
+    done = push(tmp_path / "lora.safetensors", "me/lora", "--folder", own)
+    assert "own is not empty" in str(done.exception)
+    assert (own / "thesis.tex").read_text() == "years"
+    assert push(tmp_path / "lora.safetensors", "me/lora", "--folder", own, "--force").exit_code == 0
+
+
+def test_a_training_without_a_config_is_not_passed_on_by_halves(judged: Record, tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    judged.save(run / "record.json")
+    save_file({"a": torch.zeros(1)}, run / "model.safetensors")
+    told = str(push(run, "me/net", "--folder", tmp_path / "out").exception)
+    assert "holds weights without config.json" in told
+    assert "--format huggingface" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_on_the_hub_is_opened_as_one(
+    mini: robvit.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = TokenPool((tokens(mini, "seed"), tokens(mini, "imported")))
+    pool.save_pretrained(tmp_path / "pool")
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda _, name, **__: str(tmp_path / "pool" / name)
+    )
+    monkeypatch.setattr(TokenPool, "from_pretrained", classmethod(lambda cls, name: {"me/pool": pool}[name]))
+    assert robvit.load("robvit-mini", tokens="hf:me/pool").pool is not None
+
+
+def test_the_card_of_a_tuning_tells_no_place(judged: Record) -> None:
+    judged.data = judged.data | {"spec": "imagenet:/home/alice/clients/pictures"}
+    assert "alice" not in judged.card()
 
 
 def test_a_network_is_passed_on_without_what_lies_beside_it(judged: Record, tmp_path: Path) -> None:

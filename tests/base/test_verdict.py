@@ -114,7 +114,7 @@ def test_seeds_that_disagree_widen_the_interval_and_seeds_that_agree_do_not() ->
     ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262)]
 )
 def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
-    assert student_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-3)
+    assert student_quantile(0.05, freedom) == pytest.approx(quantile, abs=1e-3)
 
 
 def test_means_of_values_are_compared_image_by_image() -> None:
@@ -122,7 +122,7 @@ def test_means_of_values_are_compared_image_by_image() -> None:
     claim = claim_of_means("cosine", first, second, 84.0)
     assert (claim.images, claim.only_first, claim.only_second) == (4, 4, 0)
     assert claim.difference == pytest.approx(2.5)
-    half = student_quantile(0.95, 3) * (5 / 3) ** 0.5 / 2  # by hand: deviation of 1, 2, 3, 4 over root four
+    half = student_quantile(0.05, 3) * (5 / 3) ** 0.5 / 2  # by hand: deviation of 1, 2, 3, 4 over root four
     assert (claim.low, claim.high) == (pytest.approx(2.5 - half), pytest.approx(2.5 + half))
     assert claim.p == pytest.approx(0.0305, abs=1e-3)  # t = 3.87 with three degrees of freedom
     assert claim.verdict is Verdict.SEEN

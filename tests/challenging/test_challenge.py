@@ -193,3 +193,18 @@ def test_what_is_no_defence_is_refused() -> None:
     refused = CliRunner().invoke(app, ["challenge", "robvit-mini", "sample", "--defence", "nonsense"])
     assert refused.exit_code == 2
     assert "module:function" in refused.output
+
+
+def test_the_seed_reaches_the_doctor_and_nobody_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def examined(*_: object, seed: int, **__: object) -> SimpleNamespace:
+        seen.append(seed)
+        return SimpleNamespace(findings=[])
+
+    monkeypatch.setattr(verb, "doctor", examined)
+    cannot = SimpleNamespace(why_not=lambda _: "it has no gradient", about="tries", attack="pgd")
+    monkeypatch.setattr(verb, "ATTACKERS", {"nobody": cannot})
+    with pytest.raises(InputError, match="no attacker could run; nobody: it has no gradient"):
+        challenge("robvit-mini", "sample", lambda model: model, seed=7, **SMALL)
+    assert seen == [7]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import shutil
 import sys
 import warnings
 from collections import Counter
@@ -20,6 +22,8 @@ from PIL import Image
 from robvit.data import DATASETS, ImageDataset, ImageError, SkippedImages, imagenet, open_data
 from robvit.errors import IGNORE, DataError, InputError, UnknownName
 from robvit.files import sha256
+from robvit.loading import load
+from robvit.training.head import train_head
 
 
 def paint(path: Path, shade: int = 0, size: tuple[int, int] = (8, 6)) -> Path:
@@ -151,6 +155,23 @@ class TestFolders:
         with pytest.raises(DataError, match=r"both images and folders .*cat, dog"):
             open_data(pets)
 
+    def test_a_folder_too_small_to_divide_says_how_many_images_it_has(self, tmp_path: Path) -> None:
+        paint(tmp_path / "cat/0.png")
+        assert len(open_data(tmp_path, split="held-out")) == 1
+        with pytest.raises(DataError, match=r"the folder has 1 image, which leaves none for 'learn'; add"):
+            open_data(tmp_path, split="learn")
+        with pytest.raises(DataError, match="the folder has 1 image"):
+            train_head(load("robvit-mini"), tmp_path)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file can be called so")
+    @pytest.mark.parametrize("name", [b"cat/caf\xe9.png", b"caf\xe9/0.png"])
+    def test_names_that_are_no_text_are_refused(self, pets: Path, name: bytes) -> None:
+        place = os.fsencode(pets) + b"/" + name
+        os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120  a Path takes no bytes
+        shutil.copy(os.fsencode(pets / "cat/0.png"), place)
+        with pytest.raises(DataError, match=r"in UTF-8, got '.*caf\\udce9.*'; rename it"):
+            open_data(pets, limit=2)
+
     def test_unknown_names_offer_the_nearest(self) -> None:
         with pytest.raises(UnknownName, match="did you mean cifar1"):
             open_data("cifar11")
@@ -182,6 +203,23 @@ class TestBroken:
         assert set(found.skipped) == {"cat/2.png", "dog/3.jpg"}
         assert found.skipped["dog/3.jpg"] == "the file is empty"
         assert len(found.tensors()[0]) == 5
+
+    def test_formats_that_are_not_read_are_named_too(self, pets: Path) -> None:
+        for name in ("cat/a.HEIC", "dog/deep/b.jpe", "dog/notes.txt", "cat/.hidden.heic"):
+            (pets / name).write_bytes(b"any")
+        with pytest.warns(SkippedImages, match="2 of 7 images were skipped"):
+            found = open_data(pets)
+        assert found.skipped == {
+            "cat/a.HEIC": ".HEIC is not read; convert it to PNG, say",
+            "dog/deep/b.jpe": ".jpe is not read; convert it to PNG, say",
+        }
+        assert len(found) == 5
+        assert open_data(pets, subset=found.names).skipped == {}
+        with pytest.warns(SkippedImages, match="1 of 3 images were skipped"):
+            assert list(open_data(pets / "cat").skipped) == ["a.HEIC"]
+        paint(pets / "fox/0.png").rename(pets / "fox/0.avif")
+        with pytest.raises(DataError, match="fox holds no images, its 1 are in formats that are not read"):
+            open_data(pets)
 
     def test_a_limit_replaces_them(self, broken: Path) -> None:
         with warnings.catch_warnings():
@@ -553,6 +591,7 @@ class TestHub:
 
 
 def test_every_data_set_says_what_it_is_and_how_to_ask_for_it() -> None:
+    assert "; folder:PATH?test=0.25 divides it" in DATASETS.info("folder").about
     for entry in DATASETS:
         assert entry.info.about
         assert re.split("[:?]", entry.info.example)[0] == entry.name

@@ -47,8 +47,10 @@ def test_show_counts_and_draws(tmp_path: Path) -> None:
 def test_show_names_what_was_skipped(tmp_path: Path) -> None:
     Image.new("L", (5, 4), 9).save(tmp_path / "good.png")
     (tmp_path / "bad[1].png").write_bytes(b"junk")
+    (tmp_path / "phone.heic").write_bytes(b"any")
     text = run("show", str(tmp_path))
     assert "skipped bad[1].png: not an image" in text
+    assert "skipped phone.heic: .heic is not read" in text
     assert "5 x 4 (1)" in text
 
 

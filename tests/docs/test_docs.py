@@ -29,6 +29,7 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import robvit
@@ -95,7 +96,7 @@ SMALLER = {
     "explain": "--set steps=1",
     "export": "--limit 2",
     "reproduce": "--images 2 --model robvit-mini",
-    "tokens rotate": "--limit 16 --judge 4 --steps 1 --bound -1",
+    "tokens rotate": "--limit 12 --judge 4 --steps 1 --bound -1",
     "train head": "--limit 20",
     "certify": "--limit 2",
     "curve": "--limit 2 --set steps=1 --set rounds=1",
@@ -134,6 +135,8 @@ TRAINED = '"batch": 8, "validation": 8, "inner.steps": 1, "judge_steps": 1'
 SMALLER_PYTHON = {
     '"dinov2-small-robust"': '"robvit-mini-robust"',
     'load("dinov2-small", **parts)': 'load("robvit-mini", **parts)',
+    'load("dinov2-small", head=': 'load("robvit-mini", head=',
+    'load("dinov2-small", tokens=': 'load("robvit-mini", tokens=',
     'open_data("IMAGES"': 'open_data("images"',
     "hf:facebook/dinov2-small": "./tiny-hf",
     "limit=64": "limit=2",
@@ -218,7 +221,7 @@ def test_a_page_runs_from_top_to_bottom(page: str, own_folder: Path) -> None:
         if block.kind == "command":
             _run(block.text, where)
         elif block.title:
-            (own_folder / block.title).write_text(block.text, encoding="utf-8")
+            (own_folder / block.title).write_text(_small_code(block.text), encoding="utf-8")
         if block.kind == "python" and not block.title:
             _execute(block, where, names)
         elif block.title.endswith(".py"):
@@ -253,7 +256,7 @@ def _run(command: str, where: str) -> None:
 def smaller(arguments: list[str]) -> list[str]:
     """The same command at the scale of a test."""
     exchanged = [STANDS_FOR.get(word, word) for word in arguments]
-    if "--patch" in arguments:  # the bundled models cannot drop tokens
+    if "--patch" in arguments or "hide=14" in arguments:  # the bundled models cannot drop tokens
         exchanged = ["plain.safetensors" if word == "robvit-mini" else word for word in exchanged]
         exchanged += ["--arch", plain_vit.ARCH]
     if exchanged != arguments and "--img-size" in exchanged:  # the bundled models have one size
@@ -262,7 +265,7 @@ def smaller(arguments: list[str]) -> list[str]:
     names, command, rest = found_command(exchanged)
     given = command.make_context(names[-1], list(rest)).params
     added = SMALLER.get(" ".join(names), "").split()
-    if names == ["evaluate"] and given["show"]:
+    if names == ["evaluate"] and (given["show"] or given["pool"]):
         return exchanged
     if names == ["evaluate"] and given["task"] == "retrieval":
         added += ["--gallery-limit", "8"]
@@ -301,10 +304,14 @@ def _settings(known: Any) -> list[str]:
 
 
 def _execute(block: Block, where: str, names: dict[str, Any]) -> None:
-    code = block.text
+    exec(compile(_small_code(block.text), where, "exec"), names)  # noqa: S102  our own page
+
+
+def _small_code(code: str) -> str:
+    """The same code at the scale of a test."""
     for printed, small in SMALLER_PYTHON.items():
         code = code.replace(printed, small)
-    exec(compile(code, where, "exec"), names)  # noqa: S102  our own page
+    return code
 
 
 def _given() -> dict[str, Any]:
@@ -411,6 +418,7 @@ def _write_placeholders(folder: Path) -> None:
         Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy()).save(place)
     torch.save({"rtokens": 0.01 * torch.randn(1, 10, 128)}, folder / "published.pt")
     plain_vit.save_plain_vit(folder / "plain.safetensors")
+    save_file({"weight": torch.randn(10, 128), "bias": torch.zeros(10)}, folder / "my_linear.safetensors")
     (folder / "tiny-hf").mkdir()
     small = timm.create_model("vit_small_patch14_dinov2", img_size=28, depth=1, embed_dim=48, num_heads=3)
     write_transformers(robvit.Model(small), folder / "tiny-hf", {})

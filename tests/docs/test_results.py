@@ -211,3 +211,11 @@ def test_every_image_is_drawn_from_a_record_or_made_by_the_gallerys_script(fill:
             assert f'"{image.stem}"' in script, f"{place} is not made by scripts/make_gallery.py"
         for match in IMAGE.finditer(text):
             assert (path.parent / match["place"]).is_file(), match["place"]
+
+
+def test_a_long_table_is_folded_under_its_title(fill: ModuleType) -> None:
+    rows = [[str(n)] for n in range(fill.FOLDED + 1)]
+    assert fill._titled(Table("a < b", ["n"], rows[:-1], "A note."))[0] == "a < b:"
+    folded = fill._titled(Table("a < b", ["n"], rows, "A note."))
+    assert folded[0] == "<details><summary>a &lt; b: 11 rows</summary>"
+    assert folded[-3:] == ["A note.", "", "</details>"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from typer.testing import CliRunner
 import robvit
 from robvit.attacks.pixels import eight_bit
 from robvit.attention.hooks import class_attention
+from robvit.budget import Budget
 from robvit.cli import app, main
 from robvit.data import open_data, read_image
 from robvit.errors import DataError, InputError
 from robvit.evaluation.attack_shards import AttackJob, run_job
+from robvit.evaluation.classifiers import check_fit, open_classifier
 from robvit.evaluation.shards import read_shards
-from robvit.record import Record
+from robvit.record import Record, Trial
 from robvit.report.adversarial_images import AdversarialImages, shard_folders
 from robvit.statistics import interval
 from robvit.threat import Threat
@@ -129,6 +132,7 @@ def test_images_made_on_a_surrogate_are_judged_by_the_model(tmp_path: Path) -> N
     arguments = ["attack", "robvit-mini-robust", "sample", "--surrogate", "robvit-mini", "--limit", "12"]
     done = CliRunner().invoke(app, [*arguments, "--set", "steps=3", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
+    assert "12 of 1,000 images are judged; for all of them: --limit 1000" in done.output
     record = Record.load(tmp_path / "record.json")
     assert (record.model["name"], record.model["surrogate"]) == ("robvit-mini-robust", "robvit-mini")
     trial, judged = record.trials[1], robvit.load("robvit-mini-robust")
@@ -261,6 +265,37 @@ def test_records_that_are_broken_or_of_another_schema_are_refused(tmp_path: Path
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             Record.load(path)
+
+
+def test_a_model_with_more_classes_than_the_set_is_drawn_from_is_refused() -> None:
+    images = open_data("sample", limit=2)
+    some = replace(images, listing=replace(images.listing, class_map=[0, 3, 5]))
+
+    def of(classes: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, classes))
+
+    assert check_fit(open_classifier(of(10)), some) == 10
+    with pytest.raises(InputError, match="tells 11 classes apart, the images have 10"):
+        check_fit(open_classifier(of(11)), some)
+
+
+def test_the_worst_case_names_all_budgets() -> None:
+    kinds = {"clean": None, "pgd": Budget("linf", 16 / 255), "square": Budget("linf", 1 / 255)}
+    trials = [Trial(k, budget, {}, [True, k != "pgd"], [0, 0], [0.0, 0.0]) for k, budget in kinds.items()]
+    record = Record("curve", {}, {"count": 2}, trials)
+    assert record.rows()[-1].threat == "linf 16/255, linf 1/255"
+    assert record.headline().threat == record.rows()[-1].threat
+
+
+@pytest.mark.slow
+def test_what_an_attack_learned_of_a_model_makes_it_no_other_attack() -> None:
+    asked = {"base": "fgsm", "scale_steps": 1, "fit_images": 4}
+    records = [
+        robvit.attack(name, "sample", attack="aas", threat=Threat("linf", 8 / 255), limit=2, settings=asked)
+        for name in ("robvit-mini", "robvit-mini-robust")
+    ]
+    assert records[0].trials[1].settings == records[1].trials[1].settings
+    assert records[0].metrics["scale 1"] <= 1
 
 
 def test_wilsons_interval_holds_its_known_values() -> None:

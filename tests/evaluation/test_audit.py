@@ -14,12 +14,12 @@ import torch
 from typer.testing import CliRunner
 
 import robvit
+from helpers.sturdy import Sturdy, airplanes
 from robvit.attacks import run
 from robvit.audit import Audit
 from robvit.cli import app
-from robvit.data import ImageDataset, open_data
 from robvit.errors import InputError, UnknownName
-from robvit.evaluation.forecast import Steadfast, forecast, plan_of
+from robvit.evaluation.forecast import forecast, plan_of
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.robustbench import model_info
 from robvit.evaluation.verify_rules import Verification, check_protocol
@@ -38,19 +38,6 @@ SHORT: dict[str, Any] = {
         {"attack": "square", "audited": True, "settings": {"steps": 6}},
     ],
 }
-
-
-def airplanes(count: int) -> ImageDataset:
-    """Images that the steadfast toy classifies correctly."""
-    listing = open_data("sample", limit=400)
-    return listing.take([i for i, label in enumerate(listing.labels) if label == 0][:count]).resized(8)
-
-
-class Sturdy(Steadfast):
-    """A linear model that small budgets do not move away from class 0, and large ones do."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 1000 * x.flatten(1) @ self.slopes.T / 4 + self.lead
 
 
 class Flipping(Sturdy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from typer.testing import CliRunner
 
 import robvit
 from helpers.plain_vit import plain_vit
-from robvit.checking import defences_table
+from robvit.budget import Budget
+from robvit.checking import defences_table, vulnerability
 from robvit.cli import app
 from robvit.data import open_data
 from robvit.evaluation.classifiers import open_classifier
+from robvit.evaluation.trials import clean_trial
 
 
 @pytest.mark.slow
@@ -27,7 +30,8 @@ def test_the_command_says_how_vulnerable_a_model_is_and_what_to_do(tmp_path: Pat
     record = robvit.Record.load(tmp_path / "record.json")
     assert record.metrics["seconds an image"] > 0
     assert record.notes[0].startswith("Vulnerable: at linf")
-    assert record.notes[0] in done.output
+    assert len(record.notes) > 1
+    assert all(note in done.output for note in record.notes)
     defences, measured = record.tables
     told = {row[0]: row for row in defences.rows}
     tuning = told["LoRA tuning"]
@@ -53,6 +57,27 @@ def test_what_judges_is_not_offered_to_learn_from() -> None:
     assert told["LoRA tuning"][-1].startswith("robvit robustify robvit-mini IMAGES --split learn ")
     assert " robvit check robvit-mini IMAGES --split held-out " in told["LoRA tuning"][-2]
     assert told["adversarial training"][-1].endswith("--data IMAGES --split learn")
+
+
+def test_the_trainings_that_are_offered_open_the_same_network() -> None:
+    options = "--head head.safetensors --img-size 48 --arch robvit_mini"
+    table = defences_table(open_classifier("robvit-mini"), "mine.pt", "IMAGES", options)
+    told = {row[0]: row for row in table.rows}
+    own = "--model mine.pt --data IMAGES --arch robvit_mini --set img_size=48"
+    assert told["adversarial training"][-1] == f"robvit train pgd-at {own}"
+    assert told["TORA adapters"][-1] == f"robvit train tora {own}"
+    opened = "robvit evaluate mine.pt IMAGES --arch robvit_mini --img-size 48 --adapters "
+    assert opened in told["TORA adapters"][-2]
+
+
+@pytest.mark.parametrize("hits", [0, 1])
+def test_of_a_model_near_chance_nothing_is_said(hits: int) -> None:
+    right = [True] * hits + [False] * (10 - hits)
+    clean = clean_trial(right, [0] * 10)
+    attacked = replace(clean, attack="pgd", threat=Budget("linf", 4 / 255))
+    data = {"classes": [str(i) for i in range(10)], "labels": list(range(10))}
+    said = vulnerability(robvit.Record("evaluation", {}, data, [clean, attacked]))
+    assert said.startswith(f"Nothing can be said: clean accuracy {10 * hits}.0% is near chance")
 
 
 @pytest.mark.slow

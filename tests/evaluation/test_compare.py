@@ -49,6 +49,8 @@ def test_mcnemar_is_the_exact_binomial_test() -> None:
     assert mcnemar(2, 10) == mcnemar(10, 2)
     assert mcnemar(0, 0) == mcnemar(3, 3) == 1
     assert mcnemar(0, 6) == 2 / 64
+    assert mcnemar(600, 500) == pytest.approx(0.0028, abs=2e-4)  # past 1,024, where 2.0**n is no float
+    assert mcnemar(3697, 5) == 0
 
 
 def test_the_paired_interval_is_agresti_and_mins() -> None:

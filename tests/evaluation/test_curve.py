@@ -130,6 +130,7 @@ def test_the_command_writes_record_report_chart_and_table(tmp_path: Path) -> Non
     words += ["--set", "rounds=2", "--attack", "pgd_min", "--attack", "fab", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (done.output, done.exception)
+    assert "3 of 1,000 images are judged; for all of them: --limit 1000" in done.output
     assert "Accuracy in per cent by eps, linf" in done.output
     record = Record.load(tmp_path / "record.json")
     assert [str(trial.threat) for trial in record.attacks()] == ["linf 8/255", "linf 1/255"]

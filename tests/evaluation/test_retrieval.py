@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,6 +93,22 @@ def test_no_query_stays_in_its_gallery_however_both_are_named(photos: Path, tmp_
         record = evaluate_retrieval("robvit-mini", data, gallery=gallery, **settings)
         assert record.tables[0].note.startswith("Gallery of 18 images")
         assert record.metrics["mAP, clean"] == pytest.approx(apart.metrics["mAP, clean"])
+
+
+def test_queries_and_gallery_agree_by_the_names_of_classes(photos: Path, tmp_path: Path) -> None:
+    settings = {"steps": 1, "batch": 8}
+    wider = tmp_path / "wider"
+    shutil.copytree(photos, wider)
+    (wider / "aaa").mkdir()  # first by its name, so that all numbers move
+    to_pil_image(torch.zeros(3, 32, 32)).save(wider / "aaa" / "black.png")
+    data = f"folder:{photos}?test=0.25"
+    same = evaluate_retrieval("robvit-mini", data, gallery=photos, **settings)
+    moved = evaluate_retrieval("robvit-mini", data, gallery=wider, **settings)
+    assert moved.trials[0].predicted == same.trials[0].predicted
+    assert moved.metrics["recall@1, clean"] == same.metrics["recall@1, clean"]
+    shutil.rmtree(wider / "automobile")
+    with pytest.raises(InputError, match="no image of class automobile"):
+        evaluate_retrieval("robvit-mini", data, gallery=wider, **settings)
 
 
 def test_without_a_class_token_the_mean_patch_is_looked_up() -> None:

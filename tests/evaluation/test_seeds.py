@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from robvit.errors import InputError
 from robvit.evaluation.seeds import compare_seeds, over_seeds
 from robvit.evaluation.tables import formatted
 from robvit.record import Record, Trial
-from robvit.statistics import mean_interval, t_quantile, welch
+from robvit.statistics import mean_interval, student_quantile, student_tail, welch
 
 LABELS = [0] * 10
 
@@ -30,10 +31,16 @@ def of_seed(name: str, clean: int, robust: int, **settings: object) -> Record:
     return Record("evaluate", {"name": name, "identity": name}, data, trials)
 
 
-@pytest.mark.slow
+def test_tails_of_student_are_those_of_the_closed_forms() -> None:
+    for value in (0.0, 1e-9, 0.3, 1.0, 2.5, 40.0, 1e6):
+        assert student_tail(value, 1) == pytest.approx(1 - 2 / math.pi * math.atan(value), abs=1e-14)
+        assert student_tail(value, 2) == pytest.approx(1 - value / math.sqrt(2 + value**2), abs=1e-14)
+    assert student_tail(40, 300) == pytest.approx(2.85e-122, rel=1e-2)  # where one minus a share would be 0
+
+
 def test_quantiles_of_student_are_those_of_the_tables() -> None:
     for freedom, value in ((1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423), (200, 1.9719)):
-        assert t_quantile(0.975, freedom) == pytest.approx(value, abs=1e-4)
+        assert student_quantile(0.05, freedom) == pytest.approx(value, abs=1e-4)
 
 
 def test_mean_deviation_and_interval() -> None:
@@ -53,7 +60,7 @@ def test_welch_is_as_it_is_in_the_books() -> None:
     assert (low + high) / 2 == pytest.approx(-2)
     error = (1 / 4 + 4 / 6) ** 0.5
     freedom = (1 / 4 + 4 / 6) ** 2 / ((1 / 4) ** 2 / 3 + (4 / 6) ** 2 / 5)
-    assert (high - low) / 2 == pytest.approx(t_quantile(0.975, freedom) * error)
+    assert (high - low) / 2 == pytest.approx(student_quantile(0.05, freedom) * error)
     assert p == pytest.approx(0.07168, abs=1e-5)  # as scipy has it
     assert welch([1.0, 1.0], [1.0, 1.0])[3] == 1
     assert welch([1.0, 1.0], [2.0, 2.0])[3] == 0

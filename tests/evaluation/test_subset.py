@@ -13,7 +13,20 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import TokenRecipe
 from robvit.defenses.token_training import train_tokens
 from robvit.errors import DataError, InputError
-from robvit.evaluation.subset import public_images
+from robvit.evaluation.protocol import Subset
+from robvit.evaluation.subset import judged_images, public_images
+
+
+def test_a_limit_says_how_many_images_there_are(tmp_path: Path) -> None:
+    for index in range(10):
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / f"{index}.png")
+    said: list[str] = []
+    for data, split in ((str(tmp_path), None), (tmp_path, "learn"), (open_data(tmp_path), None)):
+        judged_images(data, Subset(), split=split, limit=2, log=said.append)
+        judged_images(data, Subset(), split=split, limit=10, log=said.append)
+        judged_images(data, Subset(), split=split, limit=None, log=said.append)
+    told = "2 of {0} images are judged; for all of them: --limit {0}"
+    assert said == [told.format(10), told.format(8), told.format(10)]
 
 
 @pytest.mark.slow
@@ -45,6 +58,13 @@ def test_images_that_attackers_are_given_are_drawn_from_the_first() -> None:
     judged = open_data("sample", limit=8)
     given = public_images("sample", "sample", judged, split="train")(16)
     assert given.names == open_data("sample", split="train", limit=16).names
+
+
+def test_attackers_who_are_given_sorted_images_learn_from_all_classes() -> None:
+    everything = open_data("sample", split="train")
+    in_order = everything.take(sorted(range(len(everything)), key=everything.labels.__getitem__))
+    given = public_images(in_order, "sample", open_data("sample", limit=8), split="train")(20)
+    assert len(set(given.labels)) == 10
 
 
 def test_attackers_never_learn_from_the_defenders_images() -> None:

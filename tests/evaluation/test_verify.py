@@ -16,7 +16,7 @@ import robvit
 from robvit.cli import app
 from robvit.errors import InputError
 from robvit.evaluation.protocol import Protocol, find
-from robvit.evaluation.verify_rules import Verification, check_protocol
+from robvit.evaluation.verify_rules import Verification, _not_run, check_protocol
 from robvit.record import Record, Trial
 from robvit.tensor_files import read_tensors
 from robvit.threat import Threat
@@ -285,3 +285,53 @@ def test_a_signature_is_of_the_content_and_of_one_key(copy: Path) -> None:
     assert "there is no record.json.sig" in robvit_(*check).output
     assert "not a key" in str(robvit_("sign", copy, "--key", f"{key}.pub").exception)  # of this kind
     assert robvit_("sign", "--new-key", key).exception is not None  # a key is never overwritten
+
+
+def test_a_new_key_replaces_neither_half_of_an_old_one(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    key, public = tmp_path / "key.pem", tmp_path / "key.pem.pub"
+    public.write_text("somebody's")
+    assert "key.pem.pub is already there" in str(robvit_("sign", "--new-key", key).exception)
+    assert public.read_text() == "somebody's"
+    assert not key.exists()
+    public.unlink()
+    key.write_text("a secret")
+    assert "key.pem is already there" in str(robvit_("sign", "--new-key", key).exception)
+    assert key.read_text() == "a secret"
+
+
+def test_every_seed_and_every_surrogate_has_to_be_there() -> None:
+    rules = Protocol.model_validate(
+        {
+            "name": "mine@1",
+            "about": "two seeds",
+            "threat": {"norm": "linf", "eps": "4/255"},
+            "attacks": [{"attack": "pgd", "attacker": "own-tokens", "settings": {"steps": 2}}],
+            "seeds": [0, 1],
+            "attacker_budget": {"sets": 2},
+        }
+    )
+    budget = Threat("linf", 4 / 255).budget
+    names = ("own tokens 1", "own tokens 2", "own tokens together")
+
+    def flaw(*left_out: tuple[int, str]) -> str:
+        trials = [
+            Trial(
+                "pgd",
+                budget,
+                {"steps": 2, "seed": seed},
+                [True],
+                [0],
+                [0.0],
+                attacker="own-tokens",
+                surrogate=name,
+            )
+            for seed in (0, 1)
+            for name in names
+            if (seed, name) not in left_out
+        ]
+        return _not_run(rules.attacks[0], rules, Record("evaluate", {}, {"count": 1}, trials))
+
+    assert flaw() == ""
+    assert flaw((1, names[2])) == "seed 1 of the protocol ran on 2 models, 3 are wanted"
+    assert flaw(*((0, name) for name in names)) == "seed 0 of the protocol ran on 0 models, 3 are wanted"

@@ -363,3 +363,14 @@ def test_a_checkpoint_is_shown_without_its_folders() -> None:
         "best.safetensors",
         "best.safetensors, the other",
     ]
+
+
+def test_classes_are_called_as_the_model_calls_them() -> None:
+    images = open_inputs("sample:3", 32)
+    own = images.classes
+    model = robvit.load("robvit-mini")
+    strange = robvit.Model(model.net, names=[f"tumour {i}" for i in range(10)])
+    assert images.classes_for(strange)[0] == "tumour 0"
+    assert images.truth_for(strange) is None  # nothing tells which tumour an airplane is
+    turned = robvit.Model(model.net, names=own[::-1])
+    assert turned.class_names[int(images.truth_for(turned))] == own[int(images.truth)]

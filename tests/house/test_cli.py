@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -122,6 +123,35 @@ def test_ctrl_c_ends_with_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         main()
     assert end.value.code == 130
     assert "interrupted; run the same command again to resume" in capsys.readouterr().err
+
+
+def told_by_help(*command: str) -> str:
+    """A command's help as running text."""
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
+    return " ".join(shown.replace("│", " ").split())
+
+
+def test_programs_are_offered_only_where_they_are_taken(tmp_path: Path) -> None:
+    for command in ("curve", "challenge"):
+        assert "ONNX" not in told_by_help(command)
+    (tmp_path / "net.onnx").write_bytes(b"any")
+    refused = str(robvit_("curve", tmp_path / "net.onnx", "sample").exception)
+    for command in re.findall(r"`(\w+)`", refused):
+        assert "ONNX" in told_by_help(command) or command == "verify"  # which takes what was judged
+    assert "`check`" in refused
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        (("train", "recipe"), "four fifths"),
+        (("train", "head"), "four fifths"),
+        (("robustify",), "all"),
+        (("tokens", "rotate"), "all"),
+    ],
+)
+def test_help_says_which_part_of_a_folder_is_learned_from(command: tuple[str, ...], part: str) -> None:
+    assert f"{part} of a folder without splits" in told_by_help(*command)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ BASE |= {
     "settings",
 }
 BASE |= {"specs", "locks", "resuming", "revisions", "signing", "augmentation", "versions", "sharing"}
-BASE |= {"sharing_card", "texts", "tensor_files", "trial"}
+BASE |= {"places", "sharing_card", "texts", "tensor_files", "trial"}
 
 # Room: the rooms it may import besides itself. A model is a callable, so attacks know no backbone.
 MAY_IMPORT = {

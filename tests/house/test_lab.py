@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -57,6 +58,27 @@ def test_studies_of_the_queue_know_their_settings(monkeypatch: pytest.MonkeyPatc
         if (first, verb) == ("robvit", "reproduce"):
             given = [value for flag, value in pairwise(rest) if flag == "--set"]
             check_study(rest[0], given)  # refuses a setting that the study does not have
+
+
+def test_studies_come_after_earlier_ones_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch, lab: ModuleType
+) -> None:
+    monkeypatch.setattr(lab, "RESULTS", ROOT / "results")
+    known = set[str]()
+    for study in lab.queue():
+        assert set(study.after) <= known, study.name
+        known.add(study.name)
+
+
+def test_both_heads_of_the_token_tables_learn_from_the_same_images(
+    monkeypatch: pytest.MonkeyPatch, lab: ModuleType
+) -> None:
+    monkeypatch.setattr(lab, "RESULTS", ROOT / "results")
+    tables = [s for s in lab.queue() if re.search(r"reproduce rob-table[124]\b", s.command)]
+    for study in tables:
+        given = re.findall(r"(?:public|hardened)_head=(\S+)/", study.command)
+        assert len(given) in (0, 2), study.name
+        assert len(set(given)) < 2, study.name
 
 
 def test_files_in_a_list_are_known_to_be_needed(lab: ModuleType) -> None:
@@ -182,6 +204,7 @@ def test_studies_wait_for_data_that_cannot_be_fetched(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = lab.Study("pets", "robvit evaluate robvit-mini {data}/pets --out {out}", 1)
+    monkeypatch.setattr(lab, "DATA", "")
     assert lab.left([study]) == []
     assert "no data" in lab.status([study])
     monkeypatch.setattr(lab, "DATA", "/data")
@@ -217,7 +240,15 @@ def test_studies_run_beside_each_other_but_not_before_what_they_need(
     assert lab.run([a, b, c], 2) == ["c"]
     assert events == ["+a/1", "+c/1", "-a", "-c", "+b/1", "-b"]
     events.clear()
+    d, e = lab.Study("d", "x", 1, after=["c", "gone"]), lab.Study("e", "y", 1)
+    assert lab.run([d, c, e], 2) == ["c"]  # and without what failed it makes that itself
+    assert events == ["+c/1", "+e/1", "-c", "-e", "+d/1", "-d"]
+    assert [study.name for study in lab.put_first(["d"], [a, c, d])] == ["c", "d", "a"]
+    events.clear()
     long = lab.Study("long", "z", 30)
+    shares = lab.Study("shares", "z", 1, after=["long"])
+    assert lab.run([long, shares], 1, lab.fits_into(10, [long])) == []
+    assert events == []  # passed over together
     assert lab.run([long, a, b], 1, lab.fits_into(15, [long])) == []  # two threads halve the estimate
     assert events == ["+a/2", "-a", "+b/2", "-b"]
     long.clock.write_text("120.0 120.0\n")
@@ -277,3 +308,31 @@ def test_what_is_left_is_told_in_processor_hours_by_what_studies_took(lab: Modul
     begun.clock.write_text(f"{30 * 60} {45 * 60}\n")
     assert lab.usual_factor([done, rest]) == 1.5
     assert "1 of 3 done, about 2.2 processor hours left, at 1.5 times" in lab.status([done, rest, begun])
+
+
+def test_a_study_that_is_run_once_more_takes_the_code_of_that_day(
+    lab: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = lab.Study("head", KEY, 1, record=False)
+    study.out.mkdir(parents=True)
+    for commit in ("old", "new"):
+        (tmp_path / commit).mkdir()
+    monkeypatch.setattr(lab, "copy_of_the_tree", lambda: (tmp_path / "old", "old"))
+    assert lab._tree_of(study) == (tmp_path / "old", "old")
+    study.clock.write_text("60.0 60.0\n")
+    monkeypatch.setattr(lab, "copy_of_the_tree", lambda: (tmp_path / "new", "new"))
+    assert lab._tree_of(study) == (tmp_path / "old", "old")  # it ends as it began
+    lab.keep(study, "old", threads=1)
+    assert lab._tree_of(study) == (tmp_path / "new", "new")
+    assert study.seconds() == (0, 0)
+
+
+def test_what_is_gone_is_made_again_with_what_it_needs(lab: ModuleType) -> None:
+    chain = [
+        lab.Study("a", "robvit train {out}", 1, record=False),
+        lab.Study("b", "robvit train --lora {lab}/a/l {out}", 1, record=False),
+        lab.Study("c", "robvit evaluate --head {lab}/b/h {out}", 1),
+    ]
+    for study in chain[:2]:
+        lab.keep(study, "a commit", threads=1)
+    assert lab.left(chain) == chain

@@ -7,10 +7,10 @@ import torch
 
 from helpers.networks import small_net
 from helpers.planted import planted
+from robvit.attacks.precision import DTYPES
 from robvit.attention import attention_layers, watch
 from robvit.backbones.model import Model
 from robvit.measuring.saturation import (
-    DTYPES,
     delta_curve,
     gradient_quality,
     saturation,

@@ -18,8 +18,8 @@ from robvit.errors import InputError
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.claims import claims, knowledge_of, near_chance
 from robvit.evaluation.protocol import Protocol
+from robvit.places import command_without_places
 from robvit.record import Finding, Record, Table, Trial
-from robvit.report.places import command_without_places, without_places
 from robvit.report.verdict import Review
 from robvit.report.verdict_files import junit, markdown, sarif
 
@@ -103,7 +103,7 @@ def test_records_are_passed_on_without_local_places() -> None:
     record = replace(
         review("R" * 10).evaluation, model={"name": "/home/me/net.pt"}, data={"spec": "/home/me/photos"}
     )
-    cut = without_places(record)
+    cut = record.without_places()
     assert (cut.model["name"], cut.data["spec"]) == ("net.pt", "photos")
 
 
@@ -118,7 +118,7 @@ def test_sentences_and_offered_commands_are_passed_on_without_local_places() -> 
         findings=[Finding("c", "skipped", told, remedy="see /opt/x/y")],
         tables=[table],
     )
-    cut = without_places(record)
+    cut = record.without_places()
     assert cut.notes == ["made from x, at 4/255"]
     assert cut.findings[0].evidence == "no image at a b/c.png under linf 4/255; 1/2 of them"
     assert cut.findings[0].remedy == "see y"

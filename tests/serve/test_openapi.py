@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import robvit
+from helpers.networks import small_net
 from helpers.serving import ask, png, served
 from robvit.backbones.model import Model
 from robvit.defenses.tokens import RobustTokens
@@ -97,6 +98,21 @@ def test_answers_have_the_told_form(mini: Model) -> None:
     assert not fits(
         {"status": "dead"}, {"type": "object", "properties": {"status": {"const": "alive"}}}, told
     )
+
+
+def test_a_class_token_is_offered_only_where_there_is_one(mini: Model) -> None:
+    image = png(torch.rand(3, 32, 32))
+    for model, offered, wanted in (
+        (mini, ["all", "class"], 200),
+        (Model(small_net("siglip"), name="sig"), ["all"], 422),
+    ):
+        with served(Predictor(model)) as url:
+            told = json.loads(ask(f"{url}/openapi.json")[2])["paths"]["/features"]["post"]
+            assert told["parameters"][0]["schema"]["enum"] == offered
+            status, _, body = ask(f"{url}/features?part=class", image)
+            assert status == wanted
+            assert ("no class token" in json.loads(body).get("error", "")) == (wanted == 422)
+            assert ask(f"{url}/features?part=all", image)[0] == 200
 
 
 def test_the_page_runs_nothing_loads_nothing_and_names_no_model(mini: Model) -> None:

@@ -24,6 +24,7 @@ from robvit.studies import STUDIES, reproduce
 from robvit.studies.aas.common import PUBLISHED, ScalingEffort, tally
 from robvit.studies.aas.figures import short_name
 from robvit.studies.aas.judged_training import JudgedTraining
+from robvit.studies.aas.sharpened import Sharpened
 from robvit.studies.aas.tables import LITERAL, movement
 from robvit.studies.aas.training import ahead
 from robvit.studies.aas.training_effort import AasTrainingEffort, is_scaled, paper_row, scaled_recipe
@@ -112,6 +113,19 @@ def test_attention_is_sharpened_until_it_underflows_and_every_model_is_its_own_j
     assert whole["fp32, x1"] != whole["fp32, x3000"]
 
 
+def test_plain_attacks_of_equal_cost_may_break_more_than_other_scales() -> None:
+    def trial(right: int) -> Trial:
+        return Trial("pgd", None, {}, [n < right for n in range(20)], [0] * 20, [0.0] * 20)
+
+    def lost(control: int, other: int) -> Claim:
+        found = Comparison(trial(20), trial(15), trial(15), trial(control), [], None)
+        return Sharpened(3, 0, replace(found, others={"random scales": [trial(15), trial(other)]})).lost()
+
+    assert lost(15, 15).verdict is Verdict.BOUNDED
+    assert lost(15, 5).verdict is Verdict.SEEN
+    assert lost(5, 15).verdict is Verdict.OPPOSITE
+
+
 @pytest.mark.slow
 def test_logits_of_a_cnn_are_scaled_beside_the_attention_of_a_vit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +175,7 @@ def test_a_training_with_scales_is_judged_beside_one_without_over_seeds(
     assert [row[:2] for row in by_seed.rows][-1] == ["aas-pgd-at", "1"]
     assert [row[0] for row in record.tables[-1].rows] == names  # how the scales moved
     variants = {trial.variant for trial in record.trials if trial.control}
-    assert {"random scales, after plain", "one factor, after plain", "same cost"} <= variants
+    assert variants == {"", "same cost"}  # no claim is on scales that nobody searched for
     kept = {path.name for path in (tmp_path / "table5").glob("*.safetensors")}
     assert kept == {f"{name.replace(', ', '-').replace(' ', '-')}.safetensors" for name in names}
 
@@ -190,7 +204,7 @@ def test_a_training_whose_scales_never_left_one_is_compared_with_itself() -> Non
         model, images = robvit.load("robvit-mini"), open_data("sample", limit=2)
         keep_scales(model, scales)
         trial = Trial("pgd", None, {}, [n < right for n in range(9)], [0] * 9, [0.0] * 9)
-        return JudgedTraining("", model, images, Comparison(trial, trial, trial, trial, [], None), trial)
+        return JudgedTraining("", model, images, Comparison(trial, trial, trial, trial, [], None), trial, [])
 
     def claim(*scales: list[float]) -> Claim:
         ours, theirs = {}, {}

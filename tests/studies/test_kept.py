@@ -79,6 +79,9 @@ def test_the_command_is_the_kept_one_with_fewer_images(
     keep(tmp_path / "clone", record(50, 100), command)
     words = read_kept("clone", tmp_path).command(8, Path("o"))
     assert words[5:] == [f"{tmp_path}/a/tokens.safetensors", "--lora", "l/b/c.safetensors", "--limit", "8"]
+    keep(tmp_path / "part", record(50, 100), "robvit evaluate mini --limit 500 --part 2/5 --out {out}")
+    words = read_kept("part", tmp_path).command(8, Path("o"))
+    assert words == ["evaluate", "mini", "--out", "o", "--limit", "8"]
     keep(tmp_path / "pooled", record(50, 100), "robvit reproduce x --pool {lab}/a/record.json --out {out}")
     with pytest.raises(InputError, match="pooled from other records"):
         read_kept("pooled", tmp_path).command(8, Path("o"))
@@ -89,7 +92,7 @@ def test_the_command_is_the_kept_one_with_fewer_images(
     with pytest.raises(InputError, match="set ROBVIT_LAB_DATA"):
         read_kept("pets", tmp_path).command(8, Path("o"))
     with pytest.raises(
-        InputError, match=r"no result is called nowhere: .* there are clone, head, mine, pets"
+        InputError, match=r"no result is called nowhere: .* there are clone, head, mine, part, pets"
     ):
         read_kept("nowhere", tmp_path)
 

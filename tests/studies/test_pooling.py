@@ -11,6 +11,7 @@ import pytest
 from robvit.errors import InputError
 from robvit.record import Record, Trial
 from robvit.studies import pool
+from robvit.studies.claims import HOLM, claims_table
 from robvit.studies.judging import over_seeds_cell
 from robvit.verdict import claim_over_seeds
 
@@ -41,6 +42,16 @@ def test_variants_of_an_attack_are_taken_together_each_with_its_own() -> None:
     assert titles == ["AAS", "AAS", "PGD, same cost", "PGD, same cost"]
 
 
+def test_attacks_of_a_studys_own_and_claims_decided_together_stay_so() -> None:
+    parts = [part(seed) for seed in range(3)]
+    for record in parts:
+        record.trials = [replace(t, attack="gate-aware", settings={"steps": 9}) for t in record.trials]
+        record.tables = [claims_table(record.claims, together=True)]
+    accuracies, claims = pool(parts).tables
+    assert [row[1] for row in accuracies.rows] == ["gate-aware-9"] * 2
+    assert claims.columns[-1] == HOLM
+
+
 def test_a_claim_over_parts_is_the_claim_over_all_seeds(tmp_path: Path) -> None:
     pooled = pool([part(seed) for seed in range(3)], out=tmp_path)
     assert pooled.claims == [claim_over_seeds("a over b", FIRST, SECOND, 20.0)]
@@ -60,6 +71,12 @@ def test_what_is_not_the_same_study_of_other_seeds_is_refused() -> None:
     other.data = {"digest": "e", "count": 30}
     with pytest.raises(InputError, match="differ in images"):
         pool([part(0), other])
+    for key, value in (("pixels", "other"), ("size", 64), ("resize", "crop")):
+        other.data = {"digest": "d", "count": 30, key: value}
+        with pytest.raises(InputError, match="differ in images"):
+            pool([part(0), other])
+    with pytest.raises(InputError, match="differ in model"):
+        pool([part(0), replace(part(1), model={"name": "another"})])
     with pytest.raises(InputError, match="two records or more"):
         pool([part(0)])
     with pytest.raises(InputError, match="one seed, got 0, 1"):

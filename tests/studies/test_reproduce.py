@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from robvit.errors import InputError, UnknownName
 from robvit.record import Record, Table
 from robvit.settings import parse_settings
 from robvit.studies import STUDIES, StudyContext
+from robvit.studies.judging import rounding_notes
 from robvit.studies.published import read_published
+from robvit.threat import Threat
 
 QUICK: dict[str, Any] = {"images": 2, "steps": 1}
 
@@ -121,12 +124,20 @@ def test_one_folder_is_shared_out_between_learning_and_judging(tmp_path: Path) -
     learn, judged = context.splits("sample", 8, learn=5, judged=3)
     assert (len(learn), len(judged)) == (5, 3)
     assert not set(learn.names) & set(judged.names)
-    with pytest.raises(InputError, match="learning takes 9"):
-        context.splits("sample", 8, learn=9, judged=3)
+    for asked in ({"learn": 9, "judged": 3}, {"learn": 5, "judged": 7}, {"learn": 5, "judged": 20}):
+        with pytest.raises(InputError, match=f"has 8 images; {asked['learn']} are to learn from and"):
+            context.splits("sample", 8, **asked)
     in_memory = StudyContext(data=open_data(tmp_path))
     learn, judged = in_memory.splits("sample", 8, learn=5, judged=3)
     assert (len(learn), len(judged)) == (5, 3)
     assert not set(learn.names) & set(judged.names)
+
+
+def test_a_budget_between_two_grey_levels_is_told_as_the_one_that_was_judged() -> None:
+    whole, between = Threat("linf", 2 / 255), Threat("linf", 1.8 / 255)
+    assert rounding_notes(None, whole, Threat("l2", 0.5), Threat("linf", math.inf)) == []
+    (note,) = rounding_notes(whole, between)
+    assert note == "Images are whole grey levels, so within linf 1.8/255 it is linf 1/255 that was judged."
 
 
 def test_cells_of_a_table_are_printed_for_reading() -> None:

@@ -23,7 +23,7 @@ from robvit.defenses.attack_cache import AttackSetting
 from robvit.defenses.recipe import REFERENCE
 from robvit.defenses.tokens import RobustTokens
 from robvit.errors import DataError, InputError
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.attackers import scenario_of
 from robvit.explanation.figures.activations import largest_activations
 from robvit.record import Record, Trial
 from robvit.studies import StudyContext
@@ -222,7 +222,7 @@ def attackers_record(folder: Path, key: str = "a", **right: int) -> str:
     for who, count in right.items():
         correct = [place < count for place in range(20)]
         predicted = [0 if one else 1 for one in correct]
-        scenario = ATTACKERS.info(who.replace("_", "-")).scenario
+        scenario = scenario_of(who.replace("_", "-"), tokens=True)  # as an evaluation names it
         threat = Budget("linf", 3 / 255)
         named.append(Trial("pgd", threat, {}, correct, predicted, [0.0] * 20, scenario=scenario))
     data = {"count": 20, "spec": "sample", "names": [str(i) for i in range(20)], "labels": [0] * 20}
@@ -238,9 +238,8 @@ def test_a_secret_layer_is_judged_pair_by_pair_from_two_records(tmp_path: Path) 
     assert [claim.verdict for claim in record.claims] == [Verdict.SEEN, Verdict.BOUNDED]
     assert [claim.difference for claim in record.claims] == [pytest.approx(50), pytest.approx(15)]
     assert len(record.tables[0].rows) == len(record.trials) == 3
-    with pytest.raises(
-        InputError, match=r"expected the scenario 'attacker trains tokens', got attacker does"
-    ):
+    expected = r"expected the scenario 'trained tokens, attacker trains tokens', got trained tokens, attacker"
+    with pytest.raises(InputError, match=expected):
         robvit.reproduce("rob-secret-layer", known=guessed, guessed=guessed)
     with pytest.raises(InputError, match="--set guessed="):
         robvit.reproduce("rob-secret-layer", known=known)

@@ -27,7 +27,7 @@ from robvit.evaluation.corruptions import ALEXNET_ERRORS, mean_corruption_error
 from robvit.explanation.figures.gates import gate_maps, gate_sheet
 from robvit.record import Record, Trial
 from robvit.studies import StudyContext
-from robvit.studies.claims import preferred
+from robvit.studies.claims import claims_table, preferred
 from robvit.studies.judging import Attempt, judge
 from robvit.studies.tora import attacked, common, efforts
 from robvit.studies.tora.attacked import Attacked, JudgedRow, attack_within, gate_aware_trial
@@ -35,15 +35,16 @@ from robvit.studies.tora.common import PUBLISHED, AdapterBench, Trained
 from robvit.studies.tora.efforts import AdapterEffort, AttackEffort, TableEffort
 from robvit.studies.tora.fusions import CHOICES
 from robvit.studies.tora.heads import _against_the_mean, _ahead
-from robvit.studies.tora.instead import between
+from robvit.studies.tora.instead import between, tuning_of
 from robvit.studies.tora.maps import _objects
 from robvit.studies.tora.tables import _trade_claims, _trades_off
 from robvit.studies.tora.variants import ImageNetVariants, others
 from robvit.threat import Threat
 from robvit.training.recipe import load_recipe
 from robvit.training.splits import Splits
-from robvit.training.tora import joined
-from robvit.verdict import Claim, claim_of
+from robvit.training.stream import Stream
+from robvit.training.tora import joined, phases_of
+from robvit.verdict import Claim, claim_of, claim_over_seeds
 
 BUDGETS: dict[str, Any] = {"budgets": (1, 4), "steps": 2, "targets": 2, "queries": 5}
 # Claims of each study: what is compared, times the attacks by which it is.
@@ -101,6 +102,7 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
     if name in CLAIMED:
         assert len(record.claims) == CLAIMED[name]
         assert record.tables[-1].title.startswith("Claims")
+        assert (record.tables[-1].columns[-1] == "p by Holm") == (name not in ("tora-table1", "tora-instead"))
         assert record.tables[-2].title == "Attacks by budget"
     if name == "tora-table3":
         seen, hours = ([row[place] for row in record.tables[0].rows] for place in (5, 6))
@@ -108,6 +110,11 @@ def test_each_study_of_tora_runs_on_the_bundled_model(
         assert min(hours) > 0  # though another study trained TORA
     if name == "tora-table1":
         check_headline(record)
+    if name == "tora-instead":
+        numbers = [row[1] for row in record.tables[0].rows]
+        assert numbers[1] == numbers[2] < 1.05 * numbers[3]  # of one trade-off; LoRA's rank is a whole number
+        assert len({row[2] for row in record.tables[0].rows[1:]}) == 1
+        assert [claim.text.split(" over ")[0] for claim in record.claims[::3]] == ["TORA, 0.9"] * 3
 
 
 def check_headline(record: Record) -> None:
@@ -213,6 +220,11 @@ def test_strong_attacks_see_what_stands_and_rivals_without_gates_are_attacked_as
     assert [small.standing, large.standing] == [[False, False, True, True], [False] * 4]
     assert large.cells()[0].startswith("80.0 (")
     assert large.cells()[1].startswith("25.0 (")
+    # Where nothing is left to attack, the trial is there nevertheless: seeds are pooled trial by trial.
+    (beaten,) = attack_within(at, model, "row", AttackEffort(budgets=(1,), steps=7, strong=1))
+    assert [trial.attack for trial in beaten.trials] == ["pgd", "autoattack", "apgd"]
+    assert [trial.skipped for trial in beaten.trials] == [[], [0], [0]]
+    assert beaten.trials[2].unseen == [1, 2, 3, 4]
 
 
 @pytest.fixture
@@ -253,21 +265,36 @@ def test_studies_share_attacks_on_the_same_settled_adapters(
 
 def test_a_default_is_changed_by_what_holds_for_all_claims_together() -> None:
     def claims(ahead: int, count: int) -> list[Claim]:
-        return [claim_of("default over rival", [False] * 10, [place < ahead for place in range(10)])] * count
+        rival = [place < ahead for place in range(20)]
+        return [claim_over_seeds("default over rival", [[False] * 20] * 3, [rival] * 3)] * count
 
-    assert preferred("default", {"rival": claims(6, 1)}).status == "amber"  # p = 0.03
-    found = preferred("default", {"rival": claims(6, 1), "other": claims(1, 1)})
+    alone = claim_of("default over rival", [False] * 10, [True] * 10)
+    one = preferred("default", {"rival": [alone]})
+    assert one.status == "skipped"
+    assert one.evidence.endswith("; one seed of trainings decides no default")
+    cells = [row[7] for row in claims_table([alone, *claims(9, 1)], trained=[alone, *claims(9, 1)]).rows]
+    assert [cell.endswith(", of these two networks; one seed") for cell in cells] == [True, False]
+    assert preferred("default", {"rival": claims(4, 1)}).status == "amber"  # p = 0.03
+    found = preferred("default", {"rival": claims(4, 1), "other": claims(1, 1)})
     assert found.status == "green"
     assert found.evidence == (
         "ahead of it beyond chance and nowhere behind: none (2 claims, Holm's correction)"
     )
-    behind = [claim_of("default over rival", [True] * 10, [False] * 10)]
+    behind = [claim_over_seeds("default over rival", [[True] * 10] * 3, [[False] * 10] * 3)]
     assert preferred("default", {"rival": [*claims(10, 1), *behind]}).status == "green"
 
 
 def test_one_wide_step_is_that_of_the_recipe_mini() -> None:
     inner = load_recipe("mini").inner
     assert AdapterEffort(wide=True, eps=inner.eps).recipe(0).inner == inner
+
+
+def test_every_phase_warms_up_for_its_share_of_the_epochs() -> None:
+    settings = {"epochs": 2, "warmup": 0.5, "eps_warmup": 1, "adapters.fusion_epochs": 0.5}
+    for changes in ({}, {"adapters.trades": [0.1, 0.9]}, {"adapters.tuning": "heads"}):
+        recipes = [phase.recipe for phase in phases_of(load_recipe("tora", **settings, **changes))]
+        assert [one.warmup / one.epochs for one in recipes] == [0.25] * len(recipes)
+        assert [one.eps_warmup / one.epochs for one in recipes] == [0.5] * len(recipes)
 
 
 def test_the_joint_output_is_compared_with_the_mean_of_its_heads() -> None:
@@ -306,6 +333,24 @@ def test_gates_on_objects_are_told_from_those_behind_them() -> None:
     assert row[2] == pytest.approx(0.199)
     assert row[3] == pytest.approx(0.5)
     assert row[-1] == "context"
+
+
+def test_rivals_are_tuned_by_the_attack_that_the_adapters_learn_from_and_keep_their_last_weights() -> None:
+    effort = AdapterEffort(wide=True, batch=10)
+    ours = effort.recipe(3)
+    tuning = tuning_of(effort, seed=3, images=100, seen=400, method="lora", rank=5)
+    made = tuning.recipe(99)
+    assert (made.inner, made.augment, made.seed) == (ours.inner, ours.augment, 3)
+    stream = Stream(open_data("sample", limit=99), made)
+    assert stream.steps * made.batch == 400
+    assert made.validate_every * stream.epoch > stream.steps - 1  # once, at the end
+    assert (made.eps_warmup, tuning.rank, tuning.loss) == (0, 5, "task")
+
+
+def test_attacked_images_are_counted_apart_from_clean_ones() -> None:
+    accuracy, robustness, joint = phases_of(load_recipe("tora", batch=10))
+    assert [phase.attacked(3) for phase in (accuracy, robustness, joint)] == [0, 30, 30]
+    assert [phase.seen(3) for phase in (accuracy, robustness, joint)] == [30, 30, 60]
 
 
 def test_weights_between_two_networks() -> None:
@@ -357,9 +402,13 @@ def test_a_finding_says_whether_the_trade_off_trades() -> None:
         return JudgedRow([weak] * 3, [Attacked(Threat("linf", 1 / 255), [strong], [strong.correct])])
 
     effort = TableEffort(budgets=(1,))
-    assert _trades_off([row(8, 1), row(7, 2)], effort).status == "green"
-    assert _trades_off([row(8, 1), row(9, 2)], effort).status == "amber"
-    assert _trades_off([row(8, 2), row(7, 1)], effort).status == "amber"
+    assert _trades_off([row(10, 1), row(1, 10)], effort).status == "green"
+    noisy = _trades_off([row(10, 1), row(4, 6), row(5, 5), row(1, 10)], effort)
+    assert noisy.status == "green"  # a step back by one image is chance
+    assert noisy.evidence.endswith("the ends differ as they should, and 0 of 6 steps are reversed")
+    assert _trades_off([row(10, 1), row(0, 10), row(10, 10), row(1, 10)], effort).status == "amber"
+    assert _trades_off([row(8, 1), row(7, 2)], effort).status == "skipped"  # so few images do not tell
+    assert _trades_off([row(8, 1)], effort).status == "skipped"
     claims = _trade_claims({"TORA, 0.1": row(10, 0), "TORA, 0.9": row(2, 10)}, effort)
     assert [claim.difference > 0 for claim in claims] == [True, False, False, True]
     assert _trade_claims({"TORA, 0.1": row(10, 0)}, effort) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,11 @@ from robvit.studies.xcit.recipe import cost
 from robvit.studies.xcit.semantic import _published, correlation, edges
 from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
 from robvit.threat import Threat
+from robvit.training import fit
+from robvit.training.checkpoint import load_state
 from robvit.training.recipe import changes_of, load_recipe
+from robvit.training.stream import Stream
+from robvit.training.validation import Scores
 from robvit.verdict import Verdict
 
 TABLES = [f"xcit-table{n}" for n in range(1, 9)]
@@ -99,6 +104,48 @@ def test_one_step_stands_beside_two_and_the_guard_looks_after_every_epoch(tmp_pa
     row = Variant("row", changes={"inner.steps": 2}, small={"inner.step": None, "validate_every": 1})
     made = RecipeEffort().job(StudyContext(), row).recipe
     assert (made.inner.relative_step, made.validate_every) == (0.75, 1)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_last_weights_are_judged_where_chosen_ones_would_hide_a_collapse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robust = iter((0.9, 0.1))  # the first validation's weights are chosen
+    monkeypatch.setattr(fit, "judge", lambda *_: Scores(0.9, 0.9, next(robust)))
+    effort = RecipeEffort(learn=8, epochs=2, training=str(tmp_path), batch=4)
+    context, row = StudyContext(), Variant("row", small={"validate_every": 1})
+    best, record = training.train_variant(context, effort, row)
+    last, _ = training.train_variant(context, effort, replace(row, last=True))
+    assert record.metrics["best epoch"] == 1
+    (state,) = tmp_path.rglob("state.safetensors")
+    trained = load_state(state)[0]["model"]
+    assert all(torch.equal(value, trained[name]) for name, value in last.state_dict().items())
+    assert best.identity() != last.identity()
+
+
+@pytest.mark.usefixtures("untrained")
+def test_within_eight_all_rows_of_a_table_learn_by_the_wide_step_of_the_recipe_mini(tmp_path: Path) -> None:
+    wide = load_recipe("mini").inner
+    effort = RecipeEffort(eps=8 / 255)
+    assert effort.job(StudyContext(), Variant("row")).recipe.inner == wide
+    assert RecipeEffort(eps=4 / 255).job(StudyContext(), Variant("row")).recipe.inner.start == "uniform"
+    own = {"inner.start": "uniform", "inner.project": True, "inner.step": None}
+    two = Variant("two steps", changes={"inner.steps": 2}, small=own)
+    made = effort.job(StudyContext(), two).recipe.inner
+    assert (made.steps, made.start, made.relative_step, made.project) == (2, "uniform", 0.75, True)
+    rows = {"rows": ("DeiT-S",), "twins": False}
+    record = reproduce("xcit-table1", images=2, out=tmp_path, eps=8 / 255, **TINY, **rows)
+    assert any("one wide step" in note for note in record.notes)
+    record = reproduce("xcit-steps", images=2, out=tmp_path, eps=8 / 255, **TINY)
+    assert not any("one wide step" in note for note in record.notes)
+
+
+def test_a_row_with_extra_images_takes_as_many_steps_as_one_without() -> None:
+    images, effort = open_data("sample", limit=64), RecipeEffort(epochs=4, batch=32)
+    alone = effort.job(StudyContext(), Variant("alone")).recipe
+    more = effort.job(StudyContext(), Variant("more", changes={"extra_share": 0.5})).recipe
+    assert Stream(images, more, images).steps == Stream(images, alone).steps == 8
+    assert (more.warmup, more.eps_warmup) == (alone.warmup / 2, alone.eps_warmup / 2)
 
 
 @pytest.mark.usefixtures("untrained")
@@ -170,9 +217,11 @@ def test_a_table_can_be_judged_by_the_audited_version_and_says_what_it_leaves_op
     record = reproduce("xcit-table1", images=20, out=tmp_path, **TINY, **asked)
     assert record.tables[0].columns[3] == "AutoAttack (audited, 1 steps, 3 targets, 100 queries) %"
     assert [claim.text for claim in record.claims] == ["cross-covariance attention helps: XCiT over DeiT"]
-    assert record.claims[0].paper == 21.48
+    assert record.claims[0].paper is None  # the thesis's 21.48 points are under APGD-CE
     # All 20 stay correct, and one of the four in a stratum is tried: (3/4)^10 is above 5 %, (3/4)^11 is not.
     assert any("at most 50.0 % of any network's survivors" in note for note in record.notes)
+    own = reproduce("xcit-table1", images=2, out=tmp_path, **TINY, rows=asked["rows"], twins=False)
+    assert own.claims[0].paper == 21.48
     with pytest.raises(InputError, match="judge must be apgd_ce or autoattack or audited, got 'pgd'"):
         RecipeEffort(judge="pgd")
     with pytest.raises(InputError, match="linf-4-audited@1"):
@@ -377,8 +426,10 @@ def test_perturbations_are_classified_as_images(tmp_path: Path) -> None:
     assert rows[0][2] == rows[0][3]  # of clean images the class is all there is to say
     assert all(row[4] is None for row in rows)  # robvit-mini is none of the paper's judges
     assert "both a judge and the standard network" in record.notes[-1]
-    (claim,) = record.claims  # what the table's cells tell, image by image
-    assert claim.text == "robvit-mini recognises perturbations of the robust network over the standard one's"
+    assert record.claims == []  # its own perturbations push it where they were made to
+    record = reproduce("xcit-table9", images=4, steps=2, judges=["robvit-mini-robust"], out=tmp_path)
+    rows, (claim,) = record.tables[0].rows, record.claims  # what the table's cells tell, image by image
+    assert claim.text.startswith("robvit-mini-robust recognises perturbations of the robust network over the")
     assert claim.images == 4
     assert rows[1][2].startswith(f"{25 * claim.first[0].count('1'):.1f} ")
     assert rows[3][2].startswith(f"{25 * claim.second[0].count('1'):.1f} ")
@@ -426,6 +477,11 @@ def test_photographs_without_splits_are_judged_by_networks_at_their_own_size(
         assert record.tables[0].columns[5] == "seen by other %"
         judges = [claim.text.split(" recognises")[0] for claim in record.claims]
         assert judges == ["the other network", "other"]
+    if given:  # the standard network itself, head and all, is no judge of its own
+        own = {"judges": ["other+HEAD", "own+HEAD"], "standard": "own+HEAD", "img_size": 16, "steps": 1}
+        record = reproduce(name, data=photographs, images=3, out=tmp_path / "own", **own)
+        assert [claim.text.split(" recognises")[0] for claim in record.claims][-1] == "other"
+        assert "own is both a judge and the standard network" in record.notes[-1]
 
 
 @pytest.mark.slow

@@ -64,6 +64,11 @@ def test_a_move_of_the_scales_takes_one_batch_and_all_others_train(tmp_path):
     assert moved == [False] * 5 + [True, False, False]
     assert learned == [True] * 5 + [False, True, True]
     assert ((seen[-1][0] >= 1e-7) & (seen[-1][0] <= 1)).all()
+    (table,) = fit.loss.tables()
+    start, end = table.rows
+    assert start[:2] == [2, "random start"]
+    assert end == [2, "after the ascent", *seen[-1][0].tolist()]
+    assert start[2:] != end[2:]
 
 
 @pytest.mark.slow
@@ -116,6 +121,8 @@ def test_killed_between_and_resumed_it_ends_with_the_same_bits(tmp_path):
     a, b = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert int(resumed.loss.moved) == 2
+    assert len(resumed.loss.path) == 2  # the move before the kill is still told
+    assert torch.equal(resumed.loss.path, whole.loss.path)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from robvit.backbones.heads import LinearHead
 from robvit.backbones.model import Model
 from robvit.budget import Budget
 from robvit.errors import InputError, Unsupported
-from robvit.record import Record, Trial
+from robvit.record import PROCESSOR, Record, Trial
 from robvit.training.expectation import expected, summary
 
 TUNED: dict[str, Any] = {
@@ -148,7 +148,8 @@ def test_a_plan_is_within_a_factor_of_the_truth() -> None:
     made = robvit.robustify(
         Model(plain_vit()), images(64), method="lora", minutes=0.1, tuning=how, log=heard.append
     )
-    assert 6 / 3 < made.record.metrics["seconds"] < 6 * 3
+    # Of the processor: the clock would count what else the machine does.
+    assert 6 / 6 < made.record.metrics[PROCESSOR] < 6 * 3
     assert "planned for 0.1 minutes" in heard[0]
     assert "recorded for" in heard[1]
 

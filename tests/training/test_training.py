@@ -388,6 +388,34 @@ def test_a_loss_may_own_a_state_choose_parameters_and_hear_of_epochs(
     assert all(torch.equal(first[name], tensor) for name, tensor in ended["model"].items())
 
 
+def test_what_stop_after_ended_goes_on_when_it_is_raised(tmp_path: Path) -> None:
+    whole = fit_of(tmp_path / "whole", epochs=2)
+    whole.run()
+    assert not fit_of(tmp_path / "parts", epochs=2, stop_after=1).run().finished
+    assert not fit_of(tmp_path / "parts", epochs=2, stop_after=1).run().finished  # there is nothing to do
+    resumed = fit_of(tmp_path / "parts", epochs=2)
+    assert resumed.run().finished
+    a, b = (checkpoint.load_state(tmp_path / name / STATE)[0]["model"] for name in ("whole", "parts"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_module_of_ones_own_may_have_parts_called_as_ours(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        input_size = 8  # ours is a pair
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tiny()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.net(x)
+
+    fit = fit_of(tmp_path, Wrapped(), epochs=1)
+    assert fit.run().finished
+    assert fit.model.scale.item() != 1
+
+
 @pytest.mark.slow
 def test_feature_losses_keep_attacked_embeddings_in_place(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from robvit.attacks import ATTACKS
 from robvit.backbones import zoo
@@ -13,8 +15,11 @@ from robvit.backbones.model import Model
 from robvit.certification.dropping import TokenDropping
 from robvit.data.cifar import CIFAR10_CLASSES
 from robvit.defenses.tokens import RobustTokens
-from robvit.errors import InputError, Unsupported, WrongBackbone
+from robvit.errors import InputError, RobvitError, Unsupported, WrongBackbone
 from robvit.loading import load
+from robvit.progress import Log, silent
+
+Part = TypeVar("Part", RobustTokens, FeatureHead)
 
 FOUNDATION, TUNED, BUNDLED = "dinov2-small", "dinov2-small-robust", ("robvit-mini", "robvit-mini-robust")
 SIZE = 112  # pixels; the side of the demo's images, a quarter of the cost of 224
@@ -98,29 +103,61 @@ class PlaygroundModel:
         return (self.undefended if tokens == SECRET else self.hardened), self.hardened
 
 
-def playground_models(tokens: Path | None = None, head: Path | None = None) -> dict[str, PlaygroundModel]:
-    """All models by name; the files of tokens and head go to the model for whose weights they were made."""
+def playground_models(
+    tokens: Path | None = None, head: Path | None = None, *, demo: Path | None = None, log: Log = silent
+) -> dict[str, PlaygroundModel]:
+    """All models by name; the files of tokens and head go to the model for whose weights they were made.
+
+    What is not given is looked for in the folder of a demo, which may have been of another model or size:
+    what fits none here is left out, and `log` hears of it.
+    """
     names = [FOUNDATION, TUNED] if on_disk(zoo.resolve(FOUNDATION)) else []
     models = {name: load(name, img_size=SIZE) for name in names}
     models |= {name: load(name) for name in BUNDLED}
-    robust, trained = RobustTokens.load(tokens) if tokens else None, load_head(head) if head else None
-    for path, made in ((tokens, robust), (head, trained)):
-        if made is not None and not any(model.fingerprint() == made.fingerprint for model in models.values()):
-            raise WrongBackbone(
-                f"{path} was made for weights with fingerprint {made.fingerprint[:12] or 'unknown'}, "
-                f"which none of the models here has: {', '.join(models)}; make it for one of them"
-            )
+    places = (None, None) if demo is None else (demo / "tokens.safetensors", demo / "head.safetensors")
+    robust = _part(tokens, places[0], RobustTokens.load, models, log)
+    trained = _part(head, places[1], load_head, models, log)
     found = {}
     for name, model in models.items():
         if trained is not None and trained.fingerprint in (model.fingerprint(), model.original_fingerprint):
             trained.check(model)
             model = model.replace(head=trained)
         own = robust if robust is not None and robust.fingerprint == model.fingerprint() else None
-        if own is not None:
-            own.check(model)
         hardened = None if own is None else model.replace(tokens=own)
         found[name] = PlaygroundModel(name, model, hardened, _class_names(model))
     return found
+
+
+def _part(
+    given: Path | None,
+    found: Path | None,
+    read: Callable[[Path], Part],
+    models: dict[str, Model],
+    log: Log,
+) -> Part | None:
+    """What is in the file that was given, which must fit a model; else in the one that is found and does."""
+    if given is not None:
+        return _fitting(given, read, models)
+    if found is None or not found.is_file():
+        return None
+    try:
+        return _fitting(found, read, models)
+    except RobvitError as error:
+        log(f"the demo's {found.name} is left out: {error}")
+        return None
+
+
+def _fitting(path: Path, read: Callable[[Path], Part], models: dict[str, Model]) -> Part:
+    made = read(path)
+    own = [model for model in models.values() if model.fingerprint() == made.fingerprint]
+    if not own:
+        raise WrongBackbone(
+            f"{path} was made for weights with fingerprint {made.fingerprint[:12] or 'unknown'}, "
+            f"which none of the models here has: {', '.join(models)}; make it for one of them"
+        )
+    for model in own:
+        made.check(model)
+    return made
 
 
 def _class_names(model: Model) -> list[str]:

@@ -10,7 +10,6 @@ from pkgutil import iter_modules
 from robvit.attacks.aas import aas, aas_uniform
 from robvit.attacks.apgd import apgd, apgd_ce, apgd_dlr
 from robvit.attacks.apgd_t import apgd_t
-from robvit.attacks.certificate import certify
 from robvit.attacks.core import ATTACKS, AttackCheck, AttackInfo, attack, frozen, misclassified
 from robvit.attacks.counting import Count
 from robvit.attacks.cw_l2 import cw_l2
@@ -43,6 +42,7 @@ from robvit.attacks.square import square
 from robvit.attacks.targets import choose_targets
 from robvit.attacks.transfer import transfer
 from robvit.attacks.universal import feature_universal, universal
+from robvit.attacks.validity import check_adversarial
 
 for _found in iter_modules(__path__):  # files nobody names above file their attacks too
     import_module(f"{__name__}.{_found.name}")
@@ -72,7 +72,7 @@ __all__ = [
     "attack",
     "autoattack",
     "bpda",
-    "certify",
+    "check_adversarial",
     "choose_targets",
     "cw_l2",
     "eight_bit",

@@ -64,7 +64,7 @@ class AttackInfo:
     gradients: whether it needs them.
     needs: what the model must have inside, such as "attention".
     batch_coupled: whether results depend on the batch.
-    certified: whether its images keep the budget in pixels, so that they can be certified.
+    keeps_budget: whether its images keep every budget in pixels; published code may not.
     prepare: what it learns beforehand, on training images, as settings (`prepared`).
     check: how the tests try it.
     """
@@ -77,7 +77,7 @@ class AttackInfo:
     gradients: bool = True
     needs: str = ""
     batch_coupled: bool = False
-    certified: bool = True
+    keeps_budget: bool = True
     prepare: Callable[[Model, Train, dict[str, Any]], Prepared] | None = None
     check: AttackCheck = field(default_factory=AttackCheck)
 
@@ -138,7 +138,7 @@ def _guarded(body: Attack, kind: str, norms: tuple[str, ...]) -> Attack:
 
 
 def _adopt(name: str, body: Attack) -> None:
-    """File a plain function of somebody's as an attack within a budget; the certificate checks its norms.
+    """File a plain function of somebody's as an attack within a budget; its images are checked in every norm.
 
     Unlike ours it has autograd from the start, as people write attacks.
     """

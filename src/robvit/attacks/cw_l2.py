@@ -64,7 +64,12 @@ def cw_l2(
         high[rows] = torch.where(succeeded, trade[rows], high[rows])
         low[rows] = torch.where(succeeded, low[rows], trade[rows])
         trade = torch.where(high.isfinite(), (low + high) / 2, 10 * low)
-    return nearest.finish(lambda rows, point: misclassified(model(point), labels[rows]), 4)
+    return nearest.finish(lambda rows, point: _beyond(model(point), labels[rows], confidence), 4)
+
+
+def _beyond(output: torch.Tensor, y: torch.Tensor, confidence: float) -> torch.Tensor:
+    """Which images are misclassified, and by such a margin: (b,) bool."""
+    return misclassified(output, y) & (margin(output, y) >= confidence)
 
 
 def _minimise(
@@ -92,7 +97,7 @@ def _minimise(
             output = model(point)
         else:
             output, _, grad = gradient(model, point, cost)
-        success = misclassified(output, labels)
+        success = _beyond(output, labels, confidence)
         nearest.offer(rows, point, success)
         succeeded |= success
         if step > steps:

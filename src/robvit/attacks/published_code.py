@@ -3,7 +3,7 @@
 All of them work in ImageNet-normalised space: the budget (so 8/255 is about 1.8/255 in pixels), sign steps of
 0.01, and a start at x + 0.01 N(0,1) that is not projected. They end after the step before which the pixel
 MSE of the whole batch reached a limit, clamp to the batch's own range, and cut off to 8 bits. So results
-depend on the batch, and budgets below a grey level are not kept: the certificate refuses those.
+depend on the batch, and budgets below a grey level are not kept: the check refuses those.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Cost = Callable[[torch.Tensor], torch.Tensor]  # the model's output to one numbe
     paper="ECCV 2024",
     task="features",
     batch_coupled=True,
-    certified=False,
+    keeps_budget=False,
     check=AttackCheck({"steps": 3}),
 )
 def feature_reference(
@@ -80,7 +80,7 @@ def feature_reference(
     norms=("linf",),
     paper="ECCV 2024",
     batch_coupled=True,
-    certified=False,
+    keeps_budget=False,
     check=AttackCheck({"steps": 3}),
 )
 def pgd_reference(
@@ -117,7 +117,7 @@ def pgd_reference(
     paper="ECCV 2024",
     task="pixels",
     batch_coupled=True,
-    certified=False,
+    keeps_budget=False,
     check=AttackCheck({"steps": 3}),
 )
 def segpgd_reference(

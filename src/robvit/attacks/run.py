@@ -1,4 +1,4 @@
-"""The public runner: checks what goes in, counts the passes, certifies and judges what comes out.
+"""The public runner: checks what goes in, counts the passes, checks and judges what comes out.
 
 It never repairs: an attack that leaves its budget raises BrokenAttack, and success is decided by a
 fresh pass of the judged model over the returned images, never by what the attack believes.
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from robvit.attacks.audited import audits_inside, refuse_batches
-from robvit.attacks.certificate import certify
 from robvit.attacks.confirming import models_of
 from robvit.attacks.core import (
     ATTACKS,
@@ -40,6 +39,7 @@ from robvit.attacks.sanity import (
     doubts,
 )
 from robvit.attacks.targets import Target, choose_targets
+from robvit.attacks.validity import check_adversarial
 from robvit.audit import Audit
 from robvit.autoattack import is_audited
 from robvit.errors import InputError, check_batch, check_images, check_labels
@@ -143,7 +143,7 @@ def run(
                         names.add(PrecisionUnsound.__name__)
                         made, memory = craft(models.own, rows), None
                 audits += [replace(one, successes=rows[one.successes].tolist()) for one in told]
-                adv[rows] = _certified(some[rows], made, threat, eight_bit)
+                adv[rows] = _checked(some[rows], made, threat, eight_bit)
                 if memory is not None:
                     claimed[rows] = memory.claimed(made, _of(aim, rows), targeted)
             output = decide(adv)
@@ -152,7 +152,7 @@ def run(
                 again = rows[(claimed & ~won(output, aim))[rows]]
                 if len(again):
                     names.add(PrecisionDisagreement.__name__)
-                    adv[again] = _certified(some[again], craft(judged, again), threat, eight_bit)
+                    adv[again] = _checked(some[again], craft(judged, again), threat, eight_bit)
                     output[again] = decide(adv[again])
             models.forget()
             success, distance = won(output, aim), threat.size(adv - some)
@@ -213,12 +213,12 @@ def _craft(
     return function(net, x[rows], _of(y, rows), threat, **settings)
 
 
-def _certified(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool) -> torch.Tensor:
+def _checked(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool) -> torch.Tensor:
     """The images (B 3 H W), rounded if wanted; before and after they must keep the budget."""
-    certify(x, adv, threat)
+    check_adversarial(x, adv, threat)
     if eight_bit:
         adv = whole_levels(x, adv, threat)
-        certify(x, adv, threat, eight_bit)
+        check_adversarial(x, adv, threat, eight_bit)
     return adv
 
 

@@ -50,8 +50,9 @@ def transfer(
     restarts: starts, each for the images that are still classified correctly.
     random_start: begin the first restart at a random point of the ball, not at x.
     momentum: MI, the weight of earlier gradients, each brought to the same length; 0 is off.
-    diversity: DI, the chance that a step sees an image shrunk and moved; 0 is off. The last point is then
-        returned, and no image leaves early, since losses of different views do not compare.
+    diversity: DI, the chance that a step sees an image shrunk and moved; 0 is off. No image leaves early
+        then, and the last point that fooled the view it was seen in is returned, or else the last one, since
+        losses of different views do not compare.
     smallest: DI, the side of the smallest view as a share of the image's.
     translation: TI, the side in pixels, odd, of the Gaussian that every gradient is blurred with; 1 is off.
     pna: no gradients through attention maps; the surrogate must be a transformer.

@@ -261,6 +261,8 @@ def _patches_interact(block: Any, count: int, x: torch.Tensor, rows: int, column
 def _plain_tokens(net: Any, pixels: torch.Tensor, extra: Extra) -> Tokens:
     """Any other timm model: its last feature map as patches, without prefix unless timm names one."""
     assert not extra
+    if not hasattr(net, "forward_features"):
+        raise Unsupported(f"{type(net).__name__} has no forward_features, so no tokens: declare its family")
     x = net.forward_features(pixels)
     if x.ndim == 4:
         if getattr(net, "output_fmt", "NCHW") == "NHWC":

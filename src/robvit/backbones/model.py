@@ -238,8 +238,9 @@ class Model(nn.Module):
     @property
     def width(self) -> int:
         """D, the length of a final token."""
-        net: Any = self.net
-        return int(net.num_features)
+        if (width := getattr(self.net, "num_features", None)) is None:
+            raise Unsupported(f"{type(self.net).__name__} has no num_features, so no known width of tokens")
+        return int(width)
 
     @property
     def depth(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -19,7 +19,10 @@ from robvit.tensor_files import is_dense
 
 Tensors = dict[str, torch.Tensor]
 
-WRAPPERS = ("state_dict", "model", "model_state")  # keys under which training scripts keep the tensors
+# Keys under which training scripts keep the tensors; averaged ones if there are no others.
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "state_dict_ema", "ema")
+PREFIXES = ("module.", "_orig_mod.")  # of DataParallel, averaged models and compiled ones
+COUNTED = "n_averaged"  # what torch's AveragedModel keeps beside the tensors
 Side = Annotated[int, Field(ge=1, le=4096)]
 Colours = tuple[float, float, float]
 SLACK = 8  # times as many values a network may have as a file of it: other sizes and heads are made to fit
@@ -32,6 +35,7 @@ class Build(BaseModel):
     img_size: Side | tuple[Side, Side] | None = None
     patch_size: Side | None = None
     normalise: tuple[Colours, Colours] | None = None
+    resize: Literal["squash", "crop"] | None = None  # how images become square
     names: list[str] | None = None  # of the classes
     original: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")  # fingerprint it was tuned from
 
@@ -41,7 +45,7 @@ CLASSIFIERS = ("head", "head.fc", "fc", "classifier")
 
 
 def unwrapped(value: Any, path: Path) -> Tensors:
-    """The tensors inside a training script's checkpoint, without DataParallel's prefix."""
+    """The tensors inside a training script's checkpoint, without the prefixes of what was around it."""
     for _ in WRAPPERS:  # not for ever: a pickled dictionary may hold itself
         if isinstance(value, dict):
             value = next((value[k] for k in WRAPPERS if isinstance(value.get(k), dict)), value)
@@ -52,8 +56,12 @@ def unwrapped(value: Any, path: Path) -> Tensors:
             f"expected a state dict of tensors in {path}, but {strange[0]!r} is no plain tensor "
             "that stores all of its values"
         )
-    prefix = "module." if all(name.startswith("module.") for name in value) else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in value.items()}
+    if len(value) > 1:
+        value = {name: tensor for name, tensor in value.items() if name != COUNTED}
+    for prefix in PREFIXES * 2:  # in either order
+        if all(name.startswith(prefix) for name in value):
+            value = {name.removeprefix(prefix): tensor for name, tensor in value.items()}
+    return dict(value)
 
 
 def build_of(facts: Mapping[str, str], tensors: Tensors, path: Path) -> dict[str, Any]:

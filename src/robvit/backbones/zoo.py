@@ -65,7 +65,8 @@ def local_file(name: str) -> Path | None:
     if not path.name.lower().endswith(CHECKPOINTS):
         raise InputError(
             f"expected a checkpoint ending in {', '.join(CHECKPOINTS)}, got {path.name}; "
-            "ONNX and TorchScript files are for `evaluate`, `attack`, `review` and `doctor`"
+            "ONNX and TorchScript files are for `check`, `evaluate`, `attack`, `review`, `doctor` and "
+            "`verify`"
         )
     return path
 

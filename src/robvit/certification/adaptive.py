@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from robvit.attacks.best import Best
-from robvit.attacks.certificate import certify
 from robvit.attacks.core import per_image_uniform
 from robvit.attacks.counting import Count
 from robvit.attacks.losses import objective_of
 from robvit.attacks.patch import climb, worst_places
+from robvit.attacks.validity import check_adversarial
 from robvit.budget import PATCH
 from robvit.certification.patches import PatchDefense
 from robvit.certification.windows import Cover
@@ -91,7 +91,7 @@ def attacked(
             break
         best, own = Best(x[some], early_stop=False), objective_of("cross_entropy", y[some], targeted=False)
         climb(soft, x[some], y[some], threat, best, own, place[left], noise[some], steps=steps)
-        certify(x[some], best.adv, threat)
+        check_adversarial(x[some], best.adv, threat)
         answers = defense.asked(best.adv)
         adv[some], label[some] = best.adv, defense.decide(answers).label
         judged += answers.passes

@@ -114,9 +114,8 @@ def challenge(
             facts = model_facts(plain) | {"defence": _name(defence), "randomised": field.randomised}
             record = Record("challenge", facts, images.facts(), [], command=command)
             seen = x[:EXAMINED], y[:EXAMINED]
-            record.findings = _examined(
-                field, seen, part_of(progress, 0.3, "doctor"), threat=threat, queries=queries, batch=batch
-            )
+            strength = {"threat": threat, "queries": queries, "batch": batch, "seed": seed}
+            record.findings = _examined(field, seen, part_of(progress, 0.3, "doctor"), **strength)
             _attack(record, field, x, y, threat, batch, seed, steps, queries, part_of(progress, 0.7))
             record.metrics = _metrics(record)
             effort = {"steps": steps, "samples": samples, "queries": queries}
@@ -183,6 +182,8 @@ def _attack(
         trial = trial_of(outcome, attacker.attack, threat, settings | {"attacker": name}, scenario=DEFENDED)
         record.trials.append(trial)
         rows.append([name, attacker.about, 100 * trial.accuracy, ""])
+    if len(record.trials) == 1:
+        raise InputError(f"no attacker could run; {rows[-1][0]}: {rows[-1][-1]}")
     columns = ["attacker", "what it does", "accuracy left, %", "why not"]
     record.tables = [Table("Attackers", columns, rows, "The worst case is taken image by image.")]
 

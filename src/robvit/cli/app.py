@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,8 @@ def app(
         str, typer.Option(help="Images to choose from: a dataset (`robvit data list`) or a folder.")
     ] = "sample",
     demo: Annotated[
-        Path, typer.Option(help="Folder of a `robvit demo`; its tokens and head are used if they are there.")
+        Path,
+        typer.Option(help="Folder of a `robvit demo`; its tokens and head are used if they fit a model."),
     ] = Path("runs/demo"),
     host: Annotated[
         str, typer.Option(help="Where to listen; beyond loopback visitors need a password.")
@@ -63,10 +65,9 @@ def app(
     from robvit.app.models import playground_models
     from robvit.app.session import Limits, Playground
 
-    tokens = tokens or _there(demo / "tokens.safetensors")
-    head = head or _there(demo / "head.safetensors")
     typer.echo("loading the models ...", err=True)
-    playground = Playground(playground_models(tokens, head), Limits(seconds=seconds))
+    models = playground_models(tokens, head, demo=demo, log=partial(typer.echo, err=True))
+    playground = Playground(models, Limits(seconds=seconds))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it ends, uploads are removed
     with opened(playground, host=host, port=port, password=password, images=images) as address:
         for model in playground.models.values():
@@ -81,10 +82,6 @@ def app(
             threading.Event().wait()
         except KeyboardInterrupt:
             typer.echo("closed; nothing was kept")
-
-
-def _there(path: Path) -> Path | None:
-    return path if path.is_file() else None
 
 
 def _password(file: Path | None) -> str:

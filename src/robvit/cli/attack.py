@@ -77,8 +77,9 @@ def attack(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Attack every image of a dataset and write images that still fool the model when read back.
+    """Attack images of a dataset and write images that still fool the model when read back.
 
+    64 images are taken unless --limit says otherwise; a line tells how many there are.
     Images with masks take a segmentation head and `--attack segpgd`; they are judged by mean IoU.
     Interrupted, the same command resumes where it stopped. Under `accelerate launch` several processes
     share the work; the result is the same.

@@ -19,8 +19,8 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
-    ModelName,
     Norm,
+    OwnModel,
     Resize,
     Seed,
     Split,
@@ -32,7 +32,7 @@ from robvit.plugins import check_there, is_spec
 
 
 def challenge(
-    model: ModelName,
+    model: OwnModel,
     data: DataSpec = "sample",
     defence: Annotated[
         str,

@@ -83,7 +83,9 @@ def check(
             options=options_of(**own),
         )
     typer.echo(f"\n{record.notes[0]}\n\n{record.table()}\n")
-    typer.echo(f"Latency: {1000 * record.metrics['seconds an image']:.1f} ms an image\n")
+    for note in record.notes[1:]:
+        typer.echo(f"- {note}")
+    typer.echo(f"\nLatency: {1000 * record.metrics['seconds an image']:.1f} ms an image\n")
     _tell_defences(*record.tables)
     typer.echo(f"\nwritten: {out}/record.json")
     own |= {"lora": lora, "split": split, "normalise": normalise, "resize": resize}

@@ -19,8 +19,8 @@ from robvit.cli.options import (
     ImageSize,
     Limit,
     Lora,
-    ModelName,
     Norm,
+    OwnModel,
     Resize,
     Seed,
     Split,
@@ -35,7 +35,7 @@ from robvit.settings import parse_settings
 
 
 def curve(
-    model: ModelName,
+    model: OwnModel,
     data: DataSpec = "sample",
     norm: Norm = "linf",
     eps: Annotated[
@@ -75,7 +75,8 @@ def curve(
     """Draw accuracy under attack against eps, and tell at which eps each image falls.
 
     Every image is attacked once for the smallest perturbation, by bisection from the nearest success so
-    far; it falls at that size and at every larger eps. Interrupted, the same command resumes.
+    far; it falls at that size and at every larger eps. 64 images are taken unless --limit says otherwise; a
+    line tells how many there are. Interrupted, the same command resumes.
     """
     names = attack or ["fab" if norm == "l1" else "pgd_min"]
     budgets = None if eps is None else [part.strip() for part in eps.split(",")]
@@ -92,7 +93,7 @@ def curve(
     from robvit.evaluation.classifiers import open_classifier
     from robvit.evaluation.curve import curve as draw
     from robvit.processes import processes
-    from robvit.progress import progress
+    from robvit.progress import progress, silent
     from robvit.report.html import write_report
 
     parts: dict[str, Any] = {"head": head, "tokens": tokens, "lora": lora, "adapters": adapters}
@@ -100,6 +101,7 @@ def curve(
     own = {
         name: parse_settings(_of(name, setting, names), ATTACKS.info(name).defaults, name) for name in names
     }
+    main = processes().is_main_process
     with progress(f"curve of {model}", total=1) as advance:
         record = draw(
             judged,
@@ -114,10 +116,11 @@ def curve(
             limit=limit,
             batch=batch,
             seed=seed,
+            log=typer.echo if main else silent,
             progress=advance,
             command=typed(),
         )
-    if processes().is_main_process:
+    if main:
         write_report(record, out / "report.html")
         show_table(record.tables[0])
         for note in record.notes:

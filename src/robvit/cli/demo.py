@@ -61,7 +61,8 @@ def demo(
     typer.echo("")
     for note in record.notes:
         typer.echo(note)
-    typer.echo(f"\nwritten: {out}/report.html, record.json, sheet.png, tokens.safetensors (a secret)")
+    made = "tokens.safetensors (made with a seed: no secret)"
+    typer.echo(f"\nwritten: {out}/report.html, record.json, sheet.png, {made}")
     own = command_line("robustify", model, "YOUR_IMAGES", img_size=size, out="runs/mine")
     typer.echo(f"next: open {out}/report.html; {command_line('app', demo=out)}; {own}")
 

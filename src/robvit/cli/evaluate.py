@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from robvit.cli.attack_checks import check_compiler, check_threat
-from robvit.cli.checks import check_classifier, check_data, check_model, check_out, parse_normalise
-from robvit.cli.given import refuse_given
+from robvit.cli.checks import (
+    check_classifier,
+    check_data,
+    check_model,
+    check_out,
+    parse_normalise,
+    read_record,
+)
+from robvit.cli.given import refuse_given, refuse_others
 from robvit.cli.options import (
     Adapters,
     Architecture,
@@ -34,6 +41,7 @@ from robvit.cli.options import (
 from robvit.cli.recipe_checks import check_protocol, check_robustbench
 from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import console, show_table
+from robvit.specs import parse_part
 
 if TYPE_CHECKING:
     from robvit.record import Record
@@ -48,8 +56,11 @@ OF_CLASSES = (
     "precision",
     "compiler",
     "audit",
+    "part",
     "robustbench",
 )
+# Options that go with --pool; all others are decided by the records.
+OF_POOLING = ("pool", "out", "robustbench")
 
 AuditSize = Annotated[
     int | None,
@@ -93,6 +104,17 @@ def evaluate(
     resize: Resize = None,
     arch: Architecture = None,
     limit: Limit = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Only the K-th of N parts of the images; --pool makes one record of all.",
+        ),
+    ] = None,
+    pool: Annotated[
+        list[Path] | None,
+        typer.Option(help="The record of a part, once for each: they become one. Takes no MODEL."),
+    ] = None,
     audit: AuditSize = None,
     batch: BatchSize = 32,
     precision: Precision = "auto",
@@ -107,8 +129,13 @@ def evaluate(
     """Judge a classifier by a protocol: every image's outcome under every attack, and the worst case.
 
     A forecast comes first. Interrupted, the same command resumes where it stopped; under `accelerate
-    launch` several processes share the work; the record is the same.
+    launch` several processes share the work; the record is the same. Machines that share no disk judge
+    parts (--part 1/4), which --pool puts together.
     """
+    if pool:
+        refuse_others(context, "is decided by the records of --pool", *OF_POOLING)
+        _pool(pool, out, robustbench)
+        return
     if show or model is None:
         _list()
         if not show:
@@ -132,6 +159,7 @@ def evaluate(
     statistics = parse_normalise(normalise)
     check_compiler(compiler)
     check_data(public)
+    share = (1, 1) if part is None else parse_part(part)
     check_out(out)
     from robvit.evaluation import evaluate as judging
     from robvit.evaluation.classifiers import open_classifier
@@ -161,6 +189,7 @@ def evaluate(
             split=split,
             resize=resize,
             limit=limit,
+            part=share,
             audit=audit,
             public=public,
             batch=batch,
@@ -172,6 +201,20 @@ def evaluate(
         )
     if not main:
         return
+    _finish(record, out, robustbench)
+
+
+def _pool(places: list[Path], out: Path, robustbench: Path | None) -> None:
+    """Parts of one evaluation as one record."""
+    records = [read_record(place) for place in places]
+    check_out(out)
+    from robvit.evaluation.pooling import pool
+
+    _finish(pool(records, out=out, command=typed()), out, robustbench)
+
+
+def _finish(record: Record, out: Path, robustbench: Path | None) -> None:
+    """Show a record that was written, and say what can be done with it."""
     _show(record)
     typer.echo(f"\nwritten: {out}/record.json")
     if robustbench is not None:

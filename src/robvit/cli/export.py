@@ -100,8 +100,9 @@ def export(
     net = load(model, tokens=tokens, head=head, lora=lora, adapters=adapters, img_size=img_size, arch=arch)
     if trade_off is not None:
         net = net.replace(trade_off=trade_off)
+    net = net.replace(usual_resize=fitting(net, resize))
     tell_device(net)
-    images, _ = open_data(data, size=net.input_size[0], resize=fitting(net, resize), limit=limit).tensors()
+    images, _ = open_data(data, size=net.input_size[0], resize=net.usual_resize, limit=limit).tensors()
     parity = write(
         net,
         place,

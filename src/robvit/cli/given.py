@@ -16,3 +16,8 @@ def refuse_given(context: typer.Context, why: str, *names: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and is_given(context, parameter.name):
             raise typer.BadParameter(f"{parameter.opts[0]} {why}")
+
+
+def refuse_others(context: typer.Context, why: str, *names: str) -> None:
+    """Refuse the first option or argument that was typed and is none of these."""
+    refuse_given(context, why, *(str(one.name) for one in context.command.params if one.name not in names))

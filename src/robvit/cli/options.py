@@ -112,6 +112,13 @@ Split = Annotated[
 TrainSplit = Annotated[
     str | None,
     typer.Option(
+        "--split",
+        help="The split to learn from: train if left out, or learn, four fifths of a folder without splits.",
+    ),
+]
+HardenSplit = Annotated[
+    str | None,
+    typer.Option(
         "--split", help="The split to learn from: train if left out, or all of a folder without splits."
     ),
 ]
@@ -134,7 +141,6 @@ AttackSettings = Annotated[
         "--set", metavar="NAME=VALUE", help="A setting of the attack, such as --set steps=20; repeatable."
     ),
 ]
-PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp32/plain", "bf16/plain", "fp16/plain")
 Precision = Annotated[
     str,
     typer.Option(

@@ -39,6 +39,9 @@ def push(
             help="Yes, pass on secret tokens: they stop being secret, and protect no model any more.",
         ),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write into a --folder that is not empty; what is in it may go.")
+    ] = False,
 ) -> None:
     """Pass on a LoRA, head, adapters, tokens, a model or a record, with a config and a card from records.
 
@@ -52,7 +55,13 @@ def push(
     from robvit.pushing import push as pass_on
 
     place = pass_on(
-        result, repo, folder=folder, records=records, private=private, publish_secret=publish_secret
+        result,
+        repo,
+        folder=folder,
+        records=records,
+        private=private,
+        publish_secret=publish_secret,
+        force=force,
     )
     typer.echo(f"written: {place}")
     if folder is not None:

@@ -16,11 +16,11 @@ from robvit.cli.options import (
     Architecture,
     DataSpec,
     Device,
+    HardenSplit,
     ImageSize,
     OwnModel,
     Resize,
     Threads,
-    TrainSplit,
     choice,
 )
 from robvit.cli.recipe_checks import check_tuning
@@ -136,7 +136,7 @@ def robustify(
     minutes: Minutes = None,
     loss: TuningLoss = None,
     setting: Setting = None,
-    split: TrainSplit = None,
+    split: HardenSplit = None,
     img_size: ImageSize = None,
     resize: Resize = None,
     arch: Architecture = None,

@@ -125,7 +125,7 @@ def recipe(
         data,
         extra=extra,
         split=split or "train",
-        resize=resize or "squash",
+        resize=resize,
         limit=limit,
         arch=arch,
     )

@@ -110,10 +110,9 @@ def sign(
     if (record is None or key is None) and new_key is None:
         raise typer.BadParameter("give a RECORD and --key, or --new-key")
     if new_key is not None:
-        from robvit.cli.checks import free_place
         from robvit.signing import new_key as make
 
-        make(free_place(new_key, False))
+        make(new_key)
         typer.echo(f"written: {new_key} (a secret, for your eyes only), {new_key}.pub")
     if record is not None and (chosen := key or new_key):
         check_record(record)

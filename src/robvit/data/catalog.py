@@ -134,7 +134,8 @@ def cifar100(place: str, split: str | None) -> Listing:
 
 
 @DATASETS.add(
-    about="any images, in one folder a class or without classes; a bare path will do, ?test=0.25 divides it",
+    about="any images, in one folder a class or without classes; a bare path will do; folder:PATH?test=0.25 "
+    "divides it",
     example="folder:PATH",
 )
 def folder(place: str, split: str | None, *, test: str = "") -> Listing:
@@ -143,6 +144,7 @@ def folder(place: str, split: str | None, *, test: str = "") -> Listing:
     if test:
         return folders.held_out(folder(place, None), test, split)
     if path.is_file() and path.suffix.lower() in SUFFIXES:
+        folders.check_path(path)
         return Listing([path.name], [path])
     root = folders.split_folder(folders.existing_folder(place), split)
     if not folders.is_flat(root):

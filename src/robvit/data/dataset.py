@@ -48,7 +48,8 @@ class Listing:
     """What an opener found; where images have masks, `mask_values` tells how they are meant.
 
     Masks lie in files, except those of drawn scenes, which make their own. `revision` is the commit of a
-    dataset on the model hub.
+    dataset on the model hub. `unread` maps the names of images that lie there too, in formats that are not
+    read, to the reason.
     """
 
     names: list[str]
@@ -59,6 +60,7 @@ class Listing:
     classes: list[str] = field(default_factory=list)
     class_map: list[int] | None = None
     revision: str = ""
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class ImageDataset(Dataset[Item]):
     left out to the reason. `class_map`, where a set covers only some of a model's classes (ImageNet-A and
     -R), lists the logits to be compared.
     `corruption`, as "fog:3", is applied to every image at the size it is given out. `spec` and `split` are
-    what `open_data` was asked for.
+    what `open_data` was asked for, `available` how many images it could draw from.
     """
 
     listing: Listing
@@ -80,6 +82,7 @@ class ImageDataset(Dataset[Item]):
     spec: str = ""
     split: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
+    available: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -182,6 +185,10 @@ class ImageDataset(Dataset[Item]):
         assert self.listing.labels is not None
         labels = [numbers[label] for label in self.listing.labels]
         return replace(self, listing=replace(self.listing, labels=labels, classes=classes))
+
+    def in_order_of(self, classes: list[str]) -> ImageDataset:
+        """The same images with labels in the order of these classes, which are to have all that occur."""
+        return self.relabelled([classes.index(n) if n in classes else 0 for n in self.classes], classes)
 
     def balanced_order(self, seed: int) -> list[int]:
         """All indices in the order in which `open_data` draws: seeded, every beginning class-balanced."""

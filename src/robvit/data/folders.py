@@ -21,6 +21,10 @@ from robvit.specs import SPLITS
 EVALUATION_SPLITS = ("test", "val")
 PETS_SEED = 37  # of the split of Oxford-IIIT Pet, which brings none of its own
 MASK_FOLDERS = ("masks", "annotations", "labels")
+# Formats of images that people have and robvit does not read; other files are none of its business.
+UNREAD = frozenset(
+    (".avif", ".cr2", ".dng", ".heic", ".heif", ".jp2", ".jpe", ".jxl", ".nef", ".psd", ".raw", ".tga")
+)
 WORDNET_ID = re.compile(r"n\d{8}(?![0-9])")
 
 
@@ -43,6 +47,11 @@ def existing_folder(path: str | Path) -> Path:
 
 def images_below(root: Path) -> list[Path]:
     """Every image file under a folder, sorted; links are followed, hidden files are not images."""
+    return _found_below(root)[0]
+
+
+def _found_below(root: Path) -> tuple[list[Path], list[Path]]:
+    """The image files under a folder, and those of formats that are not read, both sorted."""
     found: list[Path] = []
     visited: set[str] = set()
     for folder, inner, files in os.walk(root, followlinks=True):
@@ -51,10 +60,23 @@ def images_below(root: Path) -> list[Path]:
             continue
         visited.add(real)
         inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [Path(folder, name) for name in files if _is_image_name(name)]
-    return sorted(
-        (path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix()
-    )
+        found += [Path(folder, name) for name in files if _is_image_name(name, SUFFIXES | UNREAD)]
+    found = [path for path in found if path.is_file()]
+    found.sort(key=lambda path: path.relative_to(root).as_posix())
+    for path in found:
+        check_path(path)
+    read = [path for path in found if _is_image_name(path.name)]
+    return read, [path for path in found if not _is_image_name(path.name)]
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that is no text, which no record could name."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"expected names of files and folders in UTF-8, got {str(path)!r}; rename it"
+        ) from None
 
 
 def named(root: Path, paths: list[Path]) -> list[str]:
@@ -104,14 +126,17 @@ def class_folders(root: Path) -> Listing:
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
+    unread: dict[str, str] = {}
     for label, folder in enumerate(folders):
-        inside = images_below(folder)
+        inside, others = _found_below(folder)
         if not inside:
-            raise DataError(f"class folder {folder} holds no images; fill it or remove it")
+            why = f", its {len(others)} are in formats that are not read" if others else ""
+            raise DataError(f"class folder {folder} holds no images{why}; fill it or remove it")
         names += [f"{folder.name}/{name}" for name in named(folder, inside)]
         paths += inside
         labels += [label] * len(inside)
-    return Listing(names, paths, labels=labels, classes=[folder.name for folder in folders])
+        unread |= _reasons(root, others)
+    return Listing(names, paths, labels=labels, classes=[folder.name for folder in folders], unread=unread)
 
 
 def held_out(listing: Listing, share: str, split: str | None) -> Listing:
@@ -149,13 +174,13 @@ def held_out(listing: Listing, share: str, split: str | None) -> Listing:
 
 def plain_folder(root: Path) -> Listing:
     """Images without labels."""
-    paths = images_below(root)
+    paths, others = _found_below(root)
     if not paths:
         raise DataError(
             f"{root} holds no images; expected files ending in {' '.join(sorted(SUFFIXES))}, "
             "directly or in one folder for each class"
         )
-    return Listing(named(root, paths), paths)
+    return Listing(named(root, paths), paths, unread=_reasons(root, others))
 
 
 def is_flat(root: Path) -> bool:
@@ -255,8 +280,13 @@ def _has_loose_images(folder: Path) -> bool:
     return any(entry.is_file() and _is_image_name(entry.name) for entry in folder.iterdir())
 
 
-def _is_image_name(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+def _is_image_name(name: str, suffixes: frozenset[str] = SUFFIXES) -> bool:
+    return Path(name).suffix.lower() in suffixes and not name.startswith(".")
+
+
+def _reasons(root: Path, paths: list[Path]) -> dict[str, str]:
+    """Why images of formats that are not read are left out, by their names."""
+    return {name: f"{Path(name).suffix} is not read; convert it to PNG, say" for name in named(root, paths)}
 
 
 def _what_is(path: Path) -> str:

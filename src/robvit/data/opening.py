@@ -172,7 +172,14 @@ def _is_undivided(name: str, place: str, options: dict[str, str]) -> bool:
 def _fixed_part(images: ImageDataset, held_out: bool) -> ImageDataset:
     """The fifth of the images that is kept to judge on, drawn class by class by a fixed seed, or the rest."""
     kept = set(images.balanced_order(0)[: max(1, round(HELD_SHARE * len(images)))])
-    return images.take(i for i in range(len(images)) if (i in kept) == held_out)
+    part = images.take(i for i in range(len(images)) if (i in kept) == held_out)
+    if not len(part):
+        name, count = HELD_OUT if held_out else LEARN, len(images)
+        raise DataError(
+            f"the folder has {count} image{'s' * (count != 1)}, which leaves none for {name!r}; add images, "
+            "five or more"
+        )
+    return part
 
 
 def dataset_options() -> dict[str, list[str]]:
@@ -205,15 +212,16 @@ def _select(
 ) -> ImageDataset:
     """The chosen images that decode: those named, or all, then at most `limit` drawn by the seed.
 
-    Those that do not decode are counted and named in one warning.
+    Those that do not decode, or are in formats that are not read, are counted and named in one warning.
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit must be 1 or more, got {limit}; leave it out to take every image")
     if names is not None:
         images = images.take(_named(images, names))
+    images = replace(images, available=len(images))
     if not check or isinstance(images.listing.images, torch.Tensor | Scenes):
         return images.take(islice(_order(images, limit, seed, lambda index: True), limit))
-    skipped: dict[str, str] = {}
+    skipped = dict(images.listing.unread) if names is None else {}
     total = min(limit or len(images), len(images))
     with progress("checking images", total=total, unit="images") as advance:
 

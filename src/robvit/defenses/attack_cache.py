@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from robvit.attacks import ATTACKS, Count, certify, eight_bit, pgd
+from robvit.attacks import ATTACKS, Count, check_adversarial, eight_bit, pgd
 from robvit.attacks.core import refuse_targets, supported
 from robvit.attacks.precision import searched
 from robvit.backbones.model import Model
@@ -28,6 +28,7 @@ from robvit.errors import InputError
 from robvit.files import cache_dir, remove_remains, written_whole
 from robvit.processes import processes
 from robvit.progress import Advance, BatchProgress, silent
+from robvit.resuming import versions
 from robvit.tensor_files import tensors_sha256
 from robvit.threat import Threat
 
@@ -108,11 +109,11 @@ class AttackSetting:
             adv = function(attacked, x, y, self.threat, seed=self.seed, **settings)
         else:
             adv = function(attacked, x, None, self.threat, seed=self.seed, **self.settings)
-        if not ATTACKS.info(self.name).certified:
+        if not ATTACKS.info(self.name).keeps_budget:
             return (adv * 255).round() / 255
-        certify(x, adv, self.threat)
+        check_adversarial(x, adv, self.threat)
         adv = eight_bit(x, adv, self.threat)
-        certify(x, adv, self.threat, eight_bit=True)
+        check_adversarial(x, adv, self.threat, eight_bit=True)
         return adv
 
     def inner(
@@ -184,7 +185,7 @@ class AttackCache:
             model = model.replace(head=None)
         self.model, self.images, self.attack, self.precision = model, images, attack, precision
         size = tuple(images[0][0].shape)
-        facts = ["store-1", model.identity(), images.digest(), size, asdict(attack)]
+        facts = ["store-2", versions(), model.identity(), images.digest(), size, asdict(attack)]
         facts += [] if precision == "fp32" else [precision]
         self.key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self.folder = (folder or cache_dir("attacked")) / self.key[:32]

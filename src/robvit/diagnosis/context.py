@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from robvit.attacks import Outcome
-from robvit.attacks.certificate import certify
 from robvit.attacks.confirming import models_of
 from robvit.attacks.core import ATTACKS, Model, frozen, misclassified, supported
 from robvit.attacks.counting import Count
@@ -25,6 +24,7 @@ from robvit.attacks.eot import eot
 from robvit.attacks.losses import LOSSES
 from robvit.attacks.sanity import PrecisionDisagreement, PrecisionUnsound
 from robvit.attacks.scales import network_of
+from robvit.attacks.validity import check_adversarial
 from robvit.errors import InputError, Unsupported, check_images, check_labels
 from robvit.evaluation.trials import clean_trial, trial_of
 from robvit.progress import silent
@@ -191,7 +191,7 @@ class CheckContext:
         after: Outcome | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Outcome:
-        """Let `make(model, x, y)` change the images, certify the budget, and judge the result."""
+        """Let `make(model, x, y)` change the images, check the budget, and judge the result."""
         start = time.monotonic()
         clean_predicted = self.clean_logits.argmax(1)
         adv = self.x.clone() if after is None else after.adv.clone()
@@ -209,7 +209,7 @@ class CheckContext:
                     if unsound := models.low and models.search.nan_seen:
                         names.add(PrecisionUnsound.__name__)
                         adv[part] = make(models.own, self.x[part], self.y[part])
-                certify(self.x[part], adv[part], threat)
+                check_adversarial(self.x[part], adv[part], threat)
                 if models.memory is not None and not unsound:
                     claimed[part] = models.memory.claimed(adv[part], self.y[part], targeted=False)
                 models.forget()

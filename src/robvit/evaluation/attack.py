@@ -40,6 +40,7 @@ from robvit.evaluation.forecast import passes_of
 from robvit.evaluation.masks import MaskScore
 from robvit.evaluation.protocol import Subset
 from robvit.evaluation.subset import Data, judged_images, learned_settings, public_images
+from robvit.evaluation.trials import as_asked
 from robvit.locks import kept_in
 from robvit.processes import processes
 from robvit.progress import Advance, Log, part_of, silent
@@ -94,13 +95,13 @@ def attack(
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
-    limit: at most so many images, drawn by a fixed seed.
+    limit: at most so many images, drawn by a fixed seed; all if left out, where the command takes 64.
     batch: images in one pass.
     precision: of the search, whose successes fp32 confirms: "fp32", "bf16", "fp16", or "auto", which probes
         what is fastest on this device and keeps to it in the folder `out`.
     compiler: compiles the attacked model first, "inductor", say; pays on a GPU.
     seed: decides every random draw.
-    log: takes in words how it is computed and a forecast of the cost, before the work starts.
+    log: takes in words how many images there are, how it is computed and a forecast of the cost.
     progress: takes shares of the work, one in all, with a note each.
     command: what a person typed, for the record.
     """
@@ -114,7 +115,7 @@ def attack(
             f"{attack} needs gradients, {source.name} is a black box; take square, or make the images on "
             "another model (--surrogate)"
         )
-    images = judged_images(data, Subset(), split=split, limit=limit)
+    images = judged_images(data, Subset(), split=split, limit=limit, log=log)
     size, fit = _common_size(judged, source) or images.size, fitting(judged.net, resize)
     images = aligned(judged, images.resized(size, fit))
     aim = _target(target, attack, images)
@@ -122,18 +123,18 @@ def attack(
     for one in models:
         check_fit(one, images, masks=True)
     public = public_images(None, data, images, split=split)
-    given, learned = learned_settings(attack, given, source, public)
+    ready, learned = learned_settings(attack, given, source, public)
     job = AttackJob(
         attack,
         threat,
-        given,
+        ready,
         fitted(source.net, images),
         "+".join(one.identity for one in models),
         images,
         None if surrogate is None else fitted(judged.net, images),
         batch=batch,
         compiler=compiler,
-        passes=(cost := passes_an_image(attack, given, threat, source, images)).forward,
+        passes=(cost := passes_an_image(attack, ready, threat, source, images)).forward,
         target=aim,
     )
     names = {} if surrogate is None else {"surrogate": source.name}
@@ -154,7 +155,8 @@ def attack(
         else:
             record.audits = done.audits()
             record.notes += map(str, record.audits)
-            record.trials = [done.clean_trial(), done.trial(None if out is None else folder, **names)]
+            attacked = as_asked(done.trial(None if out is None else folder, **names), given, ready)
+            record.trials = [done.clean_trial(), attacked]
             if target is not None:
                 record.tables.append(_targeted_table(record, images))
             record.notes += chance_notes(record)

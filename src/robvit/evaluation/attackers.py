@@ -44,6 +44,7 @@ class AttackerInfo:
     needs_tokens: whether they only make sense where tokens are secret.
     learns: whether they need images of their own.
     controls: whether the protocol's controls see the same images.
+    surrogates: on how many models images are made, at least.
     models: through how many models one attack passes, all surrogates together.
     learning: passes, forward and as many backward, before the first attack.
     """
@@ -56,6 +57,7 @@ class AttackerInfo:
     needs_tokens: bool = False
     learns: bool = False
     controls: bool = False
+    surrogates: Callable[[AttackerBudget], int] = lambda budget: 1
     models: Callable[[AttackerBudget], int] = lambda budget: 1
     learning: Callable[[AttackerBudget], int] = lambda budget: 0
 
@@ -69,6 +71,12 @@ def knows_all(attacker: str) -> bool:
     """Whether an attacker, by its name, attacks in the white box; "" is who does when nobody is named."""
     name = attacker or WHITE_BOX
     return name in ATTACKERS and ATTACKERS.info(name).knows_all
+
+
+def scenario_of(attacker: str, *, tokens: bool) -> str:
+    """What records call the situation in which an attacker meets a model, with trained tokens or without."""
+    known = ATTACKERS.info(attacker).scenario
+    return f"trained tokens, {known}" if tokens else known
 
 
 @ATTACKERS.add(
@@ -113,6 +121,7 @@ def no_tokens(context: AttackerContext) -> list[Surrogate]:
     claim="if attackers train tokens as the defender did, but never see the real ones",
     needs_tokens=True,
     learns=True,
+    surrogates=lambda budget: budget.sets if budget.sets == 1 else budget.sets + 1,
     # An ensemble of k passes through k models; so the sets together cost as much as all alone.
     models=lambda budget: budget.sets if budget.sets == 1 else 2 * budget.sets,
     learning=lambda budget: _learning(budget, budget.sets),

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit.data.decode import RESIZE_MODES
 from robvit.errors import InputError, Unsupported
 from robvit.files import parse_json, sha256
 from robvit.processes import processes
@@ -46,13 +47,15 @@ Answer = Callable[[torch.Tensor], torch.Tensor]
 class Opened:
     """A file that answers: pixels as it wants them (B 3 H W) to logits (B K), and what it tells of itself.
 
-    `size` is the side of its images, None for any; `inside` says that it normalises by itself.
+    `size` is the side of its images, None for any; `inside` says that it normalises by itself; `resize` is
+    how images became square for it, if it tells.
     """
 
     answer: Answer
     size: int | None = None
     inside: bool = False
     classes: list[str] = field(default_factory=list)
+    resize: str = ""
 
 
 class Normalised(nn.Module):
@@ -80,6 +83,7 @@ class BlackBox(nn.Module):
     def __init__(self, answer: Answer, statistics: Statistics, names: list[str], kind: str) -> None:
         super().__init__()
         self.answer, self.names, self.kind = answer, names, kind
+        self.usual_resize = ""  # how images become square, unless something else is wanted
         for name, values in zip(("mean", "std"), statistics, strict=True):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1))
 
@@ -125,6 +129,7 @@ def open_black_box(
         raise InputError(f"{path.name} normalises inside, as its metadata says; leave --normalise out")
     kind = "ONNX" if is_onnx else "TorchScript"
     net = BlackBox(opened.answer, statistics_of(normalise or "none"), opened.classes, kind).eval()
+    net.usual_resize = opened.resize
     return net, img_size or opened.size, sha256(path)
 
 
@@ -159,6 +164,7 @@ def _onnx(path: Path) -> Opened:
         side if isinstance(side, int) else None,
         inside=ours and "normalised inside" in facts.get("input", ""),
         classes=[str(name) for name in names],
+        resize=facts["resize"] if ours and facts.get("resize") in RESIZE_MODES else "",
     )
 
 

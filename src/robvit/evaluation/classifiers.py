@@ -186,7 +186,7 @@ def check_fit(classifier: Classifier, images: ImageDataset, *, masks: bool = Fal
         raise InputError(f"{classifier.name} must return logits {shape} with K >= 2, got {got} for one image")
     total = int(output.shape[1])
     known = len(images.classes) or max(images.labels) + 1
-    if images.class_map is not None and total > max(images.class_map):
+    if images.class_map is not None and total == known:
         return total
     if max(images.labels) >= total or (images.classes and known != total):
         raise InputError(
@@ -211,7 +211,7 @@ def aligned(classifier: Classifier, images: ImageDataset) -> ImageDataset:
             f"{classifier.name} knows {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}, "
             f"the images have {missing[0]!r}; choose other images, or train a head on these"
         )
-    return images.relabelled([known.index(name) if name in known else 0 for name in images.classes], known)
+    return images.in_order_of(known)
 
 
 def fitted(net: nn.Module, images: ImageDataset) -> nn.Module:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from robvit.data import ImageDataset
 from robvit.errors import DataError
-from robvit.evaluation.masks import score_masks
+from robvit.evaluation.masks import device_of, score_masks
 
 Classifier = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,8 +31,7 @@ def clean_score(model: Classifier, images: ImageDataset, *, batch: int = 64) -> 
     if images.kind == "none":
         raise DataError("these images have no labels, so nothing can be judged on them")
     if images.kind == "labels":
-        inside = model.parameters() if isinstance(model, nn.Module) else ()
-        device = next(iter(inside), torch.zeros(0)).device
+        device = device_of(model)
         correct = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in images.batches(batch))
         return Score("accuracy", correct / len(images))
     return Score("mIoU", score_masks(model, images, batch=batch).miou)

@@ -31,7 +31,7 @@ from robvit.evaluation.subset import Data, judged_images
 from robvit.files import written_whole
 from robvit.locks import kept_in
 from robvit.processes import processes
-from robvit.progress import Advance, part_of, silent
+from robvit.progress import Advance, Log, part_of, silent
 from robvit.record import Curve, Record, Table, Trial
 from robvit.statistics import interval
 from robvit.texts import spreadsheet_cell
@@ -56,6 +56,7 @@ def curve(
     limit: int | None = None,
     batch: int = 32,
     seed: int = 0,
+    log: Log = silent,
     progress: Advance = silent,
     command: str = "",
 ) -> Record:
@@ -76,9 +77,10 @@ def curve(
     split: the part of the data; its judging part if left out.
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
-    limit: at most so many images, drawn by a fixed seed.
+    limit: at most so many images, drawn by a fixed seed; all if left out, where the command takes 64.
     batch: images in one pass.
     seed: decides every random draw.
+    log: takes in words how many images there are, where the limit leaves some out.
     progress: takes shares of the work, one in all.
     command: what a person typed, for the record.
     """
@@ -89,7 +91,7 @@ def curve(
         raise InputError(
             f"a curve needs gradients, {judged.name} is a black box; `robvit attack --attack square`"
         )
-    images = judged_images(data, Subset(), split=split, limit=limit)
+    images = judged_images(data, Subset(), split=split, limit=limit, log=log)
     images = aligned(judged, images.resized(judged.size or images.size, fitting(judged.net, resize)))
     check_fit(judged, images)
     record = Record("curve", model_facts(judged), images.facts(), [], command=command)

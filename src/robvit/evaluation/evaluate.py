@@ -28,6 +28,7 @@ from robvit.evaluation.classifiers import (
 from robvit.evaluation.corruptions import is_imagenet_c, summarise
 from robvit.evaluation.doubts import doubts
 from robvit.evaluation.forecast import forecast, plan_of
+from robvit.evaluation.pooling import Part
 from robvit.evaluation.protocol import Protocol, find
 from robvit.evaluation.runner import Runner
 from robvit.evaluation.subset import Data, judged_images, public_images
@@ -49,6 +50,7 @@ def evaluate(
     split: str | None = None,
     resize: str | None = None,
     limit: int | None = None,
+    part: tuple[int, int] = (1, 1),
     audit: int | None = None,
     public: Data | None = None,
     batch: int = 32,
@@ -70,8 +72,10 @@ def evaluate(
     resize: "squash" images to the model's square, or "crop" their middle as for ImageNet; as for what the
         model carries if left out, else squash.
     limit: at most so many images, fewer than the protocol wants, which the record then says.
-    audit: so many survivors for the audited attacks in place of the protocol's number; the record says so,
-        with the bound that follows, weaker if they are fewer.
+    part: (2, 5) judges the second fifth of these images and no others; `evaluation.pooling.pool` makes one
+        record of all five, which may come from several machines.
+    audit: so many survivors for the audited attacks in place of the protocol's number, or of a part's share
+        of it; the record says so, with the bound that follows, weaker if they are fewer.
     public: the images of attackers who learn; the data's training part if left out. Those that the model's
         tokens were learned from are never among them.
     batch: images in one pass.
@@ -89,14 +93,16 @@ def evaluate(
     check_precision(precision, auto=True)
     check_batch(batch)
     _check(rules, classifier, published)
-    run = rules.with_audit(audit)
+    share = Part(*part).checked(rules)
+    run = rules.with_audit(share.audit(rules) if audit is None else audit)
     first = "gaussian_noise/1" if published else split  # any one names the images
     images = judged_images(data, rules.subset, split=first, limit=limit)
     fit = fitting(classifier.net, resize)
-    images = aligned(classifier, images.resized(classifier.size or images.size, fit))
+    chosen = aligned(classifier, images.resized(classifier.size or images.size, fit))
+    images = share.of(chosen)
     classes = check_fit(classifier, images)
     taken: Set[str] = getattr(classifier.net, "learned_from", frozenset())
-    learned = public_images(public, data, images, split=split, taken=taken)
+    learned = public_images(public, data, chosen, split=split, taken=taken)
     if rules.learns:
         learned(1)  # refused now rather than after an hour
     plan = plan_of(run, classifier.net, count=len(images), classes=classes)
@@ -132,7 +138,7 @@ def evaluate(
         record = Record(
             kind="evaluate",
             model=model_facts(classifier),
-            data=images.facts() | ({"split": split or ""} if published else {}),
+            data=share.facts(chosen) | ({"split": split or ""} if published else {}),
             trials=trials,
             metrics=runner.metrics,
             audits=runner.audits,
@@ -144,7 +150,7 @@ def evaluate(
             command=command,
         )
         record.tables += attacker_levels(record)
-        record.notes += [*claims(record), *doubts(classifier, images), *compute.notes()]
+        record.notes += [*share.notes(chosen), *claims(record), *doubts(classifier, images), *compute.notes()]
         if rules.corruptions is not None:
             summarise(record, published)
         if out is not None and processes().is_main_process:

@@ -14,7 +14,6 @@ from robvit.attacks import ATTACKS, AttackWarning, run
 from robvit.attacks.core import Model, prepared
 from robvit.attacks.cost import Forecast, Passes, forecast_of
 from robvit.attention import attention_layers
-from robvit.audit import STRATA
 from robvit.data.corruptions import CORRUPTIONS
 from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.protocol import Attack, Protocol
@@ -67,7 +66,7 @@ def plan_of(protocol: Protocol, net: nn.Module, *, count: int, classes: int) -> 
 
 def audited_count(entry: Attack, protocol: Protocol, count: int) -> int:
     """How many of `count` images an attack sees at most, if an audit's sample does not break."""
-    return min(count, protocol.audit + STRATA) if entry.audited else count
+    return min(count, protocol.audit) if entry.audited else count
 
 
 def attack_passes(entry: Attack, threat: Threat, classes: int, layers: int = 0) -> Passes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from robvit.data import IGNORE, ImageDataset
 
@@ -58,8 +59,16 @@ def score_of(counts: Iterable[torch.Tensor], classes: int) -> MaskScore:
     return MaskScore(float((both / either)[either > 0].mean()), accuracy)
 
 
+def device_of(model: Segmenter) -> torch.device:
+    """Where a model's weights are; the CPU for a callable that has none."""
+    inside = model.parameters() if isinstance(model, nn.Module) else ()
+    return next(iter(inside), torch.zeros(0)).device
+
+
 @torch.no_grad()
 def score_masks(model: Segmenter, images: ImageDataset, *, batch: int = 64) -> MaskScore:
     """The score of a model (B 3 H W) -> (B K H W) on images with masks."""
     classes = len(images.classes)
-    return score_of((pixel_counts(model(x).argmax(1), y, classes) for x, y in images.batches(batch)), classes)
+    device = device_of(model)
+    batches = ((model(x.to(device)).argmax(1).cpu(), y) for x, y in images.batches(batch))
+    return score_of((pixel_counts(predicted, y, classes) for predicted, y in batches), classes)

@@ -11,6 +11,7 @@ from typing import Any
 from robvit.data import ImageDataset
 from robvit.files import parse_json, read_text, write_json
 from robvit.progress import Advance
+from robvit.resuming import versions
 
 Rows = dict[str, list[Any]]  # a list over the images by the name of what it holds
 
@@ -28,7 +29,7 @@ def in_parts(
 
     `facts` are all else that decides the outcomes; those of other facts, images or batches lie elsewhere.
     """
-    decisive = json.dumps([facts, images.facts(), batch], sort_keys=True)
+    decisive = json.dumps([facts, images.facts(), batch, versions()], sort_keys=True)
     place = folder / "parts" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
     rows: Rows = {}
     for number, first in enumerate(range(0, len(images), batch)):

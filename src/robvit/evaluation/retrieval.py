@@ -107,14 +107,11 @@ def evaluate_retrieval(
     net = (model if isinstance(model, Model) else load(str(model))).eval()
     size, resize = net.input_size[0], fitting(net, resize)
     queries = judged_images(data, Subset(count=None), split=split, limit=limit).resized(size, resize)
-    stored = _gallery_images(gallery, data, queries, gallery_limit).resized(size, resize)
-    _check(queries, stored)
+    stored = _check(queries, _gallery_images(gallery, data, queries, gallery_limit).resized(size, resize))
     net.to(processes().device)
     found = embed_gallery(net, stored, batch, part_of(progress, 0.1, "gallery"))
 
-    def make(some: ImageDataset) -> Rows:
-        return _attacked(net, found, some, threat, steps, seed)
-
+    make = partial(_attacked, net, found, threat=threat, steps=steps, seed=seed)
     with kept_in(out) as folder:
         facts = [net.identity(), stored.facts(), str(threat), steps, seed, COPY]
         rest = part_of(progress, 0.9, "queries")
@@ -193,16 +190,21 @@ def _gallery_images(
     return found.without(queries)
 
 
-def _check(queries: ImageDataset, stored: ImageDataset) -> None:
+def _check(queries: ImageDataset, stored: ImageDataset) -> ImageDataset:
+    """The gallery with its labels as queries have them, by the names of classes where both have some."""
     for images, what in ((queries, "queries"), (stored, "the gallery")):
         if images.kind != "labels":
             raise DataError(f"{what} must have labels, or no neighbour is right, got {images.kind}")
+    classes = queries.classes
+    if classes and stored.classes and classes != stored.classes:
+        classes = list(dict.fromkeys([*classes, *stored.classes]))
+        stored = stored.in_order_of(classes)
     if missing := sorted(set(queries.labels) - set(stored.labels)):
-        raise InputError(
-            f"the gallery has no image of class {missing[0]}, which queries have; take more images"
-        )
+        name = classes[missing[0]] if classes else missing[0]
+        raise InputError(f"the gallery has no image of class {name}, which queries have; take more images")
     if len(set(stored.labels)) < 2:
         raise InputError("the gallery must hold two classes or more, or every neighbour is right")
+    return stored
 
 
 def _attacked(

@@ -16,7 +16,7 @@ from robvit.audit import Audit
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.evaluation.attack_shards import AttackJob, Shards, run_job
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.attackers import ATTACKERS, scenario_of
 from robvit.evaluation.audit_sample import draw_sample
 from robvit.evaluation.classifiers import Classifier, fitted
 from robvit.evaluation.corruptions import corrupted, is_imagenet_c
@@ -24,7 +24,7 @@ from robvit.evaluation.forecast import Plan, audited_count
 from robvit.evaluation.protocol import NO_TOKENS, RANDOM_TOKENS, Attack, Protocol
 from robvit.evaluation.subset import learned_settings
 from robvit.evaluation.token_surrogates import AttackerContext, Surrogate, random_tokens
-from robvit.evaluation.trials import spread
+from robvit.evaluation.trials import as_asked, spread
 from robvit.progress import Advance, Log, Whole, part_of, silent
 from robvit.record import Trial
 
@@ -234,7 +234,8 @@ class Runner:
 
     def _trial(self, done: Shards, turn: Turn, **fields: Any) -> Trial:
         given = {"attacker": turn.entry.attacker, "surrogate": turn.surrogate.label, **fields}
-        return done.trial(self.out if self.keeps else None, **given)
+        trial = done.trial(self.out if self.keeps else None, **given)
+        return as_asked(trial, turn.entry.ready(turn.seed), done.job.settings)
 
     def _has_controls(self, turn: Turn) -> bool:
         """Whether other models see the same images too."""
@@ -247,11 +248,9 @@ class Runner:
 
     def _scenario(self, attacker: str) -> str:
         """What a scenario is called; one attacker alone needs no name."""
-        known = ATTACKERS.info(attacker).scenario
-        if self.protocol.needs_tokens:
-            return f"trained tokens, {known}"
+        tokens = self.protocol.needs_tokens
         several = len({entry.attacker for entry in self.protocol.attacks}) > 1
-        return known if several else ""
+        return scenario_of(attacker, tokens=tokens) if tokens or several else ""
 
     def _context(self, attacker: str) -> AttackerContext:
         threat = self.protocol.threat or self.protocol.attacks[0].threat

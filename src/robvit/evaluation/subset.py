@@ -16,20 +16,29 @@ from robvit.errors import DataError, InputError
 from robvit.evaluation.classifiers import Classifier, aligned
 from robvit.evaluation.protocol import Subset
 from robvit.processes import processes
+from robvit.progress import Log, silent
 
 Arrays = tuple[Any, Any]  # images and labels, as `from_arrays` takes them
 Data = str | Path | ImageDataset | Dataset[Any] | DataLoader[Any] | Arrays
 
 
-def judged_images(data: Data, subset: Subset, *, split: str | None, limit: int | None) -> ImageDataset:
-    """The images a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared."""
+def judged_images(
+    data: Data, subset: Subset, *, split: str | None, limit: int | None, log: Log = silent
+) -> ImageDataset:
+    """The images a protocol wants, or fewer, drawn as `open_data` draws; a pinned list is compared.
+
+    Where the limit leaves some out, `log` hears of how many.
+    """
     most = min([n for n in (subset.count, limit) if n is not None], default=None)
     if not isinstance(data, str | Path):
         data = as_dataset(data)
     if isinstance(data, ImageDataset):
-        images = _drawn(data, most, subset.seed)
+        images, there = _drawn(data, most, subset.seed), len(data)
     else:
         images = open_data(data, split=split, limit=most, seed=subset.seed)
+        there = images.available
+    if limit is not None and limit < there:
+        log(f"{len(images):,} of {there:,} images are judged; for all of them: --limit {there}")
     if subset.digest is not None and images.digest() != subset.digest:
         raise DataError(
             f"the protocol is for the images with digest {subset.digest[:12]}, these have "
@@ -72,7 +81,7 @@ def public_images(
         if isinstance(source, ImageDataset):
             if public is None:
                 raise InputError("attackers who learn need images of their own; give public=")
-            free = [place for place, name in enumerate(source.names) if name not in taken]
+            free = [place for place in source.balanced_order(0) if source.names[place] not in taken]
             found = source.take(free[:count])
         else:
             try:

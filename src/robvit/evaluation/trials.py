@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,3 +73,12 @@ def spread(part: Trial, alive: list[int], before: Trial) -> Trial:
         skipped=[i for i in rest if not before.correct[i]],
         unseen=[i for i in rest if before.correct[i]],
     )
+
+
+def as_asked(trial: Trial, asked: Mapping[str, Any], ready: Mapping[str, Any]) -> Trial:
+    """A trial without what its attack learned of this model, by settings before and after that.
+
+    It is among a record's metrics; models are compared by what was asked.
+    """
+    kept = {k: v for k, v in trial.settings.items() if k in asked or k not in ready}
+    return replace(trial, settings=kept)

@@ -114,7 +114,7 @@ def _in_order_of(known: Any, images: ImageDataset) -> ImageDataset:
         return images
     if not {own[label] for label in images.labels} <= set(known):
         return images
-    return images.relabelled([known.index(name) if name in known else 0 for name in own], known)
+    return images.in_order_of(known)
 
 
 def _check_trial(

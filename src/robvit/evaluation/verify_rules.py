@@ -7,6 +7,7 @@ from typing import Any
 
 from robvit import plugins
 from robvit.errors import InputError
+from robvit.evaluation.attackers import ATTACKERS
 from robvit.evaluation.protocol import Attack, Protocol, find, names
 from robvit.record import Record, Trial
 
@@ -78,6 +79,11 @@ def _not_run(entry: Attack, rules: Protocol, record: Record) -> str:
     ran = [t for t in ran if all(t.settings.get(k) == v for k, v in wanted if k != "seed")]
     if not ran:
         return "no trial that counts has these settings"
+    for seed in rules.seeds:
+        used = {t.surrogate for t in ran if t.settings.get("seed", 0) == seed}
+        least = ATTACKERS.info(entry.attacker).surrogates(rules.attacker_budget)
+        if len(used) < least:
+            return f"seed {seed} of the protocol ran on {len(used)} models, {least} are wanted"
     budget = rules.threat_of(entry).budget
     if all(trial.threat != budget for trial in ran):
         return f"the protocol wants {budget}, the record has {ran[0].strength}"

@@ -35,11 +35,18 @@ class Inputs:
     def truth_for(self, model: Model) -> torch.Tensor | None:
         """The labels or masks, if they are what the model tells apart."""
         wanted = "masks" if getattr(model.head, "kind", "") == "segmentation" else "labels"
-        return self.truth if (self.kind, len(self.classes)) == (wanted, model.classes) else None
+        if self.truth is None or self.kind != wanted:
+            return None
+        known = model.class_names
+        if not known or known == self.classes:
+            return self.truth if len(self.classes) == model.classes else None
+        if wanted == "masks" or not {self.classes[label] for label in self.truth.tolist()} <= set(known):
+            return None
+        return torch.tensor([known.index(self.classes[label]) for label in self.truth.tolist()])
 
     def classes_for(self, model: Model) -> list[str]:
-        """What a model's classes are called, as far as anything tells: its head, the data, or ImageNet."""
-        for known in (getattr(model.head, "names", []), self.classes):
+        """What a model's classes are called, as far as anything tells: the model, the data, or ImageNet."""
+        for known in (model.class_names, self.classes):
             if len(known) == model.classes:
                 return list(known)
         return class_names() if model.classes == len(class_names()) else []

@@ -242,6 +242,7 @@ def _write_timm(model: Model, aside: Path, facts: dict[str, str]) -> Runner:
             "img_size": list(model.input_size),
             "num_classes": options["num_classes"],
             "normalise": normalise,
+            "resize": facts["resize"],
             "original": model.original_fingerprint or None,
             "names": model.class_names or None,
         }

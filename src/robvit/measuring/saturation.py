@@ -8,8 +8,8 @@ the scores vanish in it. For the whole model: how far rounding takes its gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -19,11 +19,11 @@ from torch.func import functional_call
 
 from robvit.attacks.core import frozen, gradient
 from robvit.attacks.losses import margin
-from robvit.attention import attention_layers, scaled, watch
+from robvit.attacks.precision import DTYPES, fused_layers, plain_attention
+from robvit.attention import scaled, watch
 from robvit.record import Curve, Table
 from robvit.threat import Threat
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 BINS = 40
 
@@ -96,7 +96,7 @@ def saturation(
     those count as zero weights.
     """
     tallies: list[_Tally] = []
-    with _plain_kernel(model), frozen(model):
+    with plain_attention(fused_layers(model)), frozen(model):  # a fused kernel holds no scores
         for x, y in batches:
             with _scaled(model, scales), watch(model, scores=True) as recording, torch.enable_grad():
                 value = margin(model(x.detach().clone().requires_grad_()), y).sum()
@@ -105,17 +105,6 @@ def saturation(
             for tally, scores, grad in zip(tallies, recording.scores, grads, strict=True):
                 tally.add(scores.detach(), grad)
     return [tally.layer() for tally in tallies]
-
-
-@contextmanager
-def _plain_kernel(model: nn.Module) -> Iterator[None]:
-    """Attention step by step: the fused kernel never holds scores that could have a gradient."""
-    with ExitStack() as stack:
-        for layer in attention_layers(model):
-            if getattr(layer, "fused_attn", False):
-                layer.fused_attn = False  # type: ignore[assignment]
-                stack.callback(setattr, layer, "fused_attn", True)
-        yield
 
 
 def _scaled(model: nn.Module, scales: Scales) -> AbstractContextManager[None]:

@@ -27,6 +27,7 @@ def model_card(records: Sequence[Record], *, name: str = "") -> str:
         the original, which stands beside it for comparison
     name: what the model is called; the backbone's name with "-robust" if left out
     """
+    records = [record.without_places() for record in records]
     tunings = [r for r in records if r.kind == "robustify" and "settings" in r.model]
     if len(tunings) != 1:
         raise InputError(
@@ -72,7 +73,7 @@ def _summary(tuning: Record) -> str:
     labels = "with labels" if settings.get("loss", "features") != "features" else "without labels"
     name = markdown_text(str(tuning.model["name"]))
     return (
-        f"{name} tuned {labels} to survive attacks up to {_eps(settings['eps'])} "
+        f"{name} tuned {labels} to survive attacks up to {_eps(settings)} "
         f"({settings['norm']}) by someone who has all of it. Heads that were learned on the original's "
         "features fit. It is no secret."
     )
@@ -87,7 +88,7 @@ def _making(tuning: Record) -> list[tuple[str, str]]:
         ("image size", "x".join(map(str, model["input"]))),
         ("data", images),
         ("objective", _objective(tuning)),
-        ("eps", f"{_eps(settings['eps'])} ({settings['norm']})"),
+        ("eps", f"{_eps(settings)} ({settings['norm']})"),
         ("inner attack", f"{settings['inner_steps']} steps of {settings['step']:g} eps"),
         ("steps", f"{settings['steps']} of {settings['batch']} images"),
         ("cost", _cost(tuning)),
@@ -173,7 +174,7 @@ def _limits(tuning: Record, records: list[Record]) -> list[str]:
     lines.append(
         f"Judged on {', '.join(sets) or 'nothing'} at {tuning.model['input'][0]} pixels and nothing else."
     )
-    lines.append(f"Tuned against {_eps(tuning.model['settings']['eps'])}; larger budgets break more.")
+    lines.append(f"Tuned against {_eps(tuning.model['settings'])}; larger budgets break more.")
     lines += [f"{f.check}: {f.evidence}" for f in tuning.findings if f.status in ("amber", "red")]
     labels = "No labels" if _objective(tuning) == "features" else "Labels"
     return [*lines, f"{labels} were used."]
@@ -188,5 +189,5 @@ def _percent(one: Share | None) -> str:
     return "" if one is None else f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
-def _eps(value: Any) -> str:
-    return Budget("linf", float(value)).amount
+def _eps(settings: dict[str, Any]) -> str:
+    return Budget(settings["norm"], float(settings["eps"])).amount

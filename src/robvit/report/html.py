@@ -29,7 +29,6 @@ from robvit.report import charts
 from robvit.report.defences import defence_table
 from robvit.report.figure import Figure
 from robvit.report.gallery import GalleryItem, gallery
-from robvit.report.places import without_places
 from robvit.report.summary import (
     OUTCOMES,
     AttackerSummary,
@@ -66,7 +65,7 @@ def write_report(
     figures: those of the first record.
     review: the verdict to begin with.
     """
-    records = [without_places(one) for one in ([records] if isinstance(records, Record) else records)]
+    records = [one.without_places() for one in ([records] if isinstance(records, Record) else records)]
     if not records:
         raise InputError("a report needs at least one record")
     if galleries and len(galleries) != len(records):

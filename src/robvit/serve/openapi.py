@@ -39,18 +39,26 @@ _NUMBERS = {"type": "array", "items": {"type": "number"}}
 
 
 def document(
-    limits: Limits, *, classes: int, features: bool, key: bool, defended: bool = False
+    limits: Limits,
+    *,
+    classes: int,
+    features: bool,
+    key: bool,
+    defended: bool = False,
+    class_token: bool = True,
 ) -> dict[str, Any]:
     """The OpenAPI document of a service with these limits; `key` says that requests need one.
 
-    Behind a defence against patches, `defended`, a prediction tells whether it is disputed.
+    Behind a defence against patches, `defended`, a prediction tells whether it is disputed. A network
+    without a class token gives all tokens only.
     """
     secured: dict[str, Any] = {"security": [{"key": []}]} if key else {}
+    tokens = "Class and patch" if class_token else "Patch"
     paths: dict[str, Any] = {
         "/predict": {
             "post": _of_image("Classify an image", _prediction(classes, defended), limits) | secured
         },
-        "/features": {"post": _of_image("Class and patch tokens of an image", _features(), limits) | secured},
+        "/features": {"post": _of_image(f"{tokens} tokens of an image", _features(), limits) | secured},
         "/healthz": {"get": _probe("Whether the process works", "alive")},
         "/readyz": {"get": _probe("Whether a queue slot is free", "ready")},
         "/metrics": {"get": _text("Counts for Prometheus", "text/plain", 401 if key else 421) | secured},
@@ -60,8 +68,8 @@ def document(
     part = {
         "name": "part",
         "in": "query",
-        "description": "All tokens, or the class token alone.",
-        "schema": {"type": "string", "enum": ["all", "class"], "default": "all"},
+        "description": "All tokens, or the class token alone." if class_token else "All tokens.",
+        "schema": {"type": "string", "enum": ["all", "class"] if class_token else ["all"], "default": "all"},
     }
     paths["/features"]["post"]["parameters"] = [part]
     off = [name for name, there in (("/predict", bool(classes)), ("/features", features)) if not there]

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -84,9 +85,10 @@ class Service:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        classes = self._predictor.model.classes
-        predict = self._model_route(self._prediction) if classes else self._no_classes
-        features = self._model_route(_features) if self._gives_features else _no_features
+        model = self._predictor.model
+        predict = self._model_route(self._prediction) if model.classes else self._no_classes
+        tokens = partial(_features, has_class_token=model.has_class_token)
+        features = self._model_route(tokens) if self._gives_features else _no_features
         routes = [
             Route("/predict", self._route("/predict", predict), methods=["POST"]),
             Route("/features", self._route("/features", features), methods=["POST"]),
@@ -233,6 +235,7 @@ class Service:
             features=self._gives_features,
             key=bool(self._bearer),
             defended=self._predictor.defended,
+            class_token=self._predictor.model.has_class_token,
         )
 
     async def _metrics_text(self, request: Request) -> Response:
@@ -243,11 +246,13 @@ class Service:
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
 
-def _features(output: ModelOutput, request: Request) -> Response:
-    """All tokens, or with ?part=class the first; raw little-endian float32 where that is accepted."""
+def _features(output: ModelOutput, request: Request, *, has_class_token: bool) -> Response:
+    """All tokens, or with ?part=class that one; raw little-endian float32 where that is accepted."""
     part = request.query_params.get("part", "all")
     if part not in ("all", "class"):
         raise Refused(422, f"part must be all or class, got {part[:20]!r}")
+    if part == "class" and not has_class_token:
+        raise Refused(422, "this network has no class token; leave part out, or ask for part=all")
     features = output.features[:1] if part == "class" else output.features
     shape = list(features.shape)
     if request.headers.get("accept", "") == RAW:

@@ -28,6 +28,8 @@ from robvit.settings import check_like
 from robvit.verdict import power_of
 
 Study = Callable[..., Record]
+# What attacks in training change to be of one wide step (N-FGSM), as the recipe mini's.
+WIDE = {"inner.steps": 1, "inner.step": 1, "inner.start": "wide", "inner.project": False}
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,14 @@ class StudyContext:
                 parts = (("train", learn), ("test", judged))
                 first, second = (self.dataset(default, split, size, limit) for split, limit in parts)
                 return first, second
-            except (DataError, InputError):  # no such parts
+            except (DataError, InputError):  # no such parts; what else is wrong comes up again below
                 pass
         together = self.dataset(default, None, size, learn + judged)
-        if len(together) <= learn:
-            name = together.spec or "the data"
-            raise InputError(f"{name} has {len(together)} images; learning takes {learn}, none is left")
+        if len(together) < learn + judged:
+            raise InputError(
+                f"{together.spec or 'the data'} has {len(together)} images; {learn} are to learn from and "
+                f"{judged} to judge on: give more, or set fewer (--images, --set learn=)"
+            )
         return together.take(range(judged, len(together))), together.take(range(judged))
 
     def prepare(self, model: Model, default: str, *, learn: int, judged: int) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ TITLES = {
     "pgd_margin": "CW",
     "pgd_dlr": "DLR",
     "clean": "clean",
+    "gate-aware": "gate-aware",
 }
 COUNTS = ("steps", "restarts", "targets", "queries")  # settings that say how long an attack is
 
@@ -54,13 +56,27 @@ def attack_title(attack: str, settings: Mapping[str, Any]) -> str:
     name = TITLES.get(attack, attack.upper().replace("_", "-"))
     if attack == "clean":
         return name
-    defaults = ATTACKS.info(attack).defaults
+    defaults = ATTACKS.info(attack).defaults if attack in ATTACKS else {}  # a study's own has none
     counts = {key: settings[key] for key in COUNTS if key in settings}
     if attack != "autoattack" and "steps" in counts:
         name = f"{name}-{counts.pop('steps')}"
     unusual = ["audited"] if settings.get("version") == "audited" else []
     unusual += [f"{value} {key}" for key, value in counts.items() if value != defaults.get(key)]
     return f"{name} ({', '.join(unusual)})" if unusual else name
+
+
+def rounding_notes(*threats: Threat | None) -> list[str]:
+    """Which budgets were really judged by `judge`, where whole grey levels do not fill those asked for."""
+    notes = []
+    for threat in threats:
+        if threat is not None and threat.norm == "linf" and math.isfinite(threat.eps):
+            whole = math.floor(255 * threat.eps + 1e-6)
+            if 255 * threat.eps - whole > 1e-6:
+                real = replace(threat, eps=whole / 255)
+                notes.append(
+                    f"Images are whole grey levels, so within {threat} it is {real} that was judged."
+                )
+    return notes
 
 
 def judge(
@@ -130,10 +146,13 @@ def transferred(
     `judged` maps scenarios to models; a single one is not shown what it gets wrong from the start. `identity`
     names what decides the surrogate's outputs, where it is no `Model`.
     """
-    victim = next(iter(judged.values()))  # naming one makes the attack run to its full objective
+    victim: nn.Module = next(iter(judged.values()))  # naming one makes the attack run to its full objective
+    if len(judged) > 1 and "judge" in ATTACKS.info(attempt.attack).defaults:
+        victim = surrogate  # what an attack takes to judge in between may not favour one of them
     job = replace(_job(attempt, surrogate, identity, images, batch), victim=victim)
     if len(judged) == 1:  # whose own answers then decide which images are attacked
-        job = replace(job, leave_wrong=True, identity=f"{job.identity}+{victim.identity()}")
+        (only,) = judged.values()
+        job = replace(job, leave_wrong=True, identity=f"{job.identity}+{only.identity()}")
     made, shown = _run(context, job, label), dict[str, Shards]()
     for scenario, model in judged.items():
         other = replace(job, model=model, victim=None, identity=model.identity(), source=made.folder)

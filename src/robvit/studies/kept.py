@@ -64,11 +64,12 @@ class KeptResult:
         ]
         for short, place in (("{out}", str(out)), ("{lab}", str(lab)), ("{data}", data)):
             rest = [word.replace(short, place) for word in rest]
-        flag = COUNTS[verb]
-        if flag in rest:
-            at = rest.index(flag)
-            rest[at : at + 2] = []
-        return [verb, *rest, flag, str(images)]
+        count = COUNTS[verb]
+        for flag in (count, "--part"):  # a part of so few images would be next to none
+            if flag in rest:
+                at = rest.index(flag)
+                rest[at : at + 2] = []
+        return [verb, *rest, count, str(images)]
 
     def _left(self, lab: Path, study: str, file: str) -> Path:
         """Where a file is that another study left."""

@@ -13,7 +13,7 @@ from typing import Any
 from robvit.errors import InputError
 from robvit.locks import kept_in
 from robvit.record import Record, Table, Trial
-from robvit.studies.claims import claims_table
+from robvit.studies.claims import HOLM, claims_table
 from robvit.studies.judging import attack_title, over_seeds_cell
 from robvit.verdict import claim_of_parts
 
@@ -32,7 +32,8 @@ def pool(records: Sequence[Record], *, out: str | Path | None = None, command: s
     first, seeds = records[0], [_seed(record) for record in records]
     claims = [claim_of_parts(parts) for parts in zip(*(record.claims for record in records), strict=True)]
     pooled = Record("study", first.model, first.data, trials=_trials(records), claims=claims)
-    pooled.tables = [_accuracies(records), *([claims_table(claims)] if claims else [])]
+    together = any(HOLM in table.columns for table in first.tables)
+    pooled.tables = [_accuracies(records), *([claims_table(claims, together=together)] if claims else [])]
     pooled.findings = [finding for record in records for finding in record.findings]
     runs = f"Trained with seeds {', '.join(map(str, seeds))}, each run apart."
     pooled.notes = [*first.notes[:1], runs, *first.notes[1:]]
@@ -74,7 +75,8 @@ def _facts(record: Record) -> dict[str, Any]:
     settings = {key: value for key, value in record.protocol["settings"].items() if key not in OWN}
     return {
         "study": record.protocol["study"],
-        "images": [record.data.get("digest"), record.data.get("count")],
+        "model": record.model.get("name"),
+        "images": [record.data.get(key) for key in ("digest", "pixels", "count", "size", "resize")],
         "claims": [(claim.text, claim.paper) for claim in record.claims],
         "attacks": [_line(trial) for trial in record.trials],
         **settings,

@@ -17,6 +17,7 @@ from robvit.attacks.scales import find_scales
 from robvit.attention import attention_layers, keep_scales, kept_scales
 from robvit.data import ImageDataset
 from robvit.errors import InputError
+from robvit.record import Table
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import LOSSES, Loss, hard, make_loss
 
@@ -32,6 +33,7 @@ class AasAt(Loss):
 
     moved: torch.Tensor
     moves = False  # whether the batch at hand moves scales
+    epoch = 0
 
     def __init__(
         self,
@@ -67,6 +69,25 @@ class AasAt(Loss):
             "direction": direction,
         }
         self.register_buffer("moved", torch.zeros((), dtype=torch.long))
+        # A row for each move: the epoch, where the ascent of the first process began, the scales ever after.
+        self.path = torch.zeros(0, 1 + 2 * len(attention_layers(model)))
+
+    def get_extra_state(self) -> torch.Tensor:
+        """The path grows, which a buffer may not; it is resumed and kept with the buffers."""
+        return self.path
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.path = state.cpu()
+
+    def tables(self) -> list[Table]:
+        """Every move of the scales: a training whose scales are 1 in the end may have had others between."""
+        blocks = self.path.shape[1] // 2
+        rows: list[list[Any]] = []
+        for epoch, *scales in self.path.tolist():
+            rows.append([int(epoch), "random start", *scales[:blocks]])
+            rows.append([int(epoch), "after the ascent", *scales[blocks:]])
+        columns = ["epoch", "scales", *(f"block {block + 1}" for block in range(blocks))]
+        return [Table("Moves of the attention scales", columns, rows), *self.base.tables()]
 
     def trains(self, name: str) -> bool:
         return self.base.trains(name)
@@ -77,6 +98,7 @@ class AasAt(Loss):
 
     def updates_weights(self, epoch: int) -> bool:
         """All batches but those that move scales; the first epoch moves none, so that weights learn first."""
+        self.epoch = epoch
         self.moves = epoch > 0 and epoch % self.every == 0 and int(self.moved) < self.batches
         return not self.moves
 
@@ -97,7 +119,9 @@ class AasAt(Loss):
         assert own is not None
         keep_scales(model, torch.ones_like(own))
         try:
-            found = find_scales(model, [(x, hard(y))], begin=own.tolist(), seed=seed, **self.ascent).values
-            own = reduce(torch.tensor(found).to(own), "mean")  # processes see other images
+            found = find_scales(model, [(x, hard(y))], begin=own.tolist(), seed=seed, **self.ascent)
+            own = reduce(torch.tensor(found.values).to(own), "mean")  # processes see other images
+            row = torch.tensor([self.epoch, *found.start, *own.tolist()])
+            self.path = torch.cat([self.path, row[None]])
         finally:
             keep_scales(model, own)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.errors import InputError
 from robvit.files import parse_json, written_whole
 from robvit.tensor_files import read_tensors
@@ -77,8 +78,8 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write weights that `robvit.load(path)` opens without further words; any module's are kept by name.
 
     `about` says how a robvit model is built: `arch`, `patch_size`; the `names` of its classes; and where it
-    comes from: `original`, the fingerprint of the weights it was tuned from, whose heads it takes, and the
-    `settings` of that tuning.
+    comes from: how its images became square (`resize`), `original`, the fingerprint of the weights it was
+    tuned from, whose heads it takes, and the `settings` of that tuning.
     """
     if not isinstance(model, Model):
         write_tensors(path, dict(model.state_dict()), {"format": "plain"})
@@ -89,6 +90,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
         "img_size": list(model.input_size),
         "patch_size": about.get("patch_size"),
         "normalise": [model.mean.flatten().tolist(), model.std.flatten().tolist()],
+        "resize": about.get("resize") or fitting(model, None),
         "original": about.get("original"),
         "names": names if len(names) == classes else None,
     }

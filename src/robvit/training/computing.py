@@ -21,6 +21,12 @@ CHOICE = "compute.json"
 WANTED = {"no": "fp32"}  # the former word of recipes
 
 
+def image_size(model: nn.Module, images: ImageDataset) -> int:
+    """The side of the images that a model takes; of a module that does not say so, that of the images."""
+    size = getattr(model, "input_size", None)
+    return int(size[0]) if isinstance(size, tuple) else int(images[0][0].shape[-1])
+
+
 def settled(
     model: nn.Module, images: ImageDataset, recipe: Recipe, steps: int, folder: Path | None = None
 ) -> Compute:
@@ -30,9 +36,9 @@ def settled(
     """
     count = probed(min(recipe.batch, len(images)), processes().device.type)
     few = torch.stack([images[i][0] for i in range(count)])
-    size = getattr(model, "input_size", few.shape[-2:])
-    if tuple(few.shape[-2:]) != tuple(size):
-        few = F.interpolate(few, tuple(size))
+    size = image_size(model, images)
+    if few.shape[-1] != size:
+        few = F.interpolate(few, (size, size))
     keep = None if folder is None else folder / CHOICE
     if keep is not None:
         keep.parent.mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,6 @@ def _facts(one: Record) -> dict[str, Any]:
 def _verdict(record: Record) -> dict[str, Any]:
     row = record.headline()
     shares = {name: round(getattr(row, name), 4) for name in ("share", "low", "high")}
-    spec = str(record.data.get("spec") or "").replace("{data}/", "")
+    spec = str(record.data.get("spec") or "")
     data = f" of {spec}" if spec else ""
     return {"data": data, "threat": row.threat, "images": len(record.still_correct()), **shares}

@@ -213,6 +213,7 @@ def _save(result: Finetuned, model: Model, folder: Path, arch: str | None) -> No
     original = result.model.original_fingerprint
     settings = result.settings | {"model": Path(model.name).name}  # where it lay is nobody's business
     about = {"arch": weights.architecture(model.name, arch), "original": original, "settings": settings}
+    about["resize"] = settings["resize"]
     checkpoint.save_model(result.model, folder / METHODS["full"], about)
 
 
@@ -240,7 +241,9 @@ class Stopwatch:
 
     def __call__(self, amount: float = 1, note: str = "") -> None:
         if self.main:
-            self.path.write_text(f"{self.seconds:.1f} {self.processor:.1f}\n", "ascii")
+            aside = self.path.with_suffix(".part")  # a kill in between leaves the old file
+            aside.write_text(f"{self.seconds:.1f} {self.processor:.1f}\n", "ascii")
+            aside.replace(self.path)
             self.progress(amount, note=note)
 
 

@@ -20,12 +20,13 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from robvit.backbones.model import Model
 from robvit.processes import on_cpu, processes
 from robvit.progress import Advance, Log, silent
 from robvit.resuming import check_unchanged, versions
 from robvit.tensor_files import read_tensors, tensors_sha256
 from robvit.training import aas_at, checkpoint, features  # noqa: F401  aas_at and features file losses
-from robvit.training.computing import scaled, settled
+from robvit.training.computing import image_size, scaled, settled
 from robvit.training.losses import Loss, make_loss
 from robvit.training.recipe import Recipe
 from robvit.training.schedule import budget, learning_rate
@@ -86,7 +87,7 @@ class Fit:
         )
         self.origin = tensors_sha256(model.state_dict())
         self.model = model
-        self.size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
+        self.size = image_size(model, splits.train)
         self.classes = len(splits.train.classes)
         self.loss = loss or make_loss(recipe.loss, self.model, splits.train, recipe.loss_settings)
         check_labels(splits, self.loss)
@@ -127,8 +128,10 @@ class Fit:
             for step in steps:
                 self._advance(step, loader)
                 if self._finished():
+                    state.finished = True
                     break
-            state.finished = True
+            # What `stop_after` ended goes on when it is raised.
+            state.finished |= state.step == self.stream.all_steps
             self._save(always=True)
         self.accelerator.wait_for_everyone()
         self._load_best()
@@ -173,7 +176,8 @@ class Fit:
             state.best, state.best_step, state.best_standing = seen.robust, state.step, standing
             state.stale = 0
             if self.accelerator.is_main_process:
-                checkpoint.save_model(self.judged, self.folder / WEIGHTS, self.about)
+                about = self.about | {"resize": self.splits.train.resize}
+                checkpoint.save_model(self.judged, self.folder / WEIGHTS, about)
         else:
             state.stale += 1
         row = {"step": float(state.step), "epoch": self.stream.time(state.step)}
@@ -254,5 +258,6 @@ class Fit:
     def _load_best(self) -> None:
         """Leave the best weights in the model."""
         tensors, _ = read_tensors(self.folder / WEIGHTS, "the best weights")
-        checkpoint.restore(getattr(self.model, "net", self.model), tensors, self.folder / WEIGHTS)
+        saved = self.model.net if isinstance(self.model, Model) else self.model  # as `save_model` has it
+        checkpoint.restore(saved, tensors, self.folder / WEIGHTS)
         self.model.eval()

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from robvit.attacks import Count
 from robvit.processes import processes
 from robvit.training.adapters import TrainableAdapters
-from robvit.training.computing import lowered, settled
+from robvit.training.computing import image_size, lowered, settled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.job import Job, prepare
 from robvit.training.losses import Loss, make_loss
@@ -91,7 +91,7 @@ def _cost(model: nn.Module, splits: Splits, recipe: Recipe) -> Cost:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and loss.trains(name))
     stream = Stream(splits.train, recipe, splits.extra)
-    size = int(getattr(model, "input_size", (splits.train[0][0].shape[-1],))[0])
+    size = image_size(model, splits.train)
     x, y = next(iter(stream.loader(range(1), sharing, size)))
     x, y = x[:FEW].to(device), y[:FEW].to(device)
     with FlopCounterMode(display=False) as single:  # it cannot follow CaiT's class token without gradients

@@ -12,6 +12,7 @@ from torch import nn
 from robvit import plugins
 from robvit.backbones import weights
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
 from robvit.data import ImageDataset
 from robvit.data.opening import open_to_learn
 from robvit.errors import InputError
@@ -32,7 +33,7 @@ class Job:
     data: str | Path | ImageDataset
     extra: str | Path | ImageDataset | None = None
     split: str = "train"
-    resize: str = "squash"
+    resize: str | None = None
     limit: int | None = None
     arch: str | None = None
 
@@ -86,13 +87,14 @@ def prepare(job: Job) -> tuple[nn.Module, Splits]:
     torch.manual_seed(recipe.seed)
     model = _opened_model(job)
     size = model.input_size[0] if isinstance(model, Model) else recipe.img_size
-    images = _opened(job.data, job, size, limit=job.limit)
+    resize = fitting(model, job.resize)
+    images = _opened(job.data, job, limit=job.limit).resized(size, resize)
     loss: Any = LOSSES[recipe.loss]
     if isinstance(model, Model) and getattr(loss, "needs_classifier", True):
         net: Any = model.net
         if model.classes != len(images.classes):
             net.reset_classifier(len(images.classes))
-    extra = None if job.extra is None else _opened(job.extra, job, size)
+    extra = None if job.extra is None else _opened(job.extra, job).resized(size, resize)
     if extra is not None and extra.classes != images.classes:
         raise InputError(
             f"the extra data's classes must be those of {job.data_name or 'the data'}, "
@@ -136,9 +138,7 @@ def _opened_model(job: Job) -> nn.Module:
     return job.model
 
 
-def _opened(
-    data: str | Path | ImageDataset, job: Job, size: int | None, limit: int | None = None
-) -> ImageDataset:
+def _opened(data: str | Path | ImageDataset, job: Job, limit: int | None = None) -> ImageDataset:
     if not isinstance(data, ImageDataset):
         data = open_to_learn(data, job.split if job.split != "train" else None, limit=limit)
     elif limit is not None:
@@ -146,4 +146,4 @@ def _opened(
     if data.kind == "labels" and not data.classes:  # a program's own have numbers alone
         count = max(data.listing.labels or [0]) + 1
         data = data.relabelled(list(range(count)), [f"class {number}" for number in range(count)])
-    return data.resized(size, job.resize)
+    return data

@@ -20,6 +20,7 @@ from torch import nn
 from robvit.attacks import losses as objectives
 from robvit.attacks.losses import Loss as AttackLoss
 from robvit.data import ImageDataset
+from robvit.record import Table
 from robvit.registry import NoInfo, Registry, unknown
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.recipe import Inner
@@ -73,6 +74,10 @@ class Loss(nn.Module):
     def keeps(self, seen: Scores) -> bool:
         """Whether a validation saw kept what was asked to be; weights that keep it are preferred."""
         return True
+
+    def tables(self) -> list[Table]:
+        """What the training's record should tell of the loss's own state."""
+        return []
 
     def forward(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, attack: InnerAttack

@@ -79,9 +79,19 @@ class Stream:
 
     @property
     def steps(self) -> int:
-        """How many steps the training takes, each batch replayed to the end."""
-        epochs = self.recipe.epochs + self.recipe.cooldown
-        epochs = min(epochs, self.recipe.stop_after or epochs)
+        """How many steps are taken, each batch replayed to the end."""
+        return self._steps(min(self._epochs, self.recipe.stop_after or self._epochs))
+
+    @property
+    def all_steps(self) -> int:
+        """How many there would be if the training were not stopped before."""
+        return self._steps(self._epochs)
+
+    @property
+    def _epochs(self) -> float:
+        return self.recipe.epochs + self.recipe.cooldown
+
+    def _steps(self, epochs: float) -> int:
         return self.recipe.replays * math.ceil(epochs * self.epoch / self.recipe.replays)
 
     def time(self, step: int) -> float:

@@ -56,6 +56,10 @@ class Phase:
         alone = self.recipe.loss_settings.get("trade") in (0.0, 1.0)
         return steps * self.recipe.batch * (1 if alone else 2)
 
+    def attacked(self, steps: int) -> int:
+        """How many of them are attacked."""
+        return 0 if self.recipe.loss_settings.get("trade") == 0.0 else steps * self.recipe.batch
+
 
 def settings_of(recipe: Recipe) -> AdapterSettings:
     """The adapters of a recipe; one without them is refused."""
@@ -72,6 +76,8 @@ def phases_of(recipe: Recipe) -> list[Phase]:
         name: str, answers: str, learns: tuple[str, ...], trades: tuple[float, ...], **changes: Any
     ) -> Phase:
         changes |= {"loss": "tora", "loss_settings": changes.get("loss_settings") or {"trade": trades[0]}}
+        share = changes.get("epochs", recipe.epochs) / recipe.epochs  # shorter phases warm up faster
+        changes |= {name: share * getattr(recipe, name) for name in ("warmup", "eps_warmup")}
         return Phase(name, answers, learns, trades, recipe.model_copy(update=changes))
 
     epochs = wanted.fusion_epochs or recipe.epochs
@@ -256,7 +262,7 @@ def run_adapters(job: Job, out: Path, *, log: Log, progress: Advance) -> Record:
 
 def judged(model: Model, images: ImageDataset, threat: Threat, steps: int, scenario: str) -> list[Trial]:
     """Every image's outcome, clean and under PGD."""
-    x, y = images.tensors()
+    x, y = (tensor.to(model.mean.device) for tensor in images.tensors())
     outcome = run("pgd", model, x, y, threat, batch=BATCH, steps=steps)
     attacked = trial_of(outcome, "pgd", threat, {"steps": steps}, scenario=scenario)
     return [clean_trial_of(outcome, scenario=scenario), attacked]

@@ -40,7 +40,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     extra: str | Path | ImageDataset | None = None,
     split: str = "train",
-    resize: str = "squash",
+    resize: str | None = None,
     limit: int | None = None,
     arch: str | None = None,
     log: Log = silent,
@@ -60,7 +60,8 @@ def train(
     epochs: the length in place of the recipe's
     settings: other values for keys of the recipe; a dot reaches inside: {"inner.eps": 4 / 255}
     extra: synthetic images for a share of each batch (the recipe's extra_share)
-    split, resize, limit: which part of `data`, how images are made square, and at most how many
+    split, limit: which part of `data`, and at most how many images
+    resize: "squash" images to a square, or "crop" their middle; if left out as the model says, else squash
     arch: the network of a checkpoint that does not say what it is
     log: told what each validation saw, line by line
     progress: told each share of the work, one in all, with a note
@@ -108,12 +109,11 @@ def _run_network(job: Job, folder: Path, *, log: Log, progress: Advance) -> Reco
         progress=progress,
     )
     trackers.start(fit.accelerator, job.recipe, chosen)
-    state = fit.run()
+    fit.run()
     fit.accelerator.end_training()
     record = _record(job, fit, model)
     if fit.accelerator.is_main_process and fit.loss.state_dict():  # what the loss owns belongs to the result
         checkpoint.write_tensors(folder / "loss.safetensors", dict(fit.loss.state_dict()), {})
-    assert state.finished
     return record
 
 
@@ -141,6 +141,7 @@ def _record(job: Job, fit: Fit, model: nn.Module) -> Record:
         metrics={"best epoch": epochs[best]}
         | {f"{fit.loss.measure}, {text}": state.history[key][best] for key, text in seen.items()},
         history=state.history,
+        tables=fit.loss.tables(),
         curves=[
             Curve(
                 "held-out images", "epoch", fit.loss.measure, lines, percent=fit.loss.measure == "accuracy"

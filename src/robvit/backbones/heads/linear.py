@@ -115,17 +115,22 @@ def import_linear(
     """A head from a saved `nn.Linear` of yours, safetensors or torch's format, for this backbone.
 
     on: what it sees: "class" token, "mean" patch, or "both" side by side in this order; told by its width if
-        left out, the class token where two are possible.
+        left out, the class token where two are possible. A network without one has the mean patch alone.
     names: what its classes are called, in their order.
     """
     weight, bias = _linear_in(path)
-    widths = {"class": model.width, "mean": model.width, "both": (1 + model.has_class_token) * model.width}
-    on = on or next((name for name, width in widths.items() if width == weight.shape[1]), "class")
-    if on not in widths or weight.shape[1] != widths[on]:
+    widths = {"mean": model.width}
+    if model.has_class_token:
+        widths = {"class": model.width, "mean": model.width, "both": 2 * model.width}
+    elif on in ("class", "both"):
         raise InputError(
-            f"{path} takes {weight.shape[1]} features; {model.name} has {model.width} in its class token or "
-            f"mean patch and {widths['both']} in both, got on={on!r}"
+            f"{model.name} has no class token, got on={on!r}; a head on it sees the mean patch: on='mean' "
+            "(--on mean)"
         )
+    on = on or next((name for name, width in widths.items() if width == weight.shape[1]), next(iter(widths)))
+    if on not in widths or weight.shape[1] != widths[on]:
+        there = ", ".join(f"{width} for {name}" for name, width in widths.items())
+        raise InputError(f"{path} takes {weight.shape[1]} features; {model.name} has {there}; got on={on!r}")
     kinds = {"class": ClassTokenHead, "mean": MeanPatchHead, "both": LinearHead}
     head = kinds[on](weight.shape[1], len(weight), model.fingerprint(), names)
     with torch.no_grad():

@@ -10,13 +10,13 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from robvit.backbones.huggingface.layouts import CLIP, DEIT, DINOV2, LAYOUTS, REGISTERS, Layout
+from robvit.decoding import CROP_SHARE
 from robvit.errors import InputError, Unsupported
 from robvit.files import parse_json, read_text
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 CONFIG_BYTES = 4 * 2**20  # the names of twenty thousand classes are smaller
 SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
-CROP_SHARE = 0.875  # of the shorter side that robvit's "crop" keeps, as for ImageNet
 
 Count = Annotated[int, Field(ge=1, le=2**16)]
 Side = Annotated[int, Field(ge=1, le=4096)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from robvit.backbones.heads import LinearHead
-from robvit.backbones.huggingface.config import CONFIG, CROP_SHARE, PREPROCESSOR, read_object
+from robvit.backbones.huggingface.config import CONFIG, PREPROCESSOR, read_object
 from robvit.backbones.huggingface.layouts import (
     CLIP,
     DEIT,
@@ -28,6 +29,8 @@ from robvit.backbones.huggingface.layouts import (
 )
 from robvit.backbones.huggingface.reading import PROJECTION, WEIGHTS
 from robvit.backbones.model import Model
+from robvit.backbones.trained_on import fitting
+from robvit.decoding import CROP_SHARE
 from robvit.errors import Unsupported
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -123,10 +126,10 @@ def preprocessor(model: Model, layout: Layout) -> dict[str, Any]:
         "image_std": model.std.flatten().tolist(),
         "resample": 2,  # bilinear, as images are opened here
     }
-    if model.resize == "crop":
+    if fitting(model, None) == "crop":
         crop = {"height": side, "width": side}
         return config | {
-            "size": {"shortest_edge": round(side / CROP_SHARE)},
+            "size": {"shortest_edge": math.floor(side / CROP_SHARE)},  # as images are cropped here
             "do_center_crop": True,
             "crop_size": crop,
         }

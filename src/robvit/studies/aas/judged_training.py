@@ -15,8 +15,7 @@ from robvit.evaluation.trials import spread
 from robvit.loading import load
 from robvit.measuring.comparison import Comparison, compare_scaling
 from robvit.progress import progress
-from robvit.record import Trial
-from robvit.studies.aas.controls import Unsearched
+from robvit.record import Table, Trial
 from robvit.studies.aas.training_effort import AasTrainingEffort
 from robvit.studies.common import StudyContext
 from robvit.studies.judging import judge, per_cent, worst_of
@@ -35,6 +34,7 @@ class JudgedTraining:
     images: ImageDataset
     comparison: Comparison
     autoattack: Trial
+    moves: list[Table]  # of the scales, as the training's record tells them
 
     @property
     def scales(self) -> list[float]:
@@ -78,14 +78,14 @@ def train_and_judge(
         job = effort.job(context, recipe, every, seed)
         place = effort.place(context, recipe, job)
         with progress(f"training {title}, seed {seed}", total=1) as advance:
-            run_job(job, place, progress=advance)
+            trained = run_job(job, place, progress=advance)
         _copy(place / WEIGHTS, context.out, title if len(effort.seeds) == 1 else f"{title}, seed {seed}")
         model = load(str(place / WEIGHTS))
         size = model.input_size[0]
         images = context.dataset("sample", "test", size, context.count(IMAGES))
         fit = context.dataset("sample", "train", size, FIT)
         comparison, autoattack = _judge(replace(context, out=place), model, images, fit, effort)
-        found[seed] = JudgedTraining(recipe, model, images, comparison, autoattack)
+        found[seed] = JudgedTraining(recipe, model, images, comparison, autoattack, trained.tables)
     return found
 
 
@@ -98,19 +98,16 @@ def _copy(weights: Path, folder: Path, title: str) -> None:
 def _judge(
     context: StudyContext, model: Model, images: ImageDataset, fit: ImageDataset, effort: AasTrainingEffort
 ) -> tuple[Comparison, Trial]:
-    """PGD, and PGD with AAS, against their controls; then AutoAttack on what these leave."""
-    memory, settings = context.out / "batches", dict(effort.pgd.settings)
-    unsearched = Unsearched(model, fit, effort.threat, settings["steps"], context.seed, memory)
+    """PGD, and PGD with AAS, against the control of equal cost; then AutoAttack on what these leave."""
     with progress(f"{effort.pgd.title} with AAS", total=len(images)) as advance:
         comparison = compare_scaling(
             model,
             images,
             effort.threat,
-            settings=settings,
+            settings=dict(effort.pgd.settings),
             train=fit,
-            others=unsearched.controls(),
             seed=context.seed,
-            memory=memory,
+            memory=context.out / "batches",
             progress=advance,
         )
     before = worst_of(comparison.plain, comparison.scaled)

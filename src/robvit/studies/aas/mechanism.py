@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from robvit.attacks.precision import DTYPES
 from robvit.attacks.scales import find_scales
 from robvit.backbones.model import Model
 from robvit.data import ImageDataset
 from robvit.measuring.saturation import (
-    DTYPES,
     GradientQuality,
     LayerSaturation,
     delta_curve,

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from robvit.attacks.precision import DTYPES
 from robvit.attention import attention_layers, keep_scales, kept_scales
 from robvit.attention.rounding import NarrowAttention
 from robvit.errors import InputError
 from robvit.measuring.comparison import Comparison, compare_scaling
-from robvit.measuring.saturation import DTYPES, saturation
+from robvit.measuring.saturation import saturation
 from robvit.progress import progress
 from robvit.record import Curve, Record, Table, Trial
 from robvit.registry import unknown
@@ -55,10 +56,12 @@ class Sharpened:
         return [all(each) for each in zip(*arms, strict=True)]
 
     def lost(self) -> Claim:
-        """That plain PGD misses images which others break on this model."""
-        ours, plain = self.worst, self.comparison.plain.correct
-        ours, plain = ([not correct for correct in one] for one in (ours, plain))
-        return claim_of(f"x{self.sharpness:g}: plain PGD misses images that others break", ours, plain)
+        """That AAS and other scales break images which plain PGD misses, even with the passes of AAS."""
+        found = self.comparison
+        others = [trial.correct for draws in found.others.values() for trial in draws]
+        ours = [not all(each) for each in zip(found.both, *others, strict=True)]
+        text = f"x{self.sharpness:g}: other scales break images that plain PGD misses, at AAS's cost"
+        return claim_of(text, ours, [not correct for correct in found.control.correct])
 
     def won(self) -> Claim:
         """That AAS breaks what plain PGD does not, even at equal cost."""

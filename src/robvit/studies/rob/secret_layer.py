@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robvit.errors import InputError
-from robvit.evaluation.attackers import ATTACKERS
+from robvit.evaluation.attackers import scenario_of
 from robvit.evaluation.compare import check_same_images, open_record
 from robvit.record import Record, Table
 from robvit.studies.claims import claims_table
@@ -17,7 +17,7 @@ from robvit.studies.rob.common import PAPER
 from robvit.verdict import claim_of
 
 PUBLIC, KNOWS, GUESSES = (
-    ATTACKERS.info(name).scenario for name in ("no-tokens", "own-tokens", "guess-layer")
+    scenario_of(name, tokens=True) for name in ("no-tokens", "own-tokens", "guess-layer")
 )
 NOTE = (
     "The worst case of each attacker's surrogates, image by image, with 95 % intervals. Whoever guesses has "

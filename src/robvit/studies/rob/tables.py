@@ -12,7 +12,7 @@ from robvit.evaluation.protocol import CONTROLS
 from robvit.record import Record, Table
 from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, mean, study
-from robvit.studies.judging import Attempt
+from robvit.studies.judging import Attempt, rounding_notes
 from robvit.studies.rob.common import PAPER, PUBLISHED, attack_features, cosine_claim, cosines
 from robvit.studies.rob.effort import SMALL, TokenEffort
 from robvit.studies.rob.segmentation import Scenes, segmentation
@@ -142,7 +142,7 @@ def table2(
     title = "Table 2: attacked on the token-free model"
     record.tables = [Table(title, COLUMNS, rows, note), claims_table(claims)]
     record.tables += other_tokens(2, variants, trials, means)
-    record.notes = [insider_note(trials)]
+    record.notes = [insider_note(trials), *rounding_notes(attempt.threat)]
     return record
 
 
@@ -198,5 +198,5 @@ def table4(
     record = context.record(variants.model, variants.judged, trials=trials, claims=claims)
     record.tables = [Table("Table 4: AutoAttack, transferred", COLUMNS, rows, note), claims_table(claims)]
     record.tables += other_tokens(4, variants, trials)
-    record.notes = [insider_note(trials)]
+    record.notes = [insider_note(trials), *rounding_notes(attempt.threat)]
     return record

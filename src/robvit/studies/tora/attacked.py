@@ -25,7 +25,15 @@ from robvit.locks import alone_in
 from robvit.processes import processes
 from robvit.progress import progress
 from robvit.record import Table, Trial
-from robvit.studies.judging import BATCH, Attempt, judge, shard_folder, with_interval, worst_of
+from robvit.studies.judging import (
+    BATCH,
+    Attempt,
+    judge,
+    rounding_notes,
+    shard_folder,
+    with_interval,
+    worst_of,
+)
 from robvit.studies.tora.common import WEAK, AdapterBench, title_of
 from robvit.studies.tora.efforts import AttackEffort
 from robvit.threat import Threat
@@ -102,6 +110,7 @@ def attacks_table(judged: Mapping[str, JudgedRow], effort: AttackEffort) -> Tabl
         f"stands of {len(first.standing)}, within smaller budgets too. The last attack is the gate-aware "
         f"one, or where there are no gates {_as_long(effort, None).title}, of as many passes."
     )
+    note = " ".join([note, *rounding_notes(*effort.threats)])
     return Table("Attacks by budget", columns, rows, note)
 
 
@@ -123,28 +132,38 @@ def attack_within(
         (trial,) = at.judge(model, scenario, [pgd], identity)
         worst = trial if worst is None else worst_of(trial, worst)
         trials, left = [trial], list[list[bool]]()
-        for attack in _strong(at, model, scenario, effort, pgd.threat, identity):
-            if alive := [place for place in few if worst.correct[place]]:
-                worst = spread(attack(at.judged.take(alive)), alive, worst)
-                trials.append(worst)
+        for attempt, attack in _strong(at, model, scenario, effort, pgd.threat, identity):
+            alive = [place for place in few if worst.correct[place]]
+            part = attack(at.judged.take(alive)) if alive else _nothing(attempt, scenario)
+            worst = spread(part, alive, worst)
+            trials.append(worst)
             left.append([worst.correct[place] for place in few])
         found.append(Attacked(pgd.threat, trials, left))
     return found
 
 
+def _nothing(attempt: Attempt, scenario: str) -> Trial:
+    """A trial of an attack that no image was left for: every seed's record has the same ones."""
+    assert attempt.threat is not None
+    settings = dict(attempt.settings)
+    return Trial(attempt.attack, attempt.threat.budget, settings, [], [], [], scenario=scenario)
+
+
 def _strong(
     at: AdapterBench, model: nn.Module, scenario: str, effort: AttackEffort, threat: Threat, identity: str
-) -> list[Callable[[ImageDataset], Trial]]:
+) -> list[tuple[Attempt, Callable[[ImageDataset], Trial]]]:
     """AutoAttack, then one who knows of the gates or, where there are none, tries as often."""
 
     def run(attempt: Attempt, images: ImageDataset) -> Trial:
         return judge(at.context, model, images, [attempt], scenario=scenario, identity=identity)[0]
 
-    long = partial(run, replace(effort.long, threat=threat))
+    long, last = replace(effort.long, threat=threat), _as_long(effort, threat)
     if not fuses(model):
-        return [long, partial(run, _as_long(effort, threat))]
+        return [(long, partial(run, long)), (last, partial(run, last))]
     assert isinstance(model, Model)
-    return [long, lambda images: gate_aware_trial(at, model, images, scenario, threat, effort.steps)]
+    gates = Attempt(GATE_AWARE, threat, {"steps": effort.steps})
+    aware = partial(gate_aware_trial, at, model, scenario=scenario, threat=threat, steps=effort.steps)
+    return [(long, partial(run, long)), (gates, aware)]
 
 
 def _as_long(effort: AttackEffort, threat: Threat | None) -> Attempt:

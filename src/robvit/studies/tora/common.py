@@ -42,12 +42,13 @@ WEAK = (CLEAN, Attempt("fgsm", RVT), Attempt("pgd", RVT, {"steps": 5, "step_size
 class Trained(NamedTuple):
     """A backbone with adapters, and what training them took: all of its phases, whoever trained them first.
 
-    `seen` counts images, clean and attacked ones each.
+    `seen` counts images, clean and attacked ones each, and `attacked` the attacked ones.
     """
 
     model: Model
     seconds: float
     seen: int
+    attacked: int = 0
 
     def at(self, trade: float) -> Model:
         """The model at a trade-off and at no other: so studies that trained for others know it again."""
@@ -106,8 +107,10 @@ class AdapterBench:
         with alone_in(folder, wait=True):
             adapters, runs = train_adapters(self.model, self.splits, recipe, folder, log=log)
         seconds = sum(run.seconds for run in runs.values())
-        seen = sum(phase.seen(runs[phase.name].step) for phase in phases_of(recipe))
-        return Trained(adapted(self.model, adapters), seconds, seen)
+        phases = phases_of(recipe)
+        seen = sum(phase.seen(runs[phase.name].step) for phase in phases)
+        attacked = sum(phase.attacked(runs[phase.name].step) for phase in phases)
+        return Trained(adapted(self.model, adapters), seconds, seen, attacked)
 
     def check_classifier(self) -> None:
         """Refuse a backbone that cannot be judged itself, before anything is trained on it."""

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from robvit.errors import InputError
-from robvit.studies.common import TrainingEffort
+from robvit.studies.common import WIDE, TrainingEffort
 from robvit.studies.judging import BATCH, Attempt
 from robvit.threat import Threat
 from robvit.training.recipe import Recipe, load_recipe
 
 SEVERITY = 3
-WIDE = {"inner.steps": 1, "inner.step": 1, "inner.start": "wide", "inner.project": False}  # N-FGSM
 
 
 @dataclass(frozen=True)

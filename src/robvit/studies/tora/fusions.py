@@ -78,6 +78,7 @@ def softmax(
     table = Table("Figure (b): places of the softmax", ["", "trade-off", *titles], rows, note)
     record.tables = [table, attacks_table(judged, effort)]
     if claims:
-        record.tables.append(claims_table(claims, "Claims on choices, pair by pair", together=True))
+        title = "Claims on choices, pair by pair"
+        record.tables.append(claims_table(claims, title, together=True, trained=claims))
         record.findings = [preferred(ours, against)]
     return record

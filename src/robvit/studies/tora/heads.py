@@ -53,7 +53,7 @@ def table2(
         Table("Table 2: heads alone and joint", ["", *columns_of(effort)], rows, note_of(at, effort)),
         against,
         attacks_table(judged, effort),
-        claims_table(claims, "Claims on heads, pair by pair"),
+        claims_table(claims, "Claims on heads, pair by pair", together=True),
     ]
     record.findings = [finding]
     record.curves = [_by_trade(outcomes, trades, titles)]

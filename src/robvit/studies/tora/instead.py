@@ -19,7 +19,8 @@ from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import CLEAN, percentage, with_interval
 from robvit.studies.tora.attacked import JudgedRow, attacks_table, judge_row, titles_of
 from robvit.studies.tora.common import PAPER, AdapterBench, bench
-from robvit.studies.tora.efforts import AttackEffort
+from robvit.studies.tora.efforts import AdapterEffort, AttackEffort
+from robvit.training.tuning import Tuning
 from robvit.verdict import claim_of
 
 LORA, FULL = "LoRA", "all weights"
@@ -38,13 +39,16 @@ def instead(
     trades: Sequence[float] = (0.1, 0.5, 0.9),
     shares: Sequence[float] = (0.25, 0.5, 0.75),
 ) -> Record:
-    """Every way sees as many images, and LoRA trains as many numbers; `shares` are of the robust weights."""
+    """Every way sees as many attacked images, and LoRA trains as many numbers as TORA for one trade-off.
+
+    `shares` are of the robust weights. Rivals that learn from attacked images alone stand against the
+    largest trade-off, those between two networks against the middle one.
+    """
     at = bench(context, effort)
     at.check_classifier()
-    seen = at.train(trades[:1]).seen  # for one trade-off, as the others are one network each
+    seen = at.train(trades[-1:]).attacked  # for one trade-off, as the others are one network each
     tora = at.train(trades)
-    assert isinstance(tora.model.adapters, Adapters)
-    numbers = sum(parameter.numel() for parameter in tora.model.adapters.parameters())
+    numbers = _numbers(tora.at(trades[-1]))
     rank = max(1, round(numbers / _numbers_a_rank(at.model)))
     lora, full = (_tuned(at, seen, method, rank) for method in ("lora", "full"))
     titles = titles_of(effort, [CLEAN])
@@ -66,28 +70,29 @@ def instead(
         one = judged[scenario] = judge_row(at, model, scenario, effort, weak=[CLEAN])
         rows.append([scenario, trained, seen if trained else 0, *map(with_interval, one.outcomes)])
         lines.setdefault(way, []).append([percentage(one.outcomes[side]) for side in (0, 1 + effort.middle)])
-    middle = judged[f"TORA, {trades[len(trades) // 2]:g}"]
-    rivals = (f"{LORA}, rank {rank}", FULL, f"{shares[len(shares) // 2]:g} of {FULL}")
+    middle, robust = (f"TORA, {trade:g}" for trade in (trades[len(trades) // 2], trades[-1]))
+    pairs = {f"{LORA}, rank {rank}": robust, FULL: robust, f"{shares[len(shares) // 2]:g} of {FULL}": middle}
     claims = [
-        claim_of(f"TORA over {rival}, {title}", middle.outcomes[side], judged[rival].outcomes[side])
-        for rival in rivals
+        claim_of(f"{ours} over {rival}, {title}", judged[ours].outcomes[side], judged[rival].outcomes[side])
+        for rival, ours in pairs.items()
         for side, title in enumerate(titles)
     ]
     trials = [trial for one in judged.values() for trial in one.trials]
     record = context.record(at.model, at.judged, trials=trials, claims=claims)
-    columns = ["", "numbers trained", "images seen", *titles]
+    columns = ["", "numbers trained", "attacked images seen", *titles]
     note = (
-        f"Per cent with 95 % intervals; all learned from {effort.learn} images. Images seen: clean and "
-        "attacked ones count each, for one trade-off of TORA."
+        f"Per cent with 95 % intervals; all learned from {effort.learn} images, by the same attack and "
+        "augmentation, and their last weights count. Numbers and attacked images are those of one trade-off "
+        "of TORA, which sees clean images besides; the rivals see none, and stand against its largest."
     )
     record.tables = [
         Table("What a user would pick instead", columns, rows, note),
         attacks_table(judged, effort),
-        claims_table(claims),
+        claims_table(claims, trained=claims),
     ]
     ordered = {way: sorted(points) for way, points in lines.items()}
-    robust = f"{titles[1 + effort.middle]}, %"
-    record.curves = [Curve("Clean and robust accuracy", "clean, %", robust, ordered)]
+    axis = f"{titles[1 + effort.middle]}, %"
+    record.curves = [Curve("Clean and robust accuracy", "clean, %", axis, ordered)]
     return record
 
 
@@ -103,30 +108,50 @@ def between(standard: Model, robust: Model, share: float) -> Model:
     return made
 
 
+def _numbers(model: Model) -> int:
+    """How many numbers the adapters of a model have."""
+    assert isinstance(model.adapters, Adapters)
+    return sum(parameter.numel() for parameter in model.adapters.parameters())
+
+
 def _numbers_a_rank(model: Model) -> int:
     """How many numbers a rank of one adds to all linear layers of the blocks."""
     layers = [model.net.get_submodule(name) for name in linear_layers(model)]
     return sum(layer.in_features + layer.out_features for layer in layers if isinstance(layer, nn.Linear))
 
 
+def tuning_of(effort: AdapterEffort, *, seed: int, images: int, seen: int, method: str, rank: int) -> Tuning:
+    """A tuning that sees so many attacked images by TORA's attack and augmentation; no weights are chosen.
+
+    Of the `images` at hand one is held out, a formality.
+    """
+    recipe, batch = effort.recipe(seed), min(effort.batch, max(1, images // 2))
+    return Tuning(
+        method=method,
+        rank=rank,
+        loss="task",
+        eps=effort.eps,
+        eps_warmup=recipe.eps_warmup / recipe.epochs,
+        steps=max(1, round(seen / batch)),
+        batch=batch,
+        held_out=1,
+        validations=1,
+        seed=seed,
+        changes={"inner": recipe.inner.model_dump(), "augment": recipe.augment.model_dump()},
+    )
+
+
 def _tuned(at: AdapterBench, seen: int, method: Any, rank: int) -> Model:
-    """The backbone tuned on labelled, attacked images, so many as TORA's phases see clean and attacked."""
-    effort = at.effort
-    batch = min(effort.batch, max(1, len(at.splits.train) // 2))
-    steps = max(1, round(seen / batch))
-    options: dict[str, Any] = {"rank": rank} if method == "lora" else {}
+    """The backbone tuned on labelled, attacked images, as many as TORA sees."""
+    images = at.splits.train
+    given = {"seed": at.context.seed, "images": len(images), "seen": seen, "method": method, "rank": rank}
     with progress(f"tuning {LORA if method == 'lora' else FULL}", total=1) as advance:
         made = robustify(
             at.model,
-            at.splits.train,
+            images,
             method=method,
-            loss="task",
-            eps=effort.eps,
-            steps=steps,
-            batch=batch,
-            seed=at.context.seed,
-            out=at.folder(method, *(str(value) for value in options.values())),
+            tuning=tuning_of(at.effort, **given),
+            out=at.folder(method, *([str(rank)] if method == "lora" else [])),
             progress=advance,
-            **options,
         )
     return made.model

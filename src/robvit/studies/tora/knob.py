@@ -68,7 +68,7 @@ def knob(
         f"{len(trades)} x {effort.fusion_epochs:g} epochs of phase 2."
     )
     table = Table("Accuracy and robustness along the knob", ["knob, trade-off", *titles, ""], rows, note)
-    named = claims_table(claims, "Claims on the knob, pair by pair", together=True)
+    named = claims_table(claims, "Claims on the knob, pair by pair", together=True, trained=claims)
     record.tables = [table, attacks_table(judged, effort), named]
     record.findings = [preferred(first, {second: claims})]
     record.curves = [Curve("The knob", "trade-off", "accuracy, %", lines)]

@@ -17,7 +17,16 @@ from robvit.studies.claims import claims_table
 from robvit.studies.common import StudyContext, study
 from robvit.studies.judging import with_interval
 from robvit.studies.xcit.common import PAPER
-from robvit.studies.xcit.semantic import BATCH, NETWORKS, SHOWN, Networks, answers, opened, scale_note
+from robvit.studies.xcit.semantic import (
+    BATCH,
+    NETWORKS,
+    SHOWN,
+    Networks,
+    answers,
+    opened,
+    own_judge_note,
+    scale_note,
+)
 from robvit.threat import Threat
 from robvit.verdict import claim_of
 
@@ -53,8 +62,9 @@ def accumulated(
             row += [with_interval(seen[name, judge]), sure]
         rows.append(row)
     # Of the two that drew, each judges the other's: what it sees in its own is what the ascent optimised.
-    robust, standard, *others = seen_by
-    pairs = {"the other network": (standard, robust)} | {judge: (judge, judge) for judge in others}
+    robust, standard, *_ = seen_by
+    strangers = [judge.partition("+")[0] for judge in judges if judge != networks.standard]
+    pairs = {"the other network": (standard, robust)} | {judge: (judge, judge) for judge in strangers}
     claims = [
         claim_of(
             f"{judge} recognises drawings of the robust network over the standard one's",
@@ -79,6 +89,8 @@ def accumulated(
     record.tables = [table, claims_table(claims)]
     size = f"{count} starts, {steps} steps within L2 {eps:g}; of the data only the classes' names are used."
     record.notes = [size, *scale_note(context, "")]
+    if networks.standard in judges:
+        record.notes.append(own_judge_note(networks.standard, "drawings led"))
     return record
 
 

@@ -59,9 +59,10 @@ NOTE7 = (
 )
 NOTE8 = (
     "The thesis: TRADES-10, 20 epochs from a network pretrained within 8/255 on ImageNet, or 300 from the "
-    "start. Here, if small, TRADES-3 and as many epochs for all; robvit-mini-robust, which has seen all of "
-    "CIFAR-10, stands for the pretrained network, so its lead is no proof of transfer. What "
-    "`synthetic` names stands for synthetic images, or the whole sample, which is real."
+    "start. Here, if small, TRADES-3 and as many steps for all, so that the row with more images sees "
+    "each real one half as often; robvit-mini-robust, which has seen all of CIFAR-10, stands for the "
+    "pretrained network, so its lead is no proof of transfer. What `synthetic` names stands for synthetic "
+    "images, or the whole sample, which is real."
 )
 
 

@@ -27,10 +27,11 @@ from robvit.processes import processes
 from robvit.progress import progress
 from robvit.record import Record
 from robvit.registry import unknown
-from robvit.studies.common import StudyContext, TrainingEffort
+from robvit.studies.common import WIDE, StudyContext, TrainingEffort
 from robvit.studies.judging import CLEAN, Attempt
 from robvit.threat import Threat
-from robvit.training.fit import WEIGHTS
+from robvit.training.checkpoint import load_state, restore
+from robvit.training.fit import STATE, WEIGHTS
 from robvit.training.job import Job, job_of
 from robvit.training.recipe import Recipe, load_recipe
 from robvit.training.train import run_job
@@ -38,6 +39,7 @@ from robvit.training.train import run_job
 IMAGES = 64  # judged at the small scale
 SIDES = {"tiny": 16, "small": 32}  # of the images of the small scale's networks
 PAPER_EPOCHS = 100  # without the ten of cool-down
+PAPER_EPS = 4 / 255
 VALIDATION = 50  # images held out, a formality: the last weights count
 AUDITED = "audited"
 JUDGES = ("apgd_ce", "autoattack", AUDITED)
@@ -51,7 +53,7 @@ class Variant:
 
     `stand_in` is the network of the small scale, `small` what changes there besides and `small_effort` its
     images and epochs. `on` is the data of the thesis in words and `small_data` what stands for it; `extra`
-    is more data for both.
+    is more data for both. With `last` the last weights are judged, whatever the validations chose.
     """
 
     label: str
@@ -65,6 +67,12 @@ class Variant:
     small_data: str = "sample"
     extra: str = ""
     small_extra: str = ""
+    last: bool = False
+
+    @property
+    def share(self) -> float:
+        """Of each batch, the real images."""
+        return 1 - float(self.changes.get("extra_share", 0))
 
     def standard(self) -> Variant:
         """The same network and augmentation, trained without attacks."""
@@ -89,10 +97,11 @@ class RecipeEffort(TrainingEffort):
 
     Every variant, or those of the `rows` named, is trained with each of the `seeds`, and with `twins` without
     attacks too where the thesis has that. At the small scale networks are "tiny", for 16x16 images, or
-    "small", for 32x32, with patches of `patch`, trained within `eps` by batches of `batch` at a peak `rate`.
-    The strongest attack in the judgement is the table's own, or what `judge` names: "apgd_ce", "autoattack"
-    or "audited", which is AutoAttack with FAB and Square on a sample of `audit` survivors. `steps`, `targets`
-    and `queries` are its.
+    "small", for 32x32, with patches of `patch`, trained within `eps` by batches of `batch` at a peak `rate`;
+    beyond the thesis's 4/255, where one plain step collapses, by one wide step unless a row has its own.
+    Rows with extra images have fewer epochs, so that all take as many steps. The strongest attack in the
+    judgement is the table's own, or what `judge` names: "apgd_ce", "autoattack" or "audited", which is
+    AutoAttack with FAB and Square on a sample of `audit` survivors. `steps`, `targets` and `queries` are its.
     """
 
     learn: int = 0
@@ -128,6 +137,11 @@ class RecipeEffort(TrainingEffort):
     @property
     def is_small(self) -> bool:
         return self.scale == "small"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether small networks learn by one wide step, as the recipe mini's."""
+        return self.is_small and self.eps > PAPER_EPS
 
     def chosen(self, variants: Sequence[Variant]) -> list[Variant]:
         """The rows that are asked for, all if none is named."""
@@ -187,9 +201,10 @@ class RecipeEffort(TrainingEffort):
 
     def _small_changes(self, variant: Variant) -> dict[str, Any]:
         """The changes of small-study: the thesis's, its times in proportion, and a few epochs."""
-        epochs = self.epochs or variant.small_effort[1]
+        epochs = (self.epochs or variant.small_effort[1]) * variant.share  # as many steps for every row
         changes: dict[str, Any] = {
-            "inner.eps": 4 / 255,
+            "inner.eps": PAPER_EPS,
+            **(WIDE if self.is_wide else {}),
             **variant.changes,
             "epochs": epochs,
             "warmup": epochs / 10,
@@ -221,7 +236,11 @@ def train_variant(context: StudyContext, effort: RecipeEffort, variant: Variant)
     waiting = one_at_a_time(folder) if processes().is_main_process else nullcontext()
     with waiting, progress(f"training {variant.label}", total=1) as advance:
         record = run_job(job, folder, progress=advance)
-    return load(str(folder / WEIGHTS)), record
+    model = load(str(folder / WEIGHTS))
+    if variant.last:
+        parts, _ = load_state(folder / STATE)
+        restore(model, parts.get("ema", parts["model"]), folder / STATE)
+    return model, record
 
 
 def _check_data(context: StudyContext, variant: Variant) -> None:

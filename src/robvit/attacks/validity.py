@@ -1,4 +1,4 @@
-"""The certificate of every adversarial image: an image, inside its budget, in whole grey levels if wanted."""
+"""Whether an adversarial image is one: an image, inside its budget, in whole grey levels if wanted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from robvit.errors import BrokenAttack
 from robvit.threat import Threat
 
 
-def certify(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool = False) -> None:
+def check_adversarial(x: torch.Tensor, adv: torch.Tensor, threat: Threat, eight_bit: bool = False) -> None:
     """Raise BrokenAttack unless every adversarial image (B 3 H W) is an image inside its budget.
 
     With `eight_bit` every value must also be a whole number of grey levels, so that saving as PNG

@@ -1,4 +1,4 @@
-"""What is kept was certified as it is kept: after rounding, with one tolerance, for every attack."""
+"""What is kept was checked as it is kept: after rounding, with one tolerance, for every attack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import robvit
-from robvit.attacks import ATTACKS, certify, run
+from robvit.attacks import ATTACKS, check_adversarial, run
 from robvit.attacks.pixels import eight_bit
 from robvit.data import open_data
 from robvit.defenses.attack_cache import AttackCache, AttackSetting
@@ -19,19 +19,19 @@ from robvit.threat import Threat
 
 
 @pytest.mark.parametrize("eps", [0.031372, 8 / 255, 8.0001 / 255, 7.5 / 255])
-def test_what_rounding_allows_the_certificate_allows(eps: float) -> None:
+def test_what_rounding_allows_the_check_allows(eps: float) -> None:
     """0.031372 is a little less than 8/255: rounding took eight levels of it, where seven are inside."""
     threat = Threat("linf", eps)
     x = (torch.rand(2, 3, 6, 6) * 255).round() / 255
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
     outcome = run("pgd", net, x, net(x).argmax(1), threat, steps=3, eight_bit=True, early_stop=False)
-    certify(x, outcome.adv, threat, eight_bit=True)
+    check_adversarial(x, outcome.adv, threat, eight_bit=True)
     assert float(outcome.distance.max()) <= eps + 2e-7
     with pytest.raises(BrokenAttack, match="must stay within"):
-        certify(x, (x + 9 / 255).clamp(0, 1), threat, eight_bit=True)
+        check_adversarial(x, (x + 9 / 255).clamp(0, 1), threat, eight_bit=True)
 
 
-def test_what_rounding_makes_is_certified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rounding_makes_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding to the nearest level makes two levels of 1.6: it must not come out, should it ever be back."""
     runner = sys.modules["robvit.attacks.run"]
     monkeypatch.setattr(runner, "whole_levels", lambda x, adv, threat: (adv * 255).round() / 255)
@@ -43,7 +43,7 @@ def test_what_rounding_makes_is_certified_again(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["aas", "aas_uniform", "pgd"])
 def test_no_attack_on_a_head_leaves_its_budget_unseen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever depends on its batch used to go uncertified into the images that tokens learn from."""
+    """Whatever depends on its batch used to go unchecked into the images that tokens learn from."""
     entry = ATTACKS.entry(name)
     far = replace(entry, value=lambda model, x, y, threat, **_: (x + 0.2).clamp(0, 1))
     monkeypatch.setitem(ATTACKS._entries, name, far)
@@ -61,7 +61,7 @@ def test_kept_images_are_inside_the_budget_as_they_are_read_back(tmp_path: Path)
     cache.fill(cache.missing(range(4)), lambda *_, **__: None)
     x = images.tensors()[0]
     adv = torch.cat([cache.row(place)[0] for place in range(4)])
-    certify(x, adv, threat, eight_bit=True)
+    check_adversarial(x, adv, threat, eight_bit=True)
     assert torch.equal(adv, eight_bit(x, adv, threat))
 
 
@@ -86,10 +86,10 @@ def test_the_tolerance_is_what_rounding_can_do_and_no_more(
         adv.view(-1)[:changed] += size * each
         before, after = x.to(kind), adv.to(kind)
         if is_inside:
-            certify(before, after, Threat(norm, eps))
+            check_adversarial(before, after, Threat(norm, eps))
         else:
             with pytest.raises(BrokenAttack, match="must stay within"):
-                certify(before, after, Threat(norm, eps))
+                check_adversarial(before, after, Threat(norm, eps))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -99,4 +99,4 @@ def test_projections_of_large_images_keep_the_tolerance(norm: str, kind: torch.d
     x, far = (torch.rand(2, 3, 224, 224, generator=seeded).to(kind) for _ in range(2))
     threat = Threat(norm, {"linf": 4 / 255, "l2": 3.0, "l1": 60.0}[norm])
     if norm == "linf" or kind == torch.float32:  # half precision sums no norms; attacks there are in L-inf
-        certify(x, threat.project(x, far), threat)
+        check_adversarial(x, threat.project(x, far), threat)
