@@ -19,6 +19,7 @@ import robvit.studies.xcit.recipe as recipe
 import robvit.studies.xcit.scaling as scaling
 import robvit.studies.xcit.semantic as semantic
 import robvit.studies.xcit.variants as training
+from robvit.attacks.sanity import AuditedSample
 from robvit.backbones import zoo
 from robvit.data import open_data
 from robvit.errors import InputError, UnknownName
@@ -218,8 +219,9 @@ def test_a_table_can_be_judged_by_the_audited_version_and_says_what_it_leaves_op
     assert record.tables[0].columns[3] == "AutoAttack (audited, 1 steps, 3 targets, 100 queries) %"
     assert [claim.text for claim in record.claims] == ["cross-covariance attention helps: XCiT over DeiT"]
     assert record.claims[0].paper is None  # the thesis's 21.48 points are under APGD-CE
-    # All 20 stay correct, and one of the four in a stratum is tried: (3/4)^10 is above 5 %, (3/4)^11 is not.
-    assert any("at most 50.0 % of any network's survivors" in note for note in record.notes)
+    # All 20 stay correct and one of the ten in a stratum is tried: (9/10)^18, the chance of missing all others,
+    # is above 5 %, so none of them is ruled out.
+    assert any("at most 90.0 % of any network's survivors" in note for note in record.notes)
     own = reproduce("xcit-table1", images=2, out=tmp_path, **TINY, rows=asked["rows"], twins=False)
     assert own.claims[0].paper == 21.48
     with pytest.raises(InputError, match="judge must be apgd_ce or autoattack or audited, got 'pgd'"):
@@ -235,7 +237,8 @@ def test_an_audit_of_a_study_sees_all_images_at_once(tmp_path: Path) -> None:
     images = open_data("sample", size=16, limit=70)  # more than a batch
     settings = {"version": "audited", "steps": 1, "targets": 1, "queries": 1, "audit": 5}
     attempt = Attempt("autoattack", Threat("linf", 1e-4), settings)
-    (trial,) = judge(StudyContext(out=tmp_path), model, images, [attempt], scenario="row")
+    with pytest.warns(AuditedSample, match="of the 6 survivors"):  # all in one sample, not some of each batch
+        (trial,) = judge(StudyContext(out=tmp_path), model, images, [attempt], scenario="row")
     (clean,) = judge(StudyContext(out=tmp_path), model, images, [CLEAN], scenario="row")
     assert len(trial.correct) == 70
     assert sum(trial.correct) <= sum(clean.correct)
