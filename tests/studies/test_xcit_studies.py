@@ -219,8 +219,8 @@ def test_a_table_can_be_judged_by_the_audited_version_and_says_what_it_leaves_op
     assert record.tables[0].columns[3] == "AutoAttack (audited, 1 steps, 3 targets, 100 queries) %"
     assert [claim.text for claim in record.claims] == ["cross-covariance attention helps: XCiT over DeiT"]
     assert record.claims[0].paper is None  # the thesis's 21.48 points are under APGD-CE
-    # All 20 stay correct and one of the ten in a stratum is tried: (9/10)^18, the chance of missing all others,
-    # is above 5 %, so none of them is ruled out.
+    # All 20 stay correct and one of the ten in a stratum is tried. (9/10)^18, the chance of missing all
+    # others, is above 5 %, so none of them is ruled out.
     assert any("at most 90.0 % of any network's survivors" in note for note in record.notes)
     own = reproduce("xcit-table1", images=2, out=tmp_path, **TINY, rows=asked["rows"], twins=False)
     assert own.claims[0].paper == 21.48
