@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import nn
 
+from robvit.attacks.projection import quick_projections
 from robvit.errors import InputError, check_images
 from robvit.registry import Registry, unknown
 from robvit.threat import NORMS, Threat
@@ -213,7 +214,10 @@ def modules_of(model: object) -> list[nn.Module]:
 
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
-    """Eval mode and no parameter gradients inside; every submodule and parameter as before afterwards."""
+    """Eval mode and no parameter gradients inside; every submodule and parameter as before afterwards.
+
+    Gradients of pixels take the quick way through a patch projection.
+    """
     parts = [part for network in modules_of(model) for part in network.modules()]
     modes = [(part, part.training) for part in parts]
     wanted = [p for part in parts for p in part.parameters(recurse=False) if p.requires_grad]
@@ -222,7 +226,8 @@ def frozen(model: object) -> Iterator[None]:
             part.training = False
         for parameter in wanted:
             parameter.requires_grad_(False)
-        yield
+        with quick_projections(parts):
+            yield
     finally:
         for part, mode in modes:
             part.training = mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from robvit.attacks.core import Model, frozen, gradient
 
 PROBED = 4  # images in a probe on a processor
+TRIES = 3  # of each kind of pass, of which the first warms up and the quickest of the others counts
 
 
 def probed(batch: int, device: str) -> int:
@@ -78,21 +80,24 @@ def forecast_of(passes: Passes, net: Model, x: torch.Tensor, *, at_most: bool = 
 
 
 def _pace(net: Model, x: torch.Tensor) -> tuple[float, float]:
-    """Seconds an image of a forward pass and of the backward pass beside it; the second try counts."""
+    """Seconds an image of a forward pass and of the backward pass beside it; first tries warm up."""
     device = x.device.type
-    with torch.no_grad(), frozen(net):
-        for _ in range(2):
+
+    def seconds(call: Callable[[], object]) -> float:
+        found = list[float]()
+        while len(found) < TRIES:
             start = time.monotonic()
-            net(x)
+            call()
             wait_for(device)
-            forward = (time.monotonic() - start) / len(x)
-        start = time.monotonic()
+            found.append(time.monotonic() - start)
+        return min(found[1:]) / len(x)
+
+    with torch.no_grad(), frozen(net):
+        forward = seconds(lambda: net(x))
         try:
-            gradient(net, x, lambda output: output.sum(1))
-            wait_for(device)
+            both = seconds(lambda: gradient(net, x, lambda output: output.sum(1)))
         except Exception:  # what cannot be differentiated has no backward pass to wait for
             return forward, 0.0
-        both = (time.monotonic() - start) / len(x)
     return forward, max(both - forward, 0.0)
 
 
