@@ -214,10 +214,7 @@ def modules_of(model: object) -> list[nn.Module]:
 
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
-    """Eval mode and no parameter gradients inside; every submodule and parameter as before afterwards.
-
-    Gradients of pixels take the quick way through a patch projection.
-    """
+    """Eval mode, no parameter gradients and quick patch projections inside; all as before afterwards."""
     parts = [part for network in modules_of(model) for part in network.modules()]
     modes = [(part, part.training) for part in parts]
     wanted = [p for part in parts for p in part.parameters(recurse=False) if p.requires_grad]
