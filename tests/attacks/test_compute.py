@@ -13,7 +13,7 @@ from torch import nn
 import robvit
 from robvit.attacks import run
 from robvit.attacks.compute import Compute, probe, settle
-from robvit.attacks.cost import probed
+from robvit.attacks.cost import QUICK, Passes, forecast_of, probed
 from robvit.attacks.precision import Autocast, fused_layers
 from robvit.data import open_data
 from robvit.errors import InputError
@@ -116,6 +116,20 @@ def test_threads_that_wait_for_each_other_are_not_taken(monkeypatch: pytest.Monk
 
 def test_a_gpu_is_probed_with_the_run_s_own_batch() -> None:
     assert [probed(batch, device) for batch in (2, 32) for device in ("cpu", "cuda")] == [2, 2, 4, 32]
+
+
+@pytest.mark.parametrize(("share", "passed"), [(0.0, {4, 16}), (1.2, {4})])
+def test_a_quick_network_is_timed_on_a_fuller_batch(share: float, passed: set[int]) -> None:
+    seen = set[int]()
+
+    def net(x: torch.Tensor) -> torch.Tensor:
+        seen.add(len(x))
+        time.sleep(share * QUICK)
+        return x.flatten(1)
+
+    found = forecast_of(Passes(100, 0), net, some())
+    assert seen == passed
+    assert found.seconds >= 100 * share * QUICK / 4
 
 
 def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:

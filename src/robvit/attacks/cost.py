@@ -14,6 +14,8 @@ from robvit.attacks.core import Model, frozen, gradient
 
 PROBED = 4  # images in a probe on a processor
 TRIES = 3  # of each kind of pass, of which the first warms up and the quickest of the others counts
+QUICK = 0.1  # seconds of a pass below which a probe's few images are too few
+FULLER = 4  # times as many are passed then: a small network is slower on a few images than on a batch
 
 
 def probed(batch: int, device: str) -> int:
@@ -90,12 +92,15 @@ def _pace(net: Model, x: torch.Tensor) -> tuple[float, float]:
             call()
             wait_for(device)
             found.append(time.monotonic() - start)
-        return min(found[1:]) / len(x)
+        return min(found[1:])
 
     with torch.no_grad(), frozen(net):
-        forward = seconds(lambda: net(x))
+        forward = seconds(lambda: net(x)) / len(x)
+        if device != "cuda" and forward * len(x) < QUICK:
+            x = x.repeat(FULLER, 1, 1, 1)
+            forward = seconds(lambda: net(x)) / len(x)
         try:
-            both = seconds(lambda: gradient(net, x, lambda output: output.sum(1)))
+            both = seconds(lambda: gradient(net, x, lambda output: output.sum(1))) / len(x)
         except Exception:  # what cannot be differentiated has no backward pass to wait for
             return forward, 0.0
     return forward, max(both - forward, 0.0)
