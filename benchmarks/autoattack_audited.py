@@ -127,7 +127,7 @@ def main() -> None:
         pairs = zip(images.names, first["standing"], second["standing"], strict=True)
         differing.append([who, [name for name, stands, other in pairs if stands and not other]])
     audit = Audit(**b["audit"])
-    tables = compared(rows, differing, f"{len(images)} images classified rightly, {found.threat}.")
+    tables = compared(rows, differing, f"{len(images)} images classified rightly, {found.threat}. {audit}")
     facts = {"model": model_facts(found.classifier), "data": images.facts()}
     finish(options.out, tables, **facts, audits=[audit], notes=[str(audit)], protocol=shared(options))
 
@@ -171,7 +171,7 @@ def put_together(records: list[Record], out: Path) -> None:
     ]
     audit = pooled([audit for record in records for audit in record.audits])
     missed, allowed = len(differing[0][1]), audit.bound * audit.survivors
-    verdict = f"pyautoattack alone broke {missed}; the bound allows {allowed:.0f}."
+    verdict = f"{audit} That allows {allowed:.0f}; pyautoattack alone broke {missed}."
     note = f"{len(names)} images classified rightly, in {len(records)} parts. {verdict}"
     data = {"spec": first.data["spec"], "count": len(names), "names": names}
     finish(

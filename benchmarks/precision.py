@@ -3,8 +3,9 @@
 python benchmarks/precision.py robvit-mini-robust sample --count 500 --precision bf16/plain
 
 Both ways attack the same images, those that the model classifies rightly, batch by batch in turns; every
-success is one that the model as it is confirms. Images on which the two differ are named. Passes of the
-low-precision way include those that confirm, and those in fp32 where a success did not hold. A processor
+success is one that the model as it is confirms. Images on which the two differ are named, beside those on
+which fp32 differs from itself with another seed. Passes of the low-precision way include those that
+confirm, and those in fp32 where a success did not hold. A processor
 without bf16 takes a hundred times as long for its products; with --rounded it computes them by fp32's
 kernels, rounded as hardware rounds: then the images tell, and the seconds do not.
 """
@@ -27,6 +28,8 @@ from robvit.record import Table
 from robvit.settings import parse_settings
 from robvit.statistics import mcnemar
 
+RESEEDED = "fp32, another seed"
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -47,22 +50,25 @@ def main() -> None:
     found = opened(options)
     model, threat = found.net, found.threat
     settings = parse_settings(options.settings, ATTACKS.info(options.attack).defaults, options.attack)
-    broken: dict[str, list[bool]] = {"fp32": [], options.precision: []}
-    passes, spent = dict.fromkeys(broken, 0), dict.fromkeys(broken, NOTHING)
+    ways = {"fp32": ("fp32", 0), options.precision: (options.precision, 0), RESEEDED: ("fp32", 1)}
+    broken: dict[str, list[bool]] = {way: [] for way in ways}
+    passes, spent = dict.fromkeys(ways, 0), dict.fromkeys(ways, NOTHING)
     images = correct_ones(model, found.images, options.batch)
     products = RoundedProducts() if options.rounded else nullcontext()
     with frozen(model), products, progress(options.attack, total=len(images)) as advance:
         for first in range(0, len(images), options.batch):
             x, y = images.take(range(first, min(first + options.batch, len(images)))).tensors()
-            for way in broken:
+            for way, (precision, seed) in ways.items():
+                given = {"precision": precision, "seed": seed, "batch": len(x), **settings}
                 watch = Watch()
-                outcome = run(options.attack, model, x, y, threat, precision=way, batch=len(x), **settings)
+                outcome = run(options.attack, model, x, y, threat, **given)
                 spent[way] += watch.read()
                 passes[way] += outcome.forward + outcome.backward
                 broken[way] += outcome.success.tolist()
             advance(len(x))
-    rows = [[way, broken[way].count(False), passes[way], *spent[way]] for way in broken]
-    rows.append(["fp32 / the other", "", *(a / b for a, b in zip(*(row[2:] for row in rows), strict=True))])
+    rows = [[way, broken[way].count(False), passes[way], *spent[way]] for way in ways]
+    ratios = (a / b for a, b in zip(rows[0][2:], rows[1][2:], strict=True))
+    rows.append([f"fp32 / {options.precision}", "", *ratios])
     note = (
         f"{options.attack} on {len(images)} images classified rightly, {threat}; threads: {options.threads}."
     )
@@ -79,19 +85,17 @@ def main() -> None:
 
 
 def differing(images: ImageDataset, broken: dict[str, list[bool]]) -> Table:
-    """The images that were broken in one precision only, by name."""
+    """The images that one way broke and another did not, by name."""
+    fp32, low, reseeded = broken
     rows: list[list[object]] = []
-    for way, other in (tuple(broken), tuple(reversed(broken))):
+    for way, other in ((fp32, low), (low, fp32), (fp32, reseeded), (reseeded, fp32)):
         pairs = zip(images.names, broken[way], broken[other], strict=True)
         names = [name for name, mine, theirs in pairs if mine and not theirs]
-        rows.append([way, len(names), ", ".join(names)])
-    p = mcnemar(*(int(str(row[1])) for row in rows))
-    return Table(
-        "Broken in one precision only",
-        ["precision", "images", "which"],
-        rows,
-        f"McNemar's test of the difference: p = {p:.2g}.",
-    )
+        rows.append([way, other, len(names), ", ".join(names)])
+    p = mcnemar(*(int(str(row[2])) for row in rows[:2]))
+    note = f"McNemar's test of {fp32} and {low}: p = {p:.2g}."
+    columns = ["broken by", "but not by", "images", "which"]
+    return Table("Broken in one precision only, or with one seed", columns, rows, note)
 
 
 if __name__ == "__main__":

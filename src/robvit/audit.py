@@ -114,13 +114,21 @@ def pooled(audits: Sequence[Audit]) -> Audit:
     """Audits of other images each, as one about all survivors that a sample left open.
 
     Where a part tried all its survivors, nothing is open, and it adds nothing. Samples of several parts are
-    drawn apart, so the strata of all of them bound together what was missed, as those of one do.
+    drawn apart, so the strata of all of them bound together what was missed, as those of one do. A part whose
+    sample fell cannot be left out of that: what a sample finds may not decide whether it counts.
     """
     first = audits[0]
     for other in audits[1:]:
         if (other.attacks, other.confidence) != (first.attacks, first.confidence):
             raise InputError("audits can be pooled that were done with the same attacks and confidence")
     left = [audit for audit in audits if not audit.switched and audit.audited < audit.survivors]
+    fell = [audit for audit in audits if audit.switched or audit.successes]
+    if fell and left:
+        why = fell[0].switched or f"{len(fell[0].successes)} audited survivors fell"
+        raise InputError(
+            f"in one part {why}, so the other parts need the slow attacks on all their survivors too; judge "
+            f"them again with --audit {max(audit.survivors for audit in audits)}"
+        )
     strata = [row for audit in left for row in audit.strata]
     survivors, tried = (sum(getattr(audit, name) for audit in left) for name in ("survivors", "audited"))
     if not left:

@@ -8,8 +8,11 @@ from pathlib import PureWindowsPath
 from typing import Any
 
 # An absolute path, or one from home or from above, at the start of a text or after = : , or a quote; what
-# follows https: is none.
-_START = r"(?:(?<=[=:,'\"\s])|(?<=file://)|^)(?:~|/(?!/)|\.\.[/\\]|[A-Za-z]:[/\\](?!/))"
+# follows the scheme of an address is none, but a share of another machine (//name/...) is.
+_START = (
+    r"(?:(?<=[=:,'\"\s])|(?<=file://)|^)"
+    r"(?:~|(?<!http:)(?<!https:)(?<!file:)/|\.\.[/\\]|[A-Za-z]:[/\\](?!/))"
+)
 _PLACE = re.compile(_START + r"[^?,'\"\n]*")
 _PLACE_IN_PROSE = re.compile(_START + r"[^\s?,;'\"]*")  # where a space ends it
 

@@ -43,6 +43,13 @@ class Table:
     note: str = ""
     lead: bool = False
 
+    def without_places(self) -> Table:
+        """The table with local paths cut down to their last part."""
+        told = prose_without_places
+        title, *columns = map(told, [self.title, *self.columns])
+        rows = [[told(cell) for cell in row] for row in self.rows]
+        return replace(self, title=title, columns=columns, rows=rows, note=told(self.note))
+
     @staticmethod
     def cell(value: Any) -> str:
         """How a cell is printed: two decimals for a number, a dash for what was not measured."""
@@ -65,6 +72,12 @@ class Curve:
     lines: dict[str, list[list[float]]]
     note: str = ""
     percent: bool = False
+
+    def without_places(self) -> Curve:
+        """The curve with local paths cut down to their last part."""
+        told = prose_without_places
+        lines = {told(name): points for name, points in self.lines.items()}
+        return replace(self, title=told(self.title), lines=lines, note=told(self.note))
 
 
 @dataclass(frozen=True)
@@ -198,15 +211,20 @@ class Record(Shareable):
             protocol=cut(self.protocol),
             command=command_without_places(self.command),
             trials=[
-                replace(trial, surrogate=cut(trial.surrogate), settings=cut(trial.settings))
+                replace(
+                    trial,
+                    surrogate=cut(trial.surrogate),
+                    settings=cut(trial.settings),
+                    scenario=told(trial.scenario),
+                    variant=told(trial.variant),
+                )
                 for trial in self.trials
             ],
             findings=[replace(f, evidence=told(f.evidence), remedy=told(f.remedy)) for f in self.findings],
+            claims=[replace(claim, text=told(claim.text)) for claim in self.claims],
             notes=[told(note) for note in self.notes],
-            tables=[
-                replace(one, note=told(one.note), rows=[[told(cell) for cell in row] for row in one.rows])
-                for one in self.tables
-            ],
+            tables=[one.without_places() for one in self.tables],
+            curves=[one.without_places() for one in self.curves],
         )
 
     def shared_facts(self) -> dict[str, Any]:

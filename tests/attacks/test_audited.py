@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,7 +240,7 @@ def test_audits_of_parts_bound_together_what_they_left_open() -> None:
         strata = draw({str(i): float(i) for i in range(survivors)}, tried, 0).strata
         return concluded(Audit(["square"], tried, 0, survivors, tried, strata=strata, **more))
 
-    one, whole = part(100, 20), part(20, 20, successes=[3])
+    one, whole = part(100, 20), part(20, 20)
     five = pooled([*[one] * 5, whole])
     assert (five.survivors, five.audited, five.size) == (500, 100, 100)
     assert five.bound * 500 == one.bound * 100  # as many may be missed in five parts as in one
@@ -247,6 +248,10 @@ def test_audits_of_parts_bound_together_what_they_left_open() -> None:
     assert "All 20 survivors were tried" in str(pooled([whole]))
     with pytest.raises(InputError, match="same attacks"):
         pooled([one, Audit(["fab_t"], 20, 0, 100, 20)])
+    fallen = replace(one, successes=[3], switched="1 of 20 audited survivors fell")
+    with pytest.raises(InputError, match=r"1 of 20 audited survivors fell.*--audit 100"):
+        pooled([one, fallen])  # a sample may not decide by what it finds whether it counts
+    assert "20 survivors" in str(pooled([fallen, whole]))
 
 
 def test_batches_are_refused() -> None:

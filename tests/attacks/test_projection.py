@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from robvit.attacks import run
+from robvit.attacks import eot, run
 from robvit.attacks.core import frozen
 from robvit.loading import load
 from robvit.threat import Threat
@@ -43,6 +43,43 @@ def test_a_second_derivative_goes_through_it() -> None:
     expected = curvature()
     with frozen(layer):
         assert torch.allclose(curvature(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # in torch's own rules
+def test_all_kinds_of_derivatives_are_the_convolutions() -> None:
+    layer, x, direction = nn.Conv2d(3, 4, 2, stride=2), torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return torch.sum(layer(x) ** 3)
+
+    def several() -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
+        rows = torch.eye(out.numel())[:3].reshape(3, *out.shape)
+        return torch.autograd.grad(out, leaf, rows, is_grads_batched=True)[0]
+
+    kinds = {
+        "several at once": several,
+        "forward": lambda: torch.func.jvp(value, (x,), (direction,))[1],
+        "forward over reverse": lambda: torch.func.jvp(torch.func.grad(value), (x,), (direction,))[1],
+        "one by one": lambda: torch.func.vmap(torch.func.grad(lambda one: value(one[None])))(x),
+    }
+    for name, kind in kinds.items():
+        layer.requires_grad_(False)
+        expected = kind()
+        with frozen(layer):
+            assert torch.allclose(kind(), expected, rtol=1e-4, atol=1e-5), name
+
+
+def test_a_wrapper_may_list_a_projection_twice() -> None:
+    torch.manual_seed(0)
+    model = load("tiny-deit", pretrained=False, num_classes=4, img_size=16).eval()
+    x = (torch.rand(2, 3, 16, 16) * 255).round() / 255
+    twice = nn.ModuleList([model, nn.ModuleList([model.net.patch_embed])])
+    twice.forward = model.forward  # type: ignore[method-assign]
+    for net in (twice, eot(model, 2)):
+        run("pgd", net, x, model(x).argmax(1), Threat("linf", 1 / 255), steps=2)
+        assert "forward" not in vars(model.net.patch_embed.proj)
 
 
 def test_all_is_as_before_outside_and_where_it_would_not_be_right() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from robvit.defenses.tora.io import fresh
 from robvit.defenses.tora.modules import Adapters
 from robvit.errors import CannotShare, InputError
 from robvit.places import data_without_places
-from robvit.record import Record
+from robvit.record import Curve, Finding, Record, Table
 from robvit.sharing import Shareable
 from robvit.tensor_files import read_tensors
+from robvit.verdict import claim_of
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,23 @@ def test_a_record_goes_without_the_places_of_this_machine(judged: Record, tmp_pa
     cut = data_without_places([kept, {"k": places}])
     assert cut == [kept, {"k": ["x.pt", "folder:x.pt", "x.pt", "x.pt", "file://x.pt"]}]
     assert data_without_places("imagenet:/data/net?test=0.25") == "imagenet:net?test=0.25"
+    for share in ("//nas/home/me/x.pt", "folder://nas/home/me/x.pt"):
+        assert "me" not in data_without_places(share)
+
+
+def test_no_part_of_a_record_that_is_shown_tells_a_place(judged: Record) -> None:
+    place = "/home/me/a.pt"
+    shown = replace(
+        judged,
+        trials=[replace(trial, scenario=place, variant=f"on {place}") for trial in judged.trials],
+        tables=[Table(f"Of {place}", ["theirs / ours", place], [["", place]], place)],
+        curves=[Curve(f"Of {place}", "x", "y", {place: [[0.0, 1.0]]}, place)],
+        claims=[claim_of(f"{place} over {place}", [True], [False])],
+        findings=[Finding("a check", "green", place)],
+        notes=[f"Made by {place}."],
+    ).without_places()
+    assert "/home" not in json.dumps(asdict(shown))
+    assert shown.tables[0].columns == ["theirs / ours", "a.pt"]
 
 
 @pytest.mark.parametrize("origin", ["secret", ""])

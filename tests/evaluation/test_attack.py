@@ -41,6 +41,11 @@ def contents(folder: Path, work: AttackJob) -> tuple[torch.Tensor, list[bool]]:
     return torch.cat([p.adv for p in parts]), [r for p in parts for r in p.facts["correct"]]
 
 
+def test_images_for_other_models_are_no_others_shards() -> None:
+    white_box = job(2)  # which leaves what is wrong anyway, and ends with the first success
+    assert replace(white_box, victim=robvit.load("robvit-mini")).key() != white_box.key()
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     work = job()

@@ -77,6 +77,25 @@ def test_parts_in_any_order_are_the_whole_run(parts: list[Record], tmp_path: Pat
     assert Record.load(tmp_path / "record.json").trials == found.trials
 
 
+def test_what_made_a_part_doubtful_is_told_of_the_whole(parts: list[Record]) -> None:
+    doubt = "Doubtful: the head was trained on 2 of these 2 images, so every accuracy is too high."
+    first = replace(parts[0], notes=[doubt, *parts[0].notes])
+    assert pool([first, *parts[1:]]).notes[0] == doubt
+
+
+def test_names_of_one_machine_keep_no_parts_apart_and_precisions_do(parts: list[Record]) -> None:
+    elsewhere = replace(
+        parts[1],
+        model=parts[1].model | {"name": "there/net.safetensors"},
+        data=parts[1].data | {"spec": "folder:there"},
+        protocol=parts[1].protocol | {"warnings": ["PrecisionUnavailable"]},
+    )
+    assert pool([parts[0], elsewhere, parts[2]]).model == parts[0].model
+    low = replace(parts[1], protocol=parts[1].protocol | {"precision": "bf16"})
+    with pytest.raises(InputError, match="give all the same --precision"):
+        pool([parts[0], low, parts[2]])
+
+
 def test_samples_of_all_parts_bound_what_was_not_tried(audited: list[Record]) -> None:
     assert [part.audits[0].audited for part in audited] == [3, 3]
     found = pool(audited)
@@ -162,6 +181,8 @@ def test_the_command_judges_parts_and_puts_them_together(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert "Judged in 2 parts" in done.output
     assert Record.load(tmp_path / "all" / "record.json").data["count"] == 5
+    refused = CliRunner().invoke(app, [*both[:-1], folders[0]])
+    assert "holds one of the parts" in str(refused.exception)
     refused = CliRunner().invoke(app, [*both, "--limit", "3"])
     assert "--limit is decided by the records of --pool" in refused.output
     refused = CliRunner().invoke(app, [*judge, "--part", "3/2"])

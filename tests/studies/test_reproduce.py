@@ -12,7 +12,7 @@ from PIL import Image
 
 import robvit
 from robvit.data import open_data
-from robvit.errors import InputError, UnknownName
+from robvit.errors import DataError, InputError, UnknownName
 from robvit.record import Record, Table
 from robvit.settings import parse_settings
 from robvit.studies import STUDIES, StudyContext
@@ -113,6 +113,15 @@ def test_a_context_names_images_and_model_or_takes_the_studys_own() -> None:
     assert len(own) == 4
     assert StudyContext(data="sample").dataset("nowhere", "test", 32, 4).digest() == own.digest()
     assert StudyContext(model="robvit-mini").load("nothing").name == "robvit-mini"
+
+
+def test_the_images_to_test_on_are_no_stand_in_for_those_to_learn_from(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+    for i in range(8):
+        Image.new("RGB", (8, 8)).save(tmp_path / "test" / "cat" / f"{i}.png")
+    with pytest.raises(DataError):
+        StudyContext(data=str(tmp_path)).splits("sample", 8, learn=5, judged=3)
 
 
 def test_one_folder_is_shared_out_between_learning_and_judging(tmp_path: Path) -> None:

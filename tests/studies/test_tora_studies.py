@@ -409,6 +409,9 @@ def test_a_finding_says_whether_the_trade_off_trades() -> None:
     assert _trades_off([row(10, 1), row(0, 10), row(10, 10), row(1, 10)], effort).status == "amber"
     assert _trades_off([row(8, 1), row(7, 2)], effort).status == "skipped"  # so few images do not tell
     assert _trades_off([row(8, 1)], effort).status == "skipped"
+    slow = _trades_off([row(1, 10), row(4, 8), row(6, 5), row(8, 3), row(10, 0)], effort)
+    assert slow.status == "amber"  # no step tells, the ends do
+    assert "the ends are reversed in 2 of 2, and 0 of 8 steps are reversed" in slow.evidence
     claims = _trade_claims({"TORA, 0.1": row(10, 0), "TORA, 0.9": row(2, 10)}, effort)
     assert [claim.difference > 0 for claim in claims] == [True, False, False, True]
     assert _trade_claims({"TORA, 0.1": row(10, 0)}, effort) == []

@@ -28,8 +28,9 @@ from robvit.record import Record, Trial
 from robvit.studies import STUDIES, StudyContext, pool, reproduce
 from robvit.studies.judging import CLEAN, Attempt, attack_title, judge
 from robvit.studies.xcit.common import PUBLISHED, Contrast, JudgedVariant, Run, claims_of
+from robvit.studies.xcit.finetune import TRADES
 from robvit.studies.xcit.recipe import cost
-from robvit.studies.xcit.semantic import _published, correlation, edges
+from robvit.studies.xcit.semantic import Networks, _published, correlation, edges
 from robvit.studies.xcit.variants import CHECKPOINT, IMAGENET, RecipeEffort, Variant
 from robvit.threat import Threat
 from robvit.training import fit
@@ -134,11 +135,28 @@ def test_within_eight_all_rows_of_a_table_learn_by_the_wide_step_of_the_recipe_m
     two = Variant("two steps", changes={"inner.steps": 2}, small=own)
     made = effort.job(StudyContext(), two).recipe.inner
     assert (made.steps, made.start, made.relative_step, made.project) == (2, "uniform", 0.75, True)
+    eight = Variant("of its own", small={"inner.eps": 8 / 255})
+    assert RecipeEffort().job(StudyContext(), eight).recipe.inner == wide
+    none = effort.job(StudyContext(), Variant("none", small={"inner.eps": 0}))
+    assert none.recipe.inner.eps == 0
+    three = effort.job(StudyContext(), Variant("TRADES", changes=TRADES)).recipe.inner
+    assert (three.steps, three.relative_step, three.project) == (3, 0.5, True)
     rows = {"rows": ("DeiT-S",), "twins": False}
     record = reproduce("xcit-table1", images=2, out=tmp_path, eps=8 / 255, **TINY, **rows)
     assert any("one wide step" in note for note in record.notes)
     record = reproduce("xcit-steps", images=2, out=tmp_path, eps=8 / 255, **TINY)
     assert not any("one wide step" in note for note in record.notes)
+
+
+def test_small_networks_learn_from_images_fitted_as_those_that_judge_them() -> None:
+    assert RecipeEffort().job(StudyContext(resize="crop"), Variant("row")).resize == "crop"
+
+
+def test_a_network_that_made_one_side_is_no_judge_of_it() -> None:
+    judges = ["robvit-mini", "robvit-mini-robust+head.safetensors", "dinov2-small"]
+    assert Networks().own(StudyContext(), judges) == judges[:2]
+    tuned = Networks(standard="vit-base", lora="lora.safetensors")
+    assert tuned.own(StudyContext(model="dinov2-small"), judges) == []
 
 
 def test_a_row_with_extra_images_takes_as_many_steps_as_one_without() -> None:
@@ -484,7 +502,7 @@ def test_photographs_without_splits_are_judged_by_networks_at_their_own_size(
         own = {"judges": ["other+HEAD", "own+HEAD"], "standard": "own+HEAD", "img_size": 16, "steps": 1}
         record = reproduce(name, data=photographs, images=3, out=tmp_path / "own", **own)
         assert [claim.text.split(" recognises")[0] for claim in record.claims][-1] == "other"
-        assert "own is both a judge and the standard network" in record.notes[-1]
+        assert "own is both a judge and one of the two networks" in record.notes[-1]
 
 
 @pytest.mark.slow

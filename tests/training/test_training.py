@@ -388,6 +388,12 @@ def test_a_loss_may_own_a_state_choose_parameters_and_hear_of_epochs(
     assert all(torch.equal(first[name], tensor) for name, tensor in ended["model"].items())
 
 
+def test_a_stop_that_adds_a_validation_is_another_training(tmp_path: Path) -> None:
+    fit_of(tmp_path, epochs=3, validate_every=2, stop_after=1).run()
+    with pytest.raises(InputError, match="stop_after"):
+        fit_of(tmp_path, epochs=3, validate_every=2).run()
+
+
 def test_what_stop_after_ended_goes_on_when_it_is_raised(tmp_path: Path) -> None:
     whole = fit_of(tmp_path / "whole", epochs=2)
     whole.run()

@@ -29,7 +29,7 @@ from robvit.files import parse_json, read_text, write_json
 from robvit.processes import processes
 
 SHORT = 30.0  # seconds of work below which nothing is probed
-LONGEST = 6.0  # seconds after which no further choice is tried
+LONGEST = 6.0  # seconds of a probe after which no further choice is tried, be it of threads or of precision
 GAIN = 1.2  # a choice must be so many times as fast to be taken
 SIDES = {"cuda": 4096}  # of the matrices whose products are timed: small ones keep a GPU waiting (unmeasured)
 SIDE = 256  # of those on other devices
@@ -138,14 +138,14 @@ def _read(path: Path) -> Compute:
 @torch.no_grad()
 def probe(model: Model, x: torch.Tensor, wanted: str, passes: float) -> Compute:
     """Time the choices on a few images; only what was asked for is tried unless that is "auto"."""
-    device, names = x.device.type, set[str]()
+    device, names, until = x.device.type, set[str](), time.monotonic() + LONGEST
     x = x[: probed(len(x), device)]
     drawn_from = [] if device == "cpu" else [x.device]
     # A model that draws numbers goes on after the probe as it would have without it.
     with frozen(model), warnings.catch_warnings(), torch.random.fork_rng(drawn_from):
         warnings.simplefilter("ignore")
         short = _is_short(model, x, passes)
-        threads = torch.get_num_threads() if short or device != "cpu" else _threads(model, x)
+        threads = torch.get_num_threads() if short or device != "cpu" else _threads(model, x, until)
         chosen = Compute(wanted, "fp32", threads, device, short=short)
         with chosen.in_use():
             precision = "fp32"
@@ -154,7 +154,7 @@ def probe(model: Model, x: torch.Tensor, wanted: str, passes: float) -> Compute:
                 names |= {flaw.__name__} if flaw else set()
                 precision = "fp32" if flaw else wanted
             elif wanted == "auto" and not short:
-                precision = _fastest(model, x, names)
+                precision = _fastest(model, x, names, until)
     return replace(chosen, precision=precision, warnings=sorted(names))
 
 
@@ -169,13 +169,12 @@ def _is_short(model: Model, x: torch.Tensor, passes: float) -> bool:
     return not passes
 
 
-def _fastest(model: Model, x: torch.Tensor, names: set[str]) -> str:
+def _fastest(model: Model, x: torch.Tensor, names: set[str], until: float) -> str:
     """The fastest sound precision; `names` takes the warnings of those that are not sound."""
-    start = time.monotonic()
     own = _step_seconds(model, x)
     best, seconds = "fp32", own / GAIN
     for precision in _choices(model, x.device):
-        if time.monotonic() - start > LONGEST:
+        if time.monotonic() > until:
             break
         first = time.monotonic()
         flaw = _flaw(model, x, precision)
@@ -227,19 +226,19 @@ def _flaw(model: Model, x: torch.Tensor, precision: str) -> type[AttackWarning] 
     return PrecisionUnsound if bool(((output.argmax(1) != clean.argmax(1)) & sure).any()) else None
 
 
-def _threads(model: Model, x: torch.Tensor) -> int:
+def _threads(model: Model, x: torch.Tensor, until: float) -> int:
     """The number of threads that is fastest now; the present one where somebody chose it."""
     now = torch.get_num_threads()
     if "OMP_NUM_THREADS" in os.environ or processes().num_processes > 1:
         return now
-    start, best, seconds = time.monotonic(), 1, float("inf")
+    best, seconds = 1, float("inf")
     try:
         for count in sorted({1, *(2**i for i in range(1, 10) if 2**i < now), now}):
             torch.set_num_threads(count)
             took = _step_seconds(model, x, HOPELESS * seconds)
             if took < 0.95 * seconds:
                 best, seconds = count, took
-            if time.monotonic() - start > LONGEST:
+            if time.monotonic() > until:
                 break
     finally:
         torch.set_num_threads(now)

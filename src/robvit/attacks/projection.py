@@ -29,13 +29,19 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        (weight,) = ctx.saved_tensors
+        return F.conv2d(tangents[0], weight, stride=weight.shape[-2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (weight,), (grad,) = ctx.saved_tensors, grads
-        count, _, rows, columns = grad.shape
+        count, outs, rows, columns = grad.shape
         colours, high, wide = weight.shape[1:]
-        windows = grad.flatten(2).transpose(1, 2) @ weight.flatten(1)
+        windows = grad.reshape(count, outs, rows * columns).transpose(1, 2) @ weight.flatten(1)
         apart = windows.reshape(count, rows, columns, colours, high, wide).permute(0, 3, 1, 4, 2, 5)
         return apart.reshape(count, colours, rows * high, columns * wide), None, None
 
@@ -46,7 +52,8 @@ def quick_projections(parts: Iterable[nn.Module]) -> Iterator[None]:
 
     A layer whose `forward` somebody has put there is left alone, be it this function further out.
     """
-    found = [part for part in parts if _is_projection(part) and "forward" not in vars(part)]
+    # A wrapper such as `eot` may list a layer twice.
+    found = dict.fromkeys(part for part in parts if _is_projection(part) and "forward" not in vars(part))
     try:
         for part in found:
             part.forward = partial(_project, part)  # type: ignore[method-assign]
@@ -57,9 +64,10 @@ def quick_projections(parts: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _is_projection(part: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether it is a convolution of windows that stand side by side and miss nothing inside them."""
+    """Whether it is a convolution on a processor, of windows side by side that miss nothing inside."""
     return (
         type(part) is nn.Conv2d
+        and part.weight.device.type == "cpu"
         and part.kernel_size == part.stride
         and part.kernel_size != (1, 1)
         and part.padding in ((0, 0), "valid")

@@ -41,6 +41,7 @@ from robvit.cli.options import (
 from robvit.cli.recipe_checks import check_protocol, check_robustbench
 from robvit.cli.shell import command_line, typed
 from robvit.cli.tables import console, show_table
+from robvit.errors import InputError
 from robvit.specs import parse_part
 
 if TYPE_CHECKING:
@@ -208,6 +209,9 @@ def _pool(places: list[Path], out: Path, robustbench: Path | None) -> None:
     """Parts of one evaluation as one record."""
     records = [read_record(place) for place in places]
     check_out(out)
+    parts = {(place if place.is_dir() else place.parent).resolve() for place in places}
+    if out.resolve() in parts:
+        raise InputError(f"{out} holds one of the parts, which the whole would replace; give another --out")
     from robvit.evaluation.pooling import pool
 
     _finish(pool(records, out=out, command=typed()), out, robustbench)

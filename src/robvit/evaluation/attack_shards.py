@@ -125,6 +125,8 @@ class AttackJob:
         unusual = {} if self.target is None else {"target": self.target}
         unusual |= {} if self.rounded else {"rounded": False}
         unusual |= {"leave_wrong": True} if self.leave_wrong else {}
+        # To the full objective, and what is wrong anyway too, but for `leave_wrong`: other images come of it.
+        unusual |= {} if self.victim is None else {"transfer": True}
         return unusual | {
             "format": "shards-6",
             "source": None if self.source is None else key_of(_held_facts(self.source)),

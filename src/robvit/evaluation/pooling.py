@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
@@ -20,6 +21,7 @@ PART, OF, WHOLE = "part", "parts", "whole"  # what the record of a part tells of
 OVER_IMAGES = ("correct", "predicted", "distance", "targets")
 PLACES = ("skipped", "unseen")
 SUMS = ("forward", "backward", "seconds")
+PART_NOTE = r"Part \d+ of \d+, "  # the beginning of what a part says of itself
 NOTHING: dict[str, Any] = {"forward": 0, "backward": 0, "seconds": 0.0, "warnings": []}
 
 
@@ -94,7 +96,9 @@ def pool(records: Sequence[Record], *, out: str | Path | None = None, command: s
         versions=first.versions,
     )
     record.tables = attacker_levels(record)
-    record.notes = [*claims(record), f"Judged in {len(ordered)} parts, each apart."]
+    doubts = [note for one in ordered for note in one.notes if note not in claims(one)]
+    own = [note for note in dict.fromkeys(doubts) if not re.match(PART_NOTE, note)]
+    record.notes = [*own, *claims(record), f"Judged in {len(ordered)} parts, each apart."]
     if out is not None:
         with kept_in(out) as folder:
             record.save(folder / "record.json")
@@ -130,11 +134,15 @@ def _is_part(data: dict[str, Any]) -> bool:
 
 def _common(record: Record) -> dict[str, Any]:
     """All that the parts of one evaluation have in common."""
-    rules = {k: v for k, v in record.protocol.items() if k != "batch"}
-    images = {k: record.data.get(k) for k in ("spec", "split", "classes", "size", "resize", OF, WHOLE)}
+    apart = {"batch", "precision", "wanted precision", "warnings"}
+    rules = {k: v for k, v in record.protocol.items() if k not in apart}
+    # Names are of one machine's files; identity, digest and pixels say what was behind them.
+    model = {k: v for k, v in record.model.items() if k != "name" or "identity" not in record.model}
+    images = {k: record.data.get(k) for k in ("split", "classes", "size", "resize", OF, WHOLE)}
     return {
-        "the model": record.model,
+        "the model": model,
         "the protocol": rules,
+        "the precision (give all the same --precision)": record.protocol.get("precision"),
         "the images": images,
         "versions": record.versions,
     }
@@ -202,17 +210,8 @@ def _audits(records: Sequence[Record]) -> list[Audit]:
     audits = [audit for record in records for audit in record.audits]
     if not audits:
         return []
-    fell = [audit for audit in audits if audit.switched or audit.successes]
-    if fell and any(not audit.switched and audit.audited < audit.survivors for audit in audits):
-        why = fell[0].switched or f"{len(fell[0].successes)} audited survivors fell"
-        most = max(audit.survivors for audit in audits)
-        raise InputError(
-            f"in one part {why}, so the other parts need the slow attacks on all their survivors too; judge "
-            f"them again with --audit {most}"
-        )
-    if fell:
-        return [_whole(audits)]
-    return [pooled(audits)]
+    together = pooled(audits)
+    return [_whole(audits) if any(audit.switched or audit.successes for audit in audits) else together]
 
 
 def _whole(audits: Sequence[Audit]) -> Audit:

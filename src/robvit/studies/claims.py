@@ -23,6 +23,7 @@ COLUMNS = [
 
 HOLM = "p by Holm"
 ONE_SEED = "of these two networks; one seed"
+ONE_TRAINING = "one seed of trainings decides no default"
 
 
 def claims_table(
@@ -69,6 +70,6 @@ def preferred(default: str, against: Mapping[str, Sequence[Claim]]) -> Finding:
     evidence = f"ahead of it beyond chance and nowhere behind: {', '.join(better) or 'none'}"
     evidence += f" ({len(pairs)} claims, Holm's correction)"
     if any(claim.seeds == 1 for _, claim in pairs):
-        evidence += "; one seed of trainings decides no default"
+        evidence += f"; {ONE_TRAINING}"
         return Finding(f"the default, {default}", "skipped", evidence)
     return Finding(f"the default, {default}", "amber" if better else "green", evidence)

@@ -154,11 +154,11 @@ class StudyContext:
         """Images to learn from and others to judge on: the data's own parts, or two shares of one folder."""
         if not isinstance(self.data, ImageDataset):
             try:
-                parts = (("train", learn), ("test", judged))
-                first, second = (self.dataset(default, split, size, limit) for split, limit in parts)
-                return first, second
-            except (DataError, InputError):  # no such parts; what else is wrong comes up again below
+                first = self.dataset(default, "train", size, learn)
+            except NoSplits:
                 pass
+            else:
+                return first, self._held_out(default, size, judged)
         together = self.dataset(default, None, size, learn + judged)
         if len(together) < learn + judged:
             raise InputError(
@@ -166,6 +166,13 @@ class StudyContext:
                 f"{judged} to judge on: give more, or set fewer (--images, --set learn=)"
             )
         return together.take(range(judged, len(together))), together.take(range(judged))
+
+    def _held_out(self, default: str, size: int, limit: int) -> ImageDataset:
+        """The part to test on, or to validate on where there is no other."""
+        try:
+            return self.dataset(default, "test", size, limit)
+        except DataError:  # if it is there and broken, this comes up again
+            return self.dataset(default, None, size, limit)
 
     def prepare(self, model: Model, default: str, *, learn: int, judged: int) -> Prepared:
         """A model with images at its size; the number judged is the study's unless another was given."""

@@ -13,7 +13,7 @@ from typing import Any
 from robvit.errors import InputError
 from robvit.locks import kept_in
 from robvit.record import Record, Table, Trial
-from robvit.studies.claims import HOLM, claims_table
+from robvit.studies.claims import HOLM, ONE_TRAINING, claims_table
 from robvit.studies.judging import attack_title, over_seeds_cell
 from robvit.verdict import claim_of_parts
 
@@ -34,7 +34,9 @@ def pool(records: Sequence[Record], *, out: str | Path | None = None, command: s
     pooled = Record("study", first.model, first.data, trials=_trials(records), claims=claims)
     together = any(HOLM in table.columns for table in first.tables)
     pooled.tables = [_accuracies(records), *([claims_table(claims, together=together)] if claims else [])]
-    pooled.findings = [finding for record in records for finding in record.findings]
+    # That one seed decides no default is no longer true, and the claims over all seeds are in the table.
+    findings = [finding for record in records for finding in record.findings]
+    pooled.findings = [finding for finding in findings if ONE_TRAINING not in finding.evidence]
     runs = f"Trained with seeds {', '.join(map(str, seeds))}, each run apart."
     pooled.notes = [*first.notes[:1], runs, *first.notes[1:]]
     pooled.protocol = {**first.protocol, "seeds": seeds}

@@ -158,9 +158,14 @@ class Fit:
 
     def _validation_due(self) -> bool:
         """After every `validate_every` epochs and at the end, never between the replays of a batch."""
-        turn, rest = divmod(self.state.step, self.recipe.replays)
+        rest = self.state.step % self.recipe.replays
+        return not rest and (self._validates(self.state.step) or self.state.step == self.steps)
+
+    def _validates(self, step: int) -> bool:
+        """Whether `validate_every` epochs are over after a step, the last of its replays."""
+        turn = step // self.recipe.replays
         every = self.recipe.validate_every * self.stream.epoch / self.recipe.replays
-        return not rest and (turn // every > (turn - 1) // every or self.state.step == self.steps)
+        return turn // every > (turn - 1) // every
 
     def _validate(self, rate: float, eps: float) -> None:
         """Judge on held-out images, keep the best weights, tell what was seen."""
@@ -220,7 +225,13 @@ class Fit:
             "model": self.about,
             "starting weights": self.origin,
             "versions": versions(),
+            **self._stop(),
         }
+
+    def _stop(self) -> dict[str, Any]:
+        """Where a training is ended early, if that adds a validation, which may change what comes after."""
+        added = self.steps < self.stream.all_steps and not self._validates(self.steps)
+        return {"stop_after": self.recipe.stop_after} if added else {}
 
     def _save(self, always: bool = False) -> None:
         due = always or time.monotonic() - self._saved >= self.recipe.save_seconds

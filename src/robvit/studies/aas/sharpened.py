@@ -56,11 +56,15 @@ class Sharpened:
         return [all(each) for each in zip(*arms, strict=True)]
 
     def lost(self) -> Claim:
-        """That AAS and other scales break images which plain PGD misses, even with the passes of AAS."""
+        """That all other scales together break images which plain PGD misses with the passes of AAS alone.
+
+        They are several attacks and cost more, so this tells from where on plain PGD loses images, and `won`
+        whether AAS is what wins them back.
+        """
         found = self.comparison
         others = [trial.correct for draws in found.others.values() for trial in draws]
         ours = [not all(each) for each in zip(found.both, *others, strict=True)]
-        text = f"x{self.sharpness:g}: other scales break images that plain PGD misses, at AAS's cost"
+        text = f"x{self.sharpness:g}: plain PGD loses images that other scales, all together, break"
         return claim_of(text, ours, [not correct for correct in found.control.correct])
 
     def won(self) -> Claim:

@@ -125,19 +125,26 @@ def _trades_off(rows: Sequence[JudgedRow], effort: TableEffort) -> Finding:
     places = (0, *range(len(WEAK), len(WEAK) + len(effort.budgets)))
     left = [[row.outcomes[place] for row in rows] for place in places]
     rising = [left[0][::-1], *left[1:]]  # each from where accuracy is to be least
-    falls, *rises = seen_together([_step(each[0], each[-1]) for each in rising])
+    ends = [_step(each[0], each[-1]) for each in rising]
+    falls, *rises = seen_together(ends)
     steps = [_step(first, then) for each in rising for first, then in pairwise(each)]
-    chances = holm([step.p for step in steps])
-    turned = sum(p < SURE and step.difference < 0 for step, p in zip(steps, chances, strict=True))
+    turned, opposite = _reversed(steps), _reversed(ends)
     trades = falls and any(rises)
+    apart = "differ as they should" if trades else "are not told apart"
     listed = "; ".join(f"{name} {_listed(each)}" for name, each in zip(names, left, strict=True))
     told = (
         f"{listed}, from the least to the largest trade-off. Beyond chance (Holm's correction) the ends "
-        f"{'differ as they should' if trades else 'are not told apart'}, and {turned} of {len(steps)} steps "
-        "are reversed"
+        f"{f'are reversed in {opposite} of {len(ends)}' if opposite else apart}, and {turned} of "
+        f"{len(steps)} steps are reversed"
     )
-    status = "amber" if turned else "green" if trades else "skipped"
+    status = "amber" if turned or opposite else "green" if trades else "skipped"
     return Finding("the trade-off trades", status, told)
+
+
+def _reversed(claims: Sequence[Claim]) -> int:
+    """How many of them come out the other way, beyond chance after Holm's correction."""
+    chances = holm([claim.p for claim in claims])
+    return sum(p < SURE and claim.difference < 0 for claim, p in zip(claims, chances, strict=True))
 
 
 def _step(first: Sequence[bool], then: Sequence[bool]) -> Claim:

@@ -63,7 +63,8 @@ def accumulated(
         rows.append(row)
     # Of the two that drew, each judges the other's: what it sees in its own is what the ascent optimised.
     robust, standard, *_ = seen_by
-    strangers = [judge.partition("+")[0] for judge in judges if judge != networks.standard]
+    own = networks.own(context, judges)
+    strangers = [judge.partition("+")[0] for judge in judges if judge not in own]
     pairs = {"the other network": (standard, robust)} | {judge: (judge, judge) for judge in strangers}
     claims = [
         claim_of(
@@ -89,8 +90,7 @@ def accumulated(
     record.tables = [table, claims_table(claims)]
     size = f"{count} starts, {steps} steps within L2 {eps:g}; of the data only the classes' names are used."
     record.notes = [size, *scale_note(context, "")]
-    if networks.standard in judges:
-        record.notes.append(own_judge_note(networks.standard, "drawings led"))
+    record.notes += [own_judge_note(judge, "drawings led") for judge in own]
     return record
 
 

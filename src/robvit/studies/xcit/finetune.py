@@ -50,6 +50,7 @@ TRADES = {
     "inner.steps": 3,
     "inner.step": 0.5,
     "inner.start": "tiny",
+    "inner.project": True,
 }
 NOTE7 = (
     "The thesis: XCiT-S12 and ResNet-50, both pretrained within 8/255 on ImageNet. Here, if small, "

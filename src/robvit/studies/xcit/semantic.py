@@ -41,6 +41,9 @@ SMALL = (
 )
 
 
+ROBUST = "robvit-mini-robust"  # the network that is judged if none is given
+
+
 @dataclass(frozen=True)
 class Networks(StudySettings):
     """The networks of these studies: the robust one that is judged, with its parts, and a standard one.
@@ -56,8 +59,15 @@ class Networks(StudySettings):
     def pair(self, context: StudyContext) -> dict[str, Model]:
         """The robust network and the standard one."""
         parts = {"arch": self.arch or None, "lora": self.lora or None, "head": self.head or None}
-        robust = context.load("robvit-mini-robust", **parts)
+        robust = context.load(ROBUST, **parts)
         return {"robust": robust, "standard": opened(self.standard, context.img_size)}
+
+    def own(self, context: StudyContext, judges: Sequence[str]) -> list[str]:
+        """The judges that are one of the two networks, which see in its own what the attack led it to."""
+        given = context.model
+        robust = given.name if isinstance(given, Model) else given or ROBUST
+        pair = {self.standard.partition("+")[0], *([] if self.lora else [robust])}
+        return [judge for judge in judges if judge.partition("+")[0] in pair]
 
 
 def opened(spec: str, img_size: int | None = None) -> Model:
@@ -129,7 +139,7 @@ def classified(
 
     `more` networks are attacked too, such as torchvision:resnet50. Judges see all images at their own size.
     """
-    pair, standard = networks.pair(context), networks.standard
+    pair, own = networks.pair(context), networks.own(context, judges)
     robust, size = pair["robust"], pair["robust"].input_size[0]
     models: dict[str, nn.Module] = {**pair}
     models |= {name: open_classifier(name, img_size=size).net for name in more}
@@ -148,7 +158,7 @@ def classified(
             found[name] = colours[0]
             rows.append([judge, f"{name}, colours", *_cells(colours), _published(judge, name, top)])
             rows.append([judge, f"{name}, grey", *_cells(_recognised(model, grey, wanted, top)), None])
-        if spec != standard:  # which sees in its own perturbations what the attack led it to
+        if spec not in own:
             claims.append(_more_recognised(judge, found, top))
     columns = [
         "judge",
@@ -163,15 +173,14 @@ def classified(
     table = Table("Table 9: perturbations classified", columns, rows, note)
     record.tables = [table, *([claims_table(claims)] if claims else []), _published_table()]
     record.notes = scale_note(context, " --set eps=4/255 --set top=5 --images 5000")
-    if standard in judges:
-        record.notes.append(own_judge_note(standard, "perturbations push"))
+    record.notes += [own_judge_note(judge, "perturbations push") for judge in own]
     return record
 
 
-def own_judge_note(standard: str, made: str) -> str:
-    """That a judge is the very network on which the standard side was made."""
+def own_judge_note(judge: str, made: str) -> str:
+    """That a judge is the very network on which one side was made."""
     return (
-        f"{standard.partition('+')[0]} is both a judge and the standard network: what its own {made} it to "
+        f"{judge.partition('+')[0]} is both a judge and one of the two networks: what its own {made} it to "
         "is part of its figure, so no claim is made of it."
     )
 

@@ -138,11 +138,6 @@ class RecipeEffort(TrainingEffort):
     def is_small(self) -> bool:
         return self.scale == "small"
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether small networks learn by one wide step, as the recipe mini's."""
-        return self.is_small and self.eps > PAPER_EPS
-
     def chosen(self, variants: Sequence[Variant]) -> list[Variant]:
         """The rows that are asked for, all if none is named."""
         known = [variant.label for variant in variants]
@@ -158,7 +153,8 @@ class RecipeEffort(TrainingEffort):
             recipe = load_recipe("small-study", **self._small_changes(variant), seed=context.seed)
             stand_in = variant.stand_in.replace("tiny-", f"{self.network}-")
             model, data = context.model_name(stand_in), context.data_name(variant.small_data)
-            return job_of(recipe, model, data, limit=limit, extra=variant.small_extra or None)
+            extra = variant.small_extra or None
+            return job_of(recipe, model, data, limit=limit, resize=context.resize, extra=extra)
         _check_data(context, variant)
         robust = variant.model == CHECKPOINT  # the caller's
         return job_of(
@@ -202,9 +198,10 @@ class RecipeEffort(TrainingEffort):
     def _small_changes(self, variant: Variant) -> dict[str, Any]:
         """The changes of small-study: the thesis's, its times in proportion, and a few epochs."""
         epochs = (self.epochs or variant.small_effort[1]) * variant.share  # as many steps for every row
+        eps = {"inner.eps": PAPER_EPS, **variant.changes, **variant.small}["inner.eps"]
+        eps = (self.eps or eps) if eps else 0  # without attacks at any budget
         changes: dict[str, Any] = {
-            "inner.eps": PAPER_EPS,
-            **(WIDE if self.is_wide else {}),
+            **(WIDE if eps > PAPER_EPS else {}),
             **variant.changes,
             "epochs": epochs,
             "warmup": epochs / 10,
@@ -217,9 +214,8 @@ class RecipeEffort(TrainingEffort):
             "validate_every": 10_000,
             "track": [],
             **variant.small,
+            "inner.eps": eps,
         }
-        if self.eps and changes["inner.eps"]:
-            changes["inner.eps"] = self.eps
         changes["eps_warmup"] = changes.get("eps_warmup", 10) * epochs / PAPER_EPOCHS
         return changes
 
