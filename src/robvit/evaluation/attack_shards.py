@@ -1,9 +1,8 @@
 """Attacking a whole dataset: batch by batch into shards, so that it can be killed, resumed and shared out.
 
 A shard is the unit of work: one batch of adversarial images as 8-bit values and what became of each. A run
-that is started again resumes with the shards that are missing; several processes (`accelerate launch`)
-take turns. The size of the batch is part of a job's key, so the result is the same: most attacks treat each
-image by itself, and those that are `batch_coupled` see the same batches again.
+that is started again resumes with the missing shards; several processes (`accelerate launch`) take turns.
+The batch's size is in a job's key: attacks that are `batch_coupled` see the same batches again.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class AttackJob:
     """What is done to every image, and all that its result depends on.
 
     With a `victim`, images are made on `model` and judged on the victim (transfer); with `leave_wrong`, those
-    that it gets wrong from the start are left. `identity` names weights and everything else that decides the
-    models' outputs. The attack "clean" leaves images as they are and has no threat. With a `source`, images
-    are taken from the shards of another job. With an `original`, the cosine of the judged model's features
-    with its is measured. With a `target`, "random" say, the attack aims at a class. Without `rounded`, images
-    stay floats, and none are kept. `passes`: forward, of an image that stays correct, if known, for progress.
+    that it gets wrong from the start are left. `identity` names all that decides the models' outputs. The
+    attack "clean" leaves images as they are and has no threat. With a `source`, images are taken from the
+    shards of another job. With an `original`, the cosine of the judged model's features with its is measured.
+    With a `target`, "random" say, the attack aims at a class. Without `rounded`, images stay floats, and none
+    are kept. `passes`: forward, of an image that stays correct, if known, for progress.
     """
 
     attack: str
@@ -123,10 +122,9 @@ class AttackJob:
     def facts(self) -> dict[str, Any]:
         """All that decides the result, by name."""
         unusual = {} if self.target is None else {"target": self.target}
+        marks = {"leave_wrong": self.leave_wrong, "transfer": self.victim is not None}
+        unusual |= {name: True for name, holds in marks.items() if holds}
         unusual |= {} if self.rounded else {"rounded": False}
-        unusual |= {"leave_wrong": True} if self.leave_wrong else {}
-        # To the full objective, and what is wrong anyway too, but for `leave_wrong`: other images come of it.
-        unusual |= {} if self.victim is None else {"transfer": True}
         return unusual | {
             "format": "shards-6",
             "source": None if self.source is None else key_of(_held_facts(self.source)),
