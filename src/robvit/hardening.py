@@ -139,7 +139,7 @@ def robustify(
     lora: factors of an earlier tuning: tokens are learned on the tuned network; lora goes on from them,
         towards the same original
     rank: lora: the rank of the factors, 16
-    inner_steps: lora, full: steps of the attack inside a training step, 2
+    inner_steps: lora, full: steps of the attack inside a training step, 2, and more beyond 2/255
     clean_weight, clean_cosine: lora, full: the weight of a term that keeps clean features, or the cosine with
         the original that they are to keep, by which the weight is chosen
     keep: lora, full: the share of patch tokens that a step sees, 1; 0.5 about halves the work of the blocks

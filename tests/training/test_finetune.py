@@ -37,7 +37,7 @@ from robvit.tensor_files import read_tensors
 from robvit.training.computing import CHOICE, lowered, settled
 from robvit.training.features import MOST_ADDED, FeatureLearner, Features
 from robvit.training.finetune import Stopwatch, finetune
-from robvit.training.finetune_plan import Cost, fitted, inner_steps_for, planned
+from robvit.training.finetune_plan import Cost, fitted, planned
 from robvit.training.fit import Fit
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import OwnAttack, make_loss
@@ -367,6 +367,13 @@ def test_the_loss_is_the_distance_from_the_originals_clean_features(
     torch.testing.assert_close(loss(learner, x, torch.zeros(3), Fixed()), expected)  # type: ignore[arg-type]
 
 
+def test_a_large_budget_gets_more_inner_steps_unless_they_are_given(mini: Model) -> None:
+    assert [Tuning(eps=n / 255).attack_steps for n in (1, 2, 4, 8)] == [2, 2, 3, 5]
+    given = Tuning(eps=4 / 255, inner_steps=2).settled(mini)
+    assert (given.inner_steps, given.recipe(100).inner.steps) == (2, 2)
+    assert Tuning(eps=4 / 255).settled(mini).recipe(100).inner.steps == 3
+
+
 @pytest.mark.slow
 def test_minutes_become_steps_and_the_plan_is_kept(
     tmp_path: Path, mini: Model, monkeypatch: pytest.MonkeyPatch
@@ -382,8 +389,6 @@ def test_minutes_become_steps_and_the_plan_is_kept(
         fitted(Tuning(), cost, 0.1)
     with pytest.raises(InputError, match=r"or smaller images \(--img-size 70\)"):
         fitted(Tuning(), cost, 0.5, size=(112, 14))
-    assert [inner_steps_for(Tuning(eps=n / 255)) for n in (1, 2, 4, 8)] == [2, 2, 3, 5]
-    assert inner_steps_for(Tuning(eps=4 / 255, inner_steps=6)) == 6
     with pytest.raises(InputError, match="minutes must be above 0"):
         fitted(Tuning(), cost, 0)
     tuning = Tuning(held_out=2, judge_steps=2).settled(mini)
@@ -498,7 +503,7 @@ class Hiding(nn.Module):
 def test_the_guard_adds_steps_until_its_attack_finds_what_was_hidden() -> None:
     grey = ImageDataset(Listing(["a", "b"], torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)), [0, 1])
     loss = Features(Hiding(), grey)
-    recipe = Tuning(eps=8 / 255, judge_steps=20).recipe(100)
+    recipe = Tuning(eps=8 / 255, inner_steps=2, judge_steps=20).recipe(100)
     doubts = []
     for _ in range(MOST_ADDED + 1):
         seen = judge(Hiding(), loss, grey, recipe, Accelerator(cpu=True))

@@ -92,7 +92,7 @@ def finetune(
             tuning = planned(model, images, tuning, minutes, folder)
             log(
                 f"planned for {minutes:g} minutes: {tuning.steps} steps of {tuning.batch} images at "
-                f"{model.input_size[0]} pixels, {tuning.inner_steps} inner steps or, if the guard asks, more"
+                f"{model.input_size[0]} pixels, {tuning.attack_steps} inner steps or, if the guard asks, more"
             )
         log(expected(model, tuning))
         clock = Stopwatch(folder / SECONDS, progress)

@@ -20,7 +20,7 @@ from robvit.processes import mean_of_all, processes
 from robvit.training.computing import lowered, settled
 from robvit.training.inner_attack import InnerAttack
 from robvit.training.losses import make_loss
-from robvit.training.tuning import FEW_STEPS_DO, Tuning, make_learner, split
+from robvit.training.tuning import Tuning, make_learner, split
 
 PLAN = "plan.json"
 PROBED = 8  # images in the probe's step
@@ -28,7 +28,7 @@ LEAST_STEPS = 20  # fewer teach nothing
 GOOD_STEPS = 100  # below it smaller batches, and so more steps, are worth more
 FEWER = ((3, 16), (2, 8))  # validations and their images, where judging would take too much of the time
 SPARE = 0.95  # of the time is planned; loading and saving take the rest
-PLANNED = ("steps", "batch", "inner_steps", "validations", "held_out")
+PLANNED = ("steps", "batch", "validations", "held_out")
 LEAST_SIZE = 32  # pixels; smaller images are not proposed
 
 
@@ -46,7 +46,7 @@ class Cost:
 
 
 def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, out: Path) -> Tuning:
-    """The tuning with steps, batch, inner steps and validations for so many minutes.
+    """The tuning with steps, batch and validations for so many minutes.
 
     The plan is kept in `out`: a resumed run, and the other processes of this one, would measure otherwise.
     One of another tuning is made anew.
@@ -60,7 +60,6 @@ def planned(model: Model, images: ImageDataset, tuning: Tuning, minutes: float, 
     asked = json.loads(json.dumps({"minutes": minutes} | asdict(tuning)))  # as it is read again
     processes().wait_for_everyone()  # all have looked before one writes
     if plan.get("asked") != asked:
-        tuning = replace(tuning, inner_steps=inner_steps_for(tuning))
         made = fitted(
             tuning, probe(model, images, tuning), minutes, (model.input_size[0], patch_side(model.net) or 1)
         )
@@ -78,13 +77,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(plan, dict) or not all(type(plan.get(name)) is int for name in PLANNED):
         raise InputError(f"{path} is damaged: it must tell {', '.join(PLANNED)}; remove it")
     return plan
-
-
-def inner_steps_for(tuning: Tuning) -> int:
-    """The inner attack's steps: those asked for, and more where eps is large."""
-    if tuning.few_steps_do:
-        return tuning.inner_steps
-    return max(tuning.inner_steps, 1 + math.ceil(tuning.eps / FEW_STEPS_DO))
 
 
 def fitted(tuning: Tuning, cost: Cost, minutes: float, size: tuple[int, int] = (0, 1)) -> Tuning:
@@ -140,9 +132,8 @@ def probe(model: Model, images: ImageDataset, tuning: Tuning) -> Cost:
             torch.autograd.grad(loss(learner, part, y[: len(part)], attack), trained)
         seconds = (time.perf_counter() - start) / len(part)
     clean = tuning.clean_weight > 0 or tuning.clean_cosine is not None or tuning.loss == "trades"
-    passes = (
-        (not tuning.supervised) + 2 * tuning.inner_steps + 3 * (1 + clean)
-    )  # a way back to the weights counts two
-    judging = 2 * (tuning.inner_steps + math.prod(tuning.long_attack)) + 4
+    inner = tuning.attack_steps
+    passes = (not tuning.supervised) + 2 * inner + 3 * (1 + clean)  # a way back to the weights counts two
+    judging = 2 * (inner + math.prod(tuning.long_attack)) + 4
     seconds = float(mean_of_all(torch.tensor(seconds, device=device))) / processes().num_processes
     return Cost(seconds, seconds / passes * judging / tuning.keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -37,6 +38,7 @@ OF_THE_LOSS = (
     "class_weight",
 )
 AUTO = "auto"  # a class weight that follows from the network
+FEW_STEPS = 2
 FEW_STEPS_DO = 2 / 255  # L-inf; beyond it an attack of two large steps teaches a network to hide from such
 LONG_ATTACK = {False: (10, 1), True: (20, 2)}  # steps and starts that judge, up to that and beyond
 CLASS_WEIGHT = 0.5  # where it has a class token; what the recorded tunings were made with
@@ -46,18 +48,18 @@ CLASS_WEIGHT = 0.5  # where it has a class token; what the recorded tunings were
 class Tuning:
     """How a model is made robust: by which method, against what, for how long.
 
-    "lora" trains factors of a `rank` beside every linear layer, "full" the weights themselves; `blocks`
-    keeps either to the first blocks. The inner attack takes `inner_steps` of `step` times eps from a random
-    start. Times are in steps of `batch` images: the learning rate and eps grow from zero over the shares
-    `warmup` and `eps_warmup` of them. At most `held_out` images, a tenth of all, are judged `validations`
-    times by an attack of `judge_steps` from `judge_starts`, left out 10 from one and beyond 2/255 20 from
-    two; the weights that did best are kept. `distance`, `clean_weight`, `clean_cosine`, `reach`, `add_steps`,
-    `keep`, `hide`, `hide_windows` and `class_weight` are those of `Features`; left at "auto", `class_weight`
-    is 0.5 where the network has a class token. With `loss` "task" or "trades" labels and the model's own
-    classifier or head take the features' place: its loss on attacked images, or TRADES with `beta`. With
-    `norms` the normalisations and layer scales learn along with LoRA's factors (FullLoRA-AT, 2401.01752).
-    `extra_share` of each batch comes from a second set of images. `changes` reach any key of the recipe
-    ("ema", "augment.flip").
+    "lora" trains factors of a `rank` beside every linear layer, "full" the weights themselves; `blocks` keeps
+    either to the first blocks. The inner attack takes `inner_steps` of `step` times eps from a random start,
+    left out 2 of them, and beyond 2/255 one more for each 2/255. Times are in steps of `batch` images: the
+    learning rate and eps grow from zero over the shares `warmup` and `eps_warmup` of them. At most `held_out`
+    images, a tenth of all, are judged `validations` times by an attack of `judge_steps` from `judge_starts`,
+    left out 10 from one and beyond 2/255 20 from two; the weights that did best are kept. `distance`,
+    `clean_weight`, `clean_cosine`, `reach`, `add_steps`, `keep`, `hide`, `hide_windows` and `class_weight`
+    are those of `Features`; left at "auto", `class_weight` is 0.5 where the network has a class token. With
+    `loss` "task" or "trades" labels and the model's own classifier or head take the features' place: its loss
+    on attacked images, or TRADES with `beta`. With `norms` the normalisations and layer scales learn along
+    with LoRA's factors (FullLoRA-AT, 2401.01752). `extra_share` of each batch comes from a second set of
+    images. `changes` reach any key of the recipe ("ema", "augment.flip").
     """
 
     method: str = "lora"
@@ -67,7 +69,7 @@ class Tuning:
     norms: bool = False
     eps: float = 2 / 255
     norm: str = "linf"
-    inner_steps: int = 2
+    inner_steps: int | None = None
     step: float = 0.75
     steps: int = 150
     batch: int = 32
@@ -139,12 +141,24 @@ class Tuning:
         if weight == AUTO:
             weight = CLASS_WEIGHT if model.has_class_token and not self.supervised else None
         steps, starts = self.long_attack
-        return replace(self, class_weight=weight, judge_steps=steps, judge_starts=starts)
+        return replace(
+            self,
+            class_weight=weight,
+            inner_steps=self.attack_steps,
+            judge_steps=steps,
+            judge_starts=starts,
+        )
 
     @property
     def few_steps_do(self) -> bool:
         """Whether eps is so small that an inner attack of two steps does not teach a network to hide."""
         return self.norm != "linf" or self.eps <= FEW_STEPS_DO
+
+    @property
+    def attack_steps(self) -> int:
+        """Steps of the inner attack: those asked for, or two, and more where so few teach to hide."""
+        usual = FEW_STEPS if self.few_steps_do else 1 + math.ceil(self.eps / FEW_STEPS_DO)
+        return self.inner_steps or usual
 
     @property
     def long_attack(self) -> tuple[int, int]:
@@ -166,7 +180,7 @@ class Tuning:
         epoch = (self.batch - round(self.extra_share * self.batch)) / count  # what one step is
         content = {
             **self._loss(),
-            "inner": {"norm": self.norm, "eps": self.eps, "steps": self.inner_steps, "step": self.step},
+            "inner": {"norm": self.norm, "eps": self.eps, "steps": self.attack_steps, "step": self.step},
             "eps_warmup": self.eps_warmup * self.steps * epoch,
             "batch": self.batch,
             "extra_share": self.extra_share,
