@@ -49,6 +49,7 @@ from robvit.defenses.lora import LoRA
 from robvit.drawing.charts import draw_charts
 from robvit.drawing.images import save_png
 from robvit.evaluation.compare import compare
+from robvit.evaluation.pooling import PART
 from robvit.record import PROCESSOR, Curve, Record, Table
 from robvit.report.card import model_card
 from robvit.report.defences import defence_table
@@ -259,7 +260,7 @@ def shipped() -> dict[Path, str]:
     names = [path.parent.name for path in sorted(RESULTS.glob("*/record.json.gz"))]
     results = [read_kept(name, RESULTS) for name in names]
     _add_costs([result for result in results if _is_tuning(result.record)])
-    records = [result.record for result in results]
+    records = [result.record for result in results if PART not in result.record.data]
     reached = ROOT / "src" / "robvit" / "training" / RECORDED
     known = summary([_readable(record) for record in records])
     return _cards(records) | {reached: json.dumps(known, indent=2) + "\n"}
@@ -308,7 +309,7 @@ def _tuning_of(factors: LoRA, name: str, records: list[Record]) -> Record:
         for r in records
         if _is_tuning(r)
         and (r.model["fingerprint"], r.data.get("digest")) == (factors.fingerprint, factors.settings["data"])
-        and all(factors.settings.get(key) == value for key, value in _settings(r).items())
+        and all(_without_cost(factors.settings).get(k) == v for k, v in _settings(r).items())
     ]
     if len(found) != 1:
         raise SystemExit(f"expected the record of one tuning with the settings of {name}, got {len(found)}")
@@ -316,11 +317,14 @@ def _tuning_of(factors: LoRA, name: str, records: list[Record]) -> Record:
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    """A tuning's settings as its file has them: what its start cost was told afterwards."""
-    settings: dict[str, Any] = dict(record.model["settings"])
-    if start := settings.get("start"):
-        settings["start"] = {key: value for key, value in start.items() if key != PROCESSOR}
-    return settings
+    """A tuning's settings as its file has them."""
+    return _without_cost(record.model["settings"])
+
+
+def _without_cost(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without what the start cost: older files do not tell it, records were told afterwards."""
+    start = settings.get("start")
+    return settings | ({"start": {k: v for k, v in start.items() if k != PROCESSOR}} if start else {})
 
 
 def _readable(record: Record) -> Record:
@@ -349,8 +353,12 @@ def _now(page: Path) -> str:
 
 
 def _minutes(results: list[KeptResult]) -> int:
-    """Processor minutes, each result once."""
-    seconds = sum({result.name: result.about["cpu_seconds"] for result in results}.values())
+    """Processor minutes, each result once, those of the parts of a pooled one too."""
+    names = dict.fromkeys(result.name for result in results)
+    for result in results:
+        if "--pool" in result.about["command"]:
+            names |= dict.fromkeys(re.findall(r"\{lab\}/([\w.-]+)/record\.json", result.about["command"]))
+    seconds = sum(read_kept(name, RESULTS).about["cpu_seconds"] for name in names)
     return max(1, round(seconds / 60))
 
 

@@ -139,6 +139,10 @@ def test_before_it_starts_it_says_what_is_recorded(mini: Model) -> None:
     other = known | {"eps": 1 / 255, "steps": 150, "batch": 32}
     assert "eps 2/255" in expected(mini, tuning, [other, known])  # eps before time
     assert summary([made]) == []
+    blind = replace(trial, attack="square", attacker="black-box")
+    assert summary([made, replace(verdict, trials=[blind])]) == []  # what it leaves, others need not leave
+    told = expected(mini, tuning, [known | {"tuned on": "photographs"}])
+    assert "processor minutes on photographs (" in told
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ InnerSteps = Annotated[
     Whole,
     typer.Option(
         min=1,
-        help="Steps of the attacker who sees them, 3; lora, full: of the inner attack, 2, and more beyond 2/255.",
+        help="Steps of the attacker who sees them, 3; lora, full: of the inner attack, 2, more beyond 2/255.",
         rich_help_panel=BEYOND,
     ),
 ]

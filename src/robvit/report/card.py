@@ -73,9 +73,9 @@ def _summary(tuning: Record) -> str:
     labels = "with labels" if settings.get("loss", "features") != "features" else "without labels"
     name = markdown_text(str(tuning.model["name"]))
     return (
-        f"{name} tuned {labels} to survive attacks up to {_eps(settings)} "
-        f"({settings['norm']}) by someone who has all of it. Heads that were learned on the original's "
-        "features fit. It is no secret."
+        f"{name} tuned {labels} against attacks up to {_eps(settings)} ({settings['norm']}) by someone who "
+        "has all of it; how many images survive them stands below. Heads that were learned on the original's "
+        "features fit; what they lose stands below too. It is no secret."
     )
 
 
@@ -170,6 +170,7 @@ def _limits(tuning: Record, records: list[Record]) -> list[str]:
     lines = []
     if not any(judged_by_autoattack(record) for record in own):
         lines.append("AutoAttack has not judged it: the figures compare choices and are no verdict.")
+    lines += [str(audit) for record in own for audit in record.audits]
     sets = sorted({str(r.data.get("spec")) for r in own if r.data.get("digest")})
     lines.append(
         f"Judged on {', '.join(sets) or 'nothing'} at {tuning.model['input'][0]} pixels and nothing else."

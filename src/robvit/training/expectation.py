@@ -14,6 +14,7 @@ from typing import Any
 
 from robvit.backbones.model import Model
 from robvit.budget import Budget
+from robvit.evaluation.attackers import WHITE_BOX
 from robvit.record import PROCESSOR, Record
 from robvit.training.tuning import ONLY_FEATURES, Tuning
 
@@ -54,11 +55,12 @@ def recorded(model: Model, tuning: Tuning, known: Known | None = None) -> str:
     )
     before = f" after {near['steps before']} before" if near["steps before"] else ""
     eps = Budget("linf", near["eps"]).amount
+    on = f" on {near['tuned on']}" if near["tuned on"] else ""
     done = f"{near['steps']} steps of {near['batch']} images{before}, eps {eps}"
     minutes = near[PROCESSOR] / 60
     return (
-        f"recorded for {_what(model, tuning)}: after {minutes:.0f} processor minutes ({done}) correct under "
-        f"every attack tried were {'; '.join(kept)}"
+        f"recorded for {_what(model, tuning)}: after {minutes:.0f} processor minutes{on} ({done}) correct "
+        f"under every attack tried were {'; '.join(kept)}"
     )
 
 
@@ -87,7 +89,7 @@ def summary(records: Sequence[Record]) -> Known:
             r
             for r in records
             if r.kind == "evaluate"
-            and r.attacks()
+            and _knows_all(r)
             and r.model.get("fingerprint") == one.model["tuned fingerprint"]
             and not r.model.get("tokens")
         ]
@@ -96,13 +98,20 @@ def summary(records: Sequence[Record]) -> Known:
     return found
 
 
+def _knows_all(record: Record) -> bool:
+    """Whether it was attacked, and by nobody who knows less than all: what a black box leaves says little."""
+    attacks, everything = record.attacks(), ("", WHITE_BOX)
+    return bool(attacks) and all(one.attacker in everything and not one.surrogate for one in attacks)
+
+
 def _facts(one: Record) -> dict[str, Any]:
-    settings = one.model["settings"]
+    settings, more = one.model["settings"], one.data.get("extra") or {}
     before = settings.get("start") or {"steps": 0, PROCESSOR: 0}
     return {
         **{name: one.model[name] for name in ("fingerprint", "input")},
         **{name: settings[name] for name in ("method", "eps", "steps", "batch")},
         **{name: settings.get(name, ONLY_FEATURES.get(name)) for name in ALIKE},
+        "tuned on": " and ".join(filter(None, (one.data.get("spec"), more.get("spec")))),
         "steps before": before["steps"],
         PROCESSOR: round(one.metrics[PROCESSOR] + before[PROCESSOR]),
     }

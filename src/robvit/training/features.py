@@ -1,7 +1,7 @@
 """Features that stay where they were under attack: the label-free objective, and what learns by it.
 
 The tuned network's attacked features are drawn to the original's clean ones, class and patch tokens alike
-(FARE, 2402.12336, which did so with an embedding). Heads that were learned on the original keep working.
+(FARE, 2402.12336, which did so with an embedding). Heads that were learned on the original can stay.
 
 Legend for shapes: B batch, T tokens, D width.
 """
