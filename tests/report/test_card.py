@@ -106,7 +106,7 @@ def test_no_name_or_note_writes_markdown_of_its_own(tuning: Record) -> None:
         assert "\x1b" not in card
         outside = re.sub(r"(?<!\\)`[^`]*`", "", re.sub(r"```.*?```", "", card, flags=re.DOTALL))
         assert not re.search(r"(?<!\\)(<img|<b>|!\[)", outside), outside
-        assert r"\<img src=evil.example>" in card  # what looks like another machine's share is cut
+        assert re.search(r"\\<img src=(//)?evil\.example", card)
 
 
 def test_records_of_other_weights_or_without_a_tuning_are_refused(tuning: Record, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from robvit.errors import InputError
 from robvit.measuring.comparison import Comparison
 from robvit.record import Trial
 from robvit.studies import STUDIES, reproduce
-from robvit.studies.aas.common import PUBLISHED, ScalingEffort, tally
+from robvit.studies.aas.common import PUBLISHED, ScalingEffort, published_for, tally
 from robvit.studies.aas.figures import short_name
 from robvit.studies.aas.judged_training import JudgedTraining
 from robvit.studies.aas.sharpened import Sharpened
@@ -238,6 +238,23 @@ def test_recipes_belong_to_rows_of_the_paper() -> None:
             assert load_recipe(name).expects.startswith(f"{clean:.2f} % clean, {autoattack:.2f} %"), name
     for name in ("vit-cifar", "aas-vit-cifar"):  # 40 epochs, where the paper's rows took 110
         assert load_recipe(name).expects.startswith("nothing is published"), name
+
+
+def test_recipes_with_synthetic_images_take_those_that_are_named_or_do_without() -> None:
+    context, name = StudyContext(), "aas-paper-pgd-at"
+    without = AasTrainingEffort().job(context, name, 2, 0)
+    assert (without.recipe.extra_share, without.extra) == (0, None)
+    with_some = AasTrainingEffort(extra="folder:synthetic")
+    made = with_some.job(context, name, 2, 0)
+    assert (made.recipe.extra_share, made.extra) == (0.5, "folder:synthetic")
+    assert with_some.job(context, "pgd-at", 2, 0).extra is None  # which has no share for them
+
+
+def test_figures_of_other_data_do_not_stand_beside_ours() -> None:
+    assert published_for("table1", StudyContext()).rows
+    assert published_for("table1", StudyContext(data="cifar10")).rows
+    assert published_for("table3", StudyContext(data="cifar100")).rows != PUBLISHED["table3"].rows
+    assert published_for("table1", StudyContext(data="folder:photographs")).row("1")[0] is None
 
 
 def test_a_recipe_that_keeps_its_length_keeps_its_start_warm_up_and_validation() -> None:

@@ -71,13 +71,20 @@ class ScalingEffort(Effort):
 
 
 EFFORT = ScalingEffort()
+CIFAR10 = ("", "sample", "cifar10")  # names of data that the paper's tables are of
 
 
 def published_for(name: str, context: StudyContext) -> PublishedTable:
-    """The paper's table for the data at hand: CIFAR-100 and ImageNet-100 have columns of their own."""
-    spec = context.data if isinstance(context.data, str) else ""
-    kind = spec.partition(":")[0]
-    return PUBLISHED.tables.get(f"{name} {kind}") or PUBLISHED[name]
+    """The paper's table for the data at hand: its figures of other data stand beside nothing."""
+    kind, table = _kind_of_data(context), PUBLISHED[name]
+    own = PUBLISHED.tables.get(f"{name} {kind}")
+    return own or (table if kind in CIFAR10 else replace(table, rows={}))
+
+
+def _kind_of_data(context: StudyContext) -> str:
+    """The name of the data that a study was given, or of its own."""
+    spec = context.data if isinstance(context.data, str) else getattr(context.data, "spec", "")
+    return spec.partition(":")[0]
 
 
 @dataclass
@@ -170,7 +177,7 @@ class ScalingBench:
             f"Judged on the unscaled model, {len(self.images)} images, {self.threat}; scales fitted on "
             f"{len(self.learn)} others ({self.effort.fit}). {RANDOM.capitalize()}, and one factor that GAMA "
             "chose on those, go on with what plain leaves; the control is plain with as many passes as "
-            f"plain and AAS together. {self._draws_note()} The paper: ViT-B/16, CIFAR-10."
+            f"plain and AAS together. {self._draws_note()} The paper: ViT-B/16."
         )
 
     def _draws_note(self) -> str:

@@ -30,7 +30,8 @@ class AasTrainingEffort(TrainingEffort):
 
     0 leaves a recipe's own number, and for the judgement's `steps`, `targets` and `queries` the paper's;
     `aa_steps` are those of the attacks in AutoAttack. `rate` is the peak learning rate, `batch` the images of
-    a step. Training and judgement are within `eps`.
+    a step. Training and judgement are within `eps`. `extra` names the synthetic images of recipes that take a
+    share of them; without it they train on real ones alone.
     """
 
     learn: int = 1000
@@ -44,6 +45,7 @@ class AasTrainingEffort(TrainingEffort):
     aa_steps: int = 0
     targets: int = 0
     queries: int = 100
+    extra: str = ""
     seeds: Sequence[int] = (0,)
 
     def job(self, context: StudyContext, recipe: str, every: int, seed: int) -> Job:
@@ -51,22 +53,25 @@ class AasTrainingEffort(TrainingEffort):
         changes = self.changes(recipe, every, seed)
         if context.img_size is not None:
             changes["img_size"] = context.img_size
+        made = load_recipe(recipe, **changes)
         return job_of(
-            load_recipe(recipe, **changes),
+            made,
             context.model_name(MODEL),
             context.data_name("sample"),
             limit=self.learn or None,
             resize=context.resize,
+            extra=self.extra if made.extra_share else None,
         )
 
     def place(self, context: StudyContext, name: str, job: Job) -> Path:
         """The folder of a training; all that decides it is in its name, so that studies can share it."""
-        key = key_of([job.recipe.digest(), job.model_name, job.data_name, job.limit, job.resize])
+        key = key_of([job.recipe.digest(), job.model_name, job.data_name, job.limit, job.resize, job.extra])
         return self.folder(context) / f"{name}-{key[:12]}"
 
     def changes(self, recipe: str, every: int, seed: int) -> dict[str, Any]:
         """What is changed in a recipe; a recipe that keeps its length keeps its warm-up and its start too."""
         changes: dict[str, Any] = {"seed": seed, "track": [], "inner.eps": self.eps, "validate_every": LAST}
+        changes |= {} if self.extra else {"extra_share": 0}
         if self.epochs:  # a short training starts from trained weights
             changes |= {"epochs": self.epochs, "warmup": min(1, self.epochs // 4), "pretrained": True}
         if self.learn:  # few images cannot spare as many as a recipe holds out
