@@ -75,7 +75,7 @@ def test_a_wrapper_may_list_a_projection_twice() -> None:
     torch.manual_seed(0)
     model = load("tiny-deit", pretrained=False, num_classes=4, img_size=16).eval()
     x = (torch.rand(2, 3, 16, 16) * 255).round() / 255
-    twice = nn.ModuleList([model, nn.ModuleList([model.net.patch_embed])])
+    twice = nn.ModuleList([model, nn.ModuleList([model.get_submodule("net.patch_embed")])])
     twice.forward = model.forward  # type: ignore[method-assign]
     for net in (twice, eot(model, 2)):
         run("pgd", net, x, model(x).argmax(1), Threat("linf", 1 / 255), steps=2)
