@@ -177,7 +177,7 @@ def test_the_help_states_the_defaults_of_every_method() -> None:
         f"{tokens.attack.threat.budget.amount}, lora, full: {Budget('linf', tuning.eps).amount}."
         in told["eps"]
     )
-    assert f"full: of the inner attack, {tuning.inner_steps}." in told["inner_steps"]
+    assert f"full: of the inner attack, {tuning.attack_steps}, more beyond 2/255." in told["inner_steps"]
     assert [float(rate) for rate in re.findall(r"1e-\d", told["lr"])] == [tokens.lr, LEARNING_RATES["full"]]
     assert LEARNING_RATES["lora"] == tokens.lr
 
