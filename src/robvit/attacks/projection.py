@@ -1,7 +1,7 @@
 """The pixels' gradient through a patch projection by one matrix product, while a network is attacked.
 
 The first layer of most ViTs is a convolution whose windows do not overlap, so its gradient for the pixels is
-a product of matrices; on a processor torch's convolution takes five to ten times as long for it. What the
+a product of matrices; on a processor torch's convolution takes several times as long for it. What the
 layer returns stays the convolution's, bit for bit, and so do the gradients of weights that are trained.
 """
 
